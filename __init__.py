@@ -2,7 +2,7 @@
 
 `keylane` exports the clients, their settings, and the values and errors that most programs name.
 `keylane.admin` has what an operator's calls return, `keylane.errors` every error, and
-`keylane.sync` the clients of programs without an event loop.  The names are listed once, in
+`keylane.sync` the clients of programs without an event loop. The names are listed once, in
 `__init__.pyi`, and are loaded when they are first used: `import keylane` imports no network
 library.
 """
@@ -40,7 +40,7 @@ def _refuse_further(name: str) -> None:
     """
     Raises ImportError: a public module of keylane has `name`; its text says which.
 
-    An AttributeError would lose its text in `from keylane import name`.  Modules are in lower case,
+    An AttributeError would lose its text in `from keylane import name`. Modules are in lower case,
     and are not searched for: to import one stays cheap.
     """
     if not name[:1].isupper():

@@ -212,7 +212,7 @@ class Admin(Resident):
         return self
 
     async def close(self) -> None:
-        """Close every connection.  Raises UsageError: the admin was opened in another event
+        """Close every connection. Raises UsageError: the admin was opened in another event
         loop.
         """
         await clean_up(self._connections.close)

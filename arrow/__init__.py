@@ -1,4 +1,4 @@
-"""Turns batches of brokers into Arrow columns, and reads ranges of subjects.  Needs pyarrow, numpy.
+"""Turns batches of brokers into Arrow columns, and reads ranges of subjects. Needs pyarrow, numpy.
 
 keylane.arrow.read(meta, subject)    returns the messages of a subject as a
                                      pyarrow.RecordBatchReader; see `reading.py`

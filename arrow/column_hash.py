@@ -1,7 +1,7 @@
-"""Computes xxh3_64 of a column of byte strings, all rows at once.  Pure.
+"""Computes xxh3_64 of a column of byte strings, all rows at once. Pure.
 
 The hash of a key decides its partition, so these hashes must equal those of
-`xxhash.xxh3_64_intdigest`.  XXH3 has a formula for each class of lengths, so the rows of one class
+`xxhash.xxh3_64_intdigest`. XXH3 has a formula for each class of lengths, so the rows of one class
 are hashed together; keys above `LONG` bytes are hashed one by one.
 
 Source: the XXH3 specification (xxHash 0.8, `doc/xxhash_spec.md`), seed 0, for up to 64 bytes.

@@ -1,5 +1,5 @@
 """Turns the columns of batches into Arrow columns: it slices and joins buffers, and runs no Python
-code per message.  Pure.
+code per message. Pure.
 
     record   times i64×n │ lengths u32×3n │ keys │ values │ properties       one batch of the broker
                  │             │              │       │

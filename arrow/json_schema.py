@@ -1,8 +1,8 @@
-"""Parses the schema of JSON values, given as DDL text of Spark or as an Arrow schema.  Pure.
+"""Parses the schema of JSON values, given as DDL text of Spark or as an Arrow schema. Pure.
 
     carrier STRING, delay INT, legs ARRAY<STRUCT<origin: STRING, minutes: DOUBLE>>
 
-Source: the types of Spark SQL's DDL that have a form in JSON.  Maps and dates are read as STRING,
+Source: the types of Spark SQL's DDL that have a form in JSON. Maps and dates are read as STRING,
 because pyarrow's JSON reader knows neither.
 """
 

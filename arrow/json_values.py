@@ -1,4 +1,4 @@
-"""Decodes JSON values into columns, a batch at a time, with pyarrow's JSON reader.  Pure.
+"""Decodes JSON values into columns, a batch at a time, with pyarrow's JSON reader. Pure.
 
     values   {"carrier":"AA","delay":3}  {"carrier":"BA"}  {"carrier":      the third is truncated
                     │ joined by newlines and parsed together;

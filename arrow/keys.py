@@ -1,4 +1,4 @@
-"""Chooses the rows of a batch that have one of the requested order keys.  Pure."""
+"""Chooses the rows of a batch that have one of the requested order keys. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the error that reports requested rows which retention has removed.  Pure."""
+"""Builds the error that reports requested rows which retention has removed. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens the network of a reader or writer, with the TLS and token of its options.  Network only."""
+"""Opens the network of a reader or writer, with the TLS and token of its options. Network only."""
 
 from __future__ import annotations
 

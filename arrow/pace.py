@@ -1,4 +1,4 @@
-"""Decides when the next read of a reader with `bytes_per_second` may begin, and its size.  Pure.
+"""Decides when the next read of a reader with `bytes_per_second` may begin, and its size. Pure.
 
     bytes received ──▶ debt ── falls by bytes_per_second ──▶ 0: the next read
 

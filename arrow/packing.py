@@ -1,4 +1,4 @@
-"""Divides ranges among tasks: small ranges share one, large ranges are cut only on request.  Pure.
+"""Divides ranges among tasks: small ranges share one, large ranges are cut only on request. Pure.
 
     ranges of a lineage:  ▂ ▂ ▂    ▂ ▂    █████████        ▂ ▂
                           └─┬─┘    └┬┘    └───┬───┘         │

@@ -1,5 +1,5 @@
 """Plans which offsets of which physical partitions are read; the plan is fixed once, from the route
-and the brokers' answers.  Pure.
+and the brokers' answers. Pure.
 
     routes ──select──▶ partitions that have data, may hold the keys, and are requested
                            │ question_of: one call to each broker asks for their times and groups

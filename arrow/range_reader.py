@@ -1,5 +1,5 @@
 """Reads planned ranges from their brokers, one after another; the next answers are received while
-rows are built.  Network only.
+rows are built. Network only.
 
     event loop of the process:   Read ──▶ answer ──▶ Read ──▶ answer ──▶ …
                                             │ at most FRAMES_AHEAD

@@ -1,5 +1,5 @@
 """`keylane.arrow.read` returns the messages of a subject as Arrow batches, for DuckDB, Polars, Ray
-and pandas.  Network only.
+and pandas. Network only.
 
     reader = keylane.arrow.read("127.0.0.1:7000", "orders", columns=("key", "value", "timestamp"))
     duckdb.sql("SELECT key, count(*) FROM reader GROUP BY key")
@@ -41,9 +41,9 @@ Place = str | datetime | timedelta | Mapping[int, int]
 """
 A place at which reading begins or ends.
 
-It is "earliest", "latest", or "group:NAME" for the durable cursor of a group.  An instant in the
+It is "earliest", "latest", or "group:NAME" for the durable cursor of a group. An instant in the
 past means the first message that was stored then or later; it is a datetime, an age such as "-1h",
-or a time such as "2024-05-31T12:00:00Z".  A mapping has offsets by partition id; partitions that it
+or a time such as "2024-05-31T12:00:00Z". A mapping has offsets by partition id; partitions that it
 does not name are read whole.
 """
 _GROUP = "group:"
@@ -68,8 +68,8 @@ def read(
     """
     Read the present content of a subject.
 
-    This call fixes where reading ends; the rows are received while the reader is used.  They are
-    sorted by partition and offset.  Reading takes no lock and moves no group's cursor.  Two frames
+    This call fixes where reading ends; the rows are received while the reader is used. They are
+    sorted by partition and offset. Reading takes no lock and moves no group's cursor. Two frames
     are received ahead, until the reader is dropped.
 
     Args:

@@ -1,4 +1,4 @@
-"""Turns the batches of a range into Arrow batches of about `batch_rows` rows, by column.  Pure.
+"""Turns the batches of a range into Arrow batches of about `batch_rows` rows, by column. Pure.
 
 Invariants
     Every batch is checked as a whole before any of its rows is used.
@@ -131,7 +131,7 @@ def joined(batches: Iterable[pa.RecordBatch], batch_rows: int) -> Iterator[pa.Re
     """
     Join small batches until they have `batch_rows` rows, and yield the rows in their order.
 
-    A batch costs Spark's JVM as much as some thousand rows.  If the source raises an error, all
+    A batch costs Spark's JVM as much as some thousand rows. If the source raises an error, all
     rows before it are yielded first.
     """
     waiting: list[pa.RecordBatch] = []

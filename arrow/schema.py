@@ -1,4 +1,4 @@
-"""The columns that a reader of ranges yields, with their Arrow types.  Pure.
+"""The columns that a reader of ranges yields, with their Arrow types. Pure.
 
     subject            string               by default only if several subjects are read
     partition          int                  id of the physical partition

@@ -4,7 +4,7 @@ Pure.
     tlsCa, tlsCert, tlsKey, tokenFile  ▶  KEYLANE_TLS_CA, …, KEYLANE_TOKEN_FILE, KEYLANE_TOKEN
                                        ▶  neither TLS nor a token
 
-The options are sent to other machines.  Only paths of files are sent, which must exist there under
+The options are sent to other machines. Only paths of files are sent, which must exist there under
 the same names; a token itself is never sent.
 """
 

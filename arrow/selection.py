@@ -1,4 +1,4 @@
-"""The checked options of a reader of ranges.  Pure."""
+"""The checked options of a reader of ranges. Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ReadBound:
     by_partition: Mapping[int, Point] = field(default_factory=dict)
     """Points by partition id."""
     manifest: str = ""
-    """The folder of the backfill whose ends a stream continues; else empty.  Partitions that it
+    """The folder of the backfill whose ends a stream continues; else empty. Partitions that it
     does not name were opened later, or removed before.
     """
 
@@ -92,7 +92,7 @@ class ReadOptions:
     None: no range is cut.
     """
     task_bytes: int | None = None
-    """Approximate number of bytes that a task reads; larger ranges are cut.  None: no range is
+    """Approximate number of bytes that a task reads; larger ranges are cut. None: no range is
     cut.
     """
     retry_s: float = 60

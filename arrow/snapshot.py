@@ -1,4 +1,4 @@
-"""Asks a metaserver and the brokers once what there is to read.  Network only.
+"""Asks a metaserver and the brokers once what there is to read. Network only.
 
     metaserver: routes ──▶ brokers: bounds, one call each, at the same time ──▶ plan_ranges
 

@@ -1,5 +1,5 @@
 """Reads the ranges of a task: it chooses rows by key, and skips rows that retention has removed if
-the options allow it.  Network only.
+the options allow it. Network only.
 
 Invariants
     Lost rows are reported: as a DataLossError, or, if the options allow a loss, as a warning in the

@@ -3,7 +3,7 @@ Python can do at best.
 
 A sender puts messages into columns of four partitions, encodes full batches and sends them in
 frames over TCP; a server checks each checksum, writes what has gathered with one call, flushes it
-with one fdatasync, and acks.  No futures, no retries, no sequence, no index, no route, no limits.
+with one fdatasync, and acks. No futures, no retries, no sequence, no index, no route, no limits.
 
 Run as `python benchmarks/bare.py serve FILE` and `python benchmarks/bare.py send ADDRESS COUNT
 VALUE_BYTES`.

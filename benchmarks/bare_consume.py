@@ -2,11 +2,11 @@
 for sending.
 
 The server of `bare.py` streams what is durable to a consumer, which checks each checksum, cuts keys
-and values out of the columns, awaits an `async` handler for each message, and acks each frame.  No
+and values out of the columns, awaits an `async` handler for each message, and acks each frame. No
 lanes, no leases, no retries, no cursors.
 
 What its handler does is here too, for it and for `consumer_roles.py`: it reads key and value, and
-counts.  The bytes that were read are in the figures, so that a message that was counted and never
+counts. The bytes that were read are in the figures, so that a message that was counted and never
 made shows.
 
 Run as `python benchmarks/bare_consume.py serve FILE` and `python benchmarks/bare_consume.py consume

@@ -1,4 +1,4 @@
-"""The measured producers of `make bench-clients`.  Each prints one JSON line.
+"""The measured producers of `make bench-clients`. Each prints one JSON line.
 
 Run as `python benchmarks/client_roles.py ROLE META SUBJECT COUNT`.
 """

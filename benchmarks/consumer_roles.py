@@ -1,4 +1,4 @@
-"""The measured consumers of `make bench-clients`.  Each prints a JSON line when it is ready, and
+"""The measured consumers of `make bench-clients`. Each prints a JSON line when it is ready, and
 one at the end.
 
 Run as `python benchmarks/consumer_roles.py ROLE META SUBJECT COUNT`; COUNT is what the subject has,

@@ -1,4 +1,4 @@
-"""The measured processes: send, consume, send messages one at a time, drain an outbox.  Each prints
+"""The measured processes: send, consume, send messages one at a time, drain an outbox. Each prints
 one JSON line.
 
 Run as `python benchmarks/roles.py ROLE META SUBJECT COUNT`.

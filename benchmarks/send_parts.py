@@ -1,7 +1,7 @@
 """What each part of `Producer.send` costs: the bare path's `send`, with one part more in each row.
 
 Prints JSON: nanoseconds of processor time for a message, the least of `--rounds` rounds of 200,000.
-Nothing is sent: full batches are dropped, in each row alike.  The methods are written out, because
+Nothing is sent: full batches are dropped, in each row alike. The methods are written out, because
 a call between them would be measured too.
 """
 

@@ -52,7 +52,7 @@ def written_seconds(path: Path, plans: list[list[memoryview]]) -> tuple[float, f
     Seconds, and seconds of processor time, to write plans to a new file, each with a sync; the file
     is removed.
 
-    The memory of its pages is free afterwards.  A file that is written next gets it, which is
+    The memory of its pages is free afterwards. A file that is written next gets it, which is
     several times as fast as memory that the kernel has not used yet: the first try pays for what
     the broker took before.
     """

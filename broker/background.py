@@ -1,4 +1,4 @@
-"""Limits how much of a broker the reads of jobs may take while live clients use it.  Pure.
+"""Limits how much of a broker the reads of jobs may take while live clients use it. Pure.
 
     no live request for LIVE_MS    jobs read as fast as the broker answers
     live requests                  answers are small, all jobs together read

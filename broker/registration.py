@@ -1,4 +1,4 @@
-"""Reports a broker to the metaserver, at regular intervals.  Network, through `MetaClient`.
+"""Reports a broker to the metaserver, at regular intervals. Network, through `MetaClient`.
 
 news, or a quarter of the ttl since the last report ─▶ reported at the next interval
 no news ─▶ that report is left out

@@ -1,4 +1,4 @@
-"""The values that operators have stored for parked messages: a register for each message.  Pure."""
+"""The values that operators have stored for parked messages: a register for each message. Pure."""
 
 from __future__ import annotations
 

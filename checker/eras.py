@@ -1,4 +1,4 @@
-"""Eras, each of which is a group's progress on a partition from one reset to the next.  Pure."""
+"""Eras, each of which is a group's progress on a partition from one reset to the next. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events of a run in the order of true time; the index of an event is its instant.  Pure.
+"""The events of a run in the order of true time; the index of an event is its instant. Pure.
 
 Values are unique: a value, or a digest in its place, identifies a message in every event.
 """
@@ -65,7 +65,7 @@ class Abandoned(NamedTuple):
     An operator opened the children of a partition whose end is unknown, after a warning that this
     reorders messages.
 
-    This happens only on a subject that allows it.  An outbox stores messages there in their order,
+    This happens only on a subject that allows it. An outbox stores messages there in their order,
     and groups may read them in another order.
     """
 
@@ -230,7 +230,7 @@ class Replaced(NamedTuple):
     A session has ended because a process with its instance name was started.
 
     Its process may live on, and start handlers until it learns that: by giving the name again, the
-    operator declares it dead.  Its later calls to brokers are judged like any others.
+    operator declares it dead. Its later calls to brokers are judged like any others.
     """
 
     session: str
@@ -246,7 +246,7 @@ class Looked(NamedTuple):
     acked_above: int
     """Number of messages acked above the cursor."""
     run: int = 0
-    """Number of the broker's run.  A cursor that is shown may not be durable: a crash may set it
+    """Number of the broker's run. A cursor that is shown may not be durable: a crash may set it
     back, because its acks were not answered.
     """
 

@@ -1,4 +1,4 @@
-"""The anomalies that a run can show, and how often each was found.  Pure."""
+"""The anomalies that a run can show, and how often each was found. Pure."""
 
 from __future__ import annotations
 

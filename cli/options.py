@@ -100,7 +100,7 @@ DeliverAtOption = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Deliver the message then: 2030-01-31T08:00:00Z, or milliseconds since 1970.  Only "
+        help="Deliver the message then: 2030-01-31T08:00:00Z, or milliseconds since 1970. Only "
         "without a key.",
     ),
 ]

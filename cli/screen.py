@@ -94,7 +94,7 @@ def show_table(table: Table) -> None:
     """
     Print a table below its title, which is never folded.
 
-    If the output is no terminal, lines are not folded.  On a terminal that is too narrow for the
+    If the output is no terminal, lines are not folded. On a terminal that is too narrow for the
     longest word of each column, each row is shown as a list.
     """
     from rich.measure import Measurement

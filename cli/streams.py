@@ -37,7 +37,7 @@ def escape_what_encodings_lack() -> None:
     Let standard output and errors print characters that their encoding lacks, for example with
     `PYTHONIOENCODING=ascii`, as `\u00e9`.
 
-    Messages may contain any text.  The escapes are those of JSON, so a line of JSON stays valid.
+    Messages may contain any text. The escapes are those of JSON, so a line of JSON stays valid.
     """
     codecs.register_error(ESCAPED, _escape)
     for stream in (sys.stdout, sys.stderr):

@@ -389,7 +389,7 @@ class Assignments:
         try:
             await self._hand_over(client)
         except BaseException as error:
-            # This is a bug, or the end of the event loop.  Remaining tasks would send acks for a
+            # This is a bug, or the end of the event loop. Remaining tasks would send acks for a
             # consumer that is closed.
             client.abandon()
             if isinstance(error, Exception):
@@ -413,7 +413,7 @@ class Assignments:
         if self._announcing is not None:
             await asyncio.wait([self._announcing])
         if client.fenced:
-            # Usually a newer owner has the partition.  If not, it is granted above the fence; the
+            # Usually a newer owner has the partition. If not, it is granted above the fence; the
             # pause keeps that rare.
             await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
         if (

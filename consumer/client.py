@@ -108,13 +108,13 @@ class Consumer(Resident, Generic[V]):
 
         await Consumer("127.0.0.1:7000", subject="flights", group="audit", handler=handle).run()
 
-    Each partition belongs to one consumer of the group, unless the group is shared.  `run` returns
+    Each partition belongs to one consumer of the group, unless the group is shared. `run` returns
     at SIGTERM or SIGINT, once everything is handed over. To do other work meanwhile, use `async
     with Consumer(...)`, with `run`, `wait` or neither inside; leaving the block hands everything
     over too.
 
-    With a handler, a message is acked when its handler returns.  If the handler raises, the message
-    is tried again in place, and later messages of its key wait.  A handler that does not want to
+    With a handler, a message is acked when its handler returns. If the handler raises, the message
+    is tried again in place, and later messages of its key wait. A handler that does not want to
     ack raises `keylane.Retry`, with the seconds until the next try, or returns `keylane.NACK`; this
     is not an error, and logs no traceback.
 
@@ -124,9 +124,9 @@ class Consumer(Resident, Generic[V]):
     Without a handler: `async for message in consumer: ...; await message.ack()`, in one task;
     another task may take over once every message taken is acked, and gets a UsageError before that.
     A message is delivered only once all earlier ones of its key are acked; `await
-    message.nack(after_s=5)` gives a message back, and it is delivered again.  `getmany` gives
-    several messages of a key together, and `batches` Arrow data.  While the loop body runs,
-    partitions with unacked messages stay assigned as long as heartbeats renew the lease.  When the
+    message.nack(after_s=5)` gives a message back, and it is delivered again. `getmany` gives
+    several messages of a key together, and `batches` Arrow data. While the loop body runs,
+    partitions with unacked messages stay assigned as long as heartbeats renew the lease. When the
     partition goes to another consumer, messages that were passed over without an ack are
     redelivered to that owner, `handover_ms` later at the earliest; closing the consumer redelivers
     them too.
@@ -138,17 +138,17 @@ class Consumer(Resident, Generic[V]):
     late write.
 
     A consumer works in the event loop and the process in which it was opened, and refuses calls
-    from elsewhere.  A consumer made before a fork may be opened in each process; a closed consumer
+    from elsewhere. A consumer made before a fork may be opened in each process; a closed consumer
     may be opened again, and joins again.
 
     Args:
         meta: `host:port` of a metaserver; for several metaservers, an iterable of texts or one text
             with commas.
-        subject: an existing subject.  Without a subject and a group, the consumer has those of
+        subject: an existing subject. Without a subject and a group, the consumer has those of
             `on`.
         group: the consumer group; its first consumer creates it.
         handler: an `async def`, called for many keys at once; or a `def`, called on the event loop,
-            so it must be quick.  An awaitable that it returns is awaited before the message is
+            so it must be quick. An awaitable that it returns is awaited before the message is
             acked; other values are ignored.
         batch_handler: used instead of `handler`: it gets a list of up to `max_records` messages of
             one partition. A batch that fails is tried again once as a whole, then in halves, by
@@ -170,7 +170,7 @@ class Consumer(Resident, Generic[V]):
             the message alone is set aside, tried again after 5 s and then at growing intervals, and
             finally becomes a dead letter.
         tries_max: durable tries of a message before `on_failure` applies; 10 by default, 32 for
-            "retry".  Values that `keylane group set` stored override both.
+            "retry". Values that `keylane group set` stored override both.
         settings: everything else that can be set, such as `concurrency`, `tags`, `filter`,
             `threads` and `ttl_ms`; the arguments above take precedence.
         wait_s: seconds that the opening waits for a metaserver that is still starting; 0: it asks
@@ -408,12 +408,12 @@ class Consumer(Resident, Generic[V]):
         group.
 
         From this call on no handler starts and no iteration gets a message; messages that were
-        pulled and not handled go to other consumers.  In a handler this returns at once: the
+        pulled and not handled go to other consumers. In a handler this returns at once: the
         running handlers, including the caller, have `handover_ms` to end, and their messages are
         acked when they return.
 
         Without a handler, messages that were taken but not acked are given up at once, and
-        redelivered.  In a child of the process that opened the consumer, this does nothing: the
+        redelivered. In a child of the process that opened the consumer, this does nothing: the
         parent still consumes.
 
         Raises:
@@ -484,7 +484,7 @@ class Consumer(Resident, Generic[V]):
             await membership.stop()
             assignments.let_go()
         except asyncio.CancelledError:
-            # The end of the event loop cancels everything that is left, and waits for it.  The
+            # The end of the event loop cancels everything that is left, and waits for it. The
             # consumer must leave, or the group waits for the ttl.
             await dispatch.close()
             await membership.stop()
@@ -576,11 +576,11 @@ class Consumer(Resident, Generic[V]):
         """
         Consume until SIGTERM, SIGINT or `close`, hand everything over as `close` does, and return.
 
-        The consumer is opened if it is not open.  Signal handlers that were installed earlier are
-        called too, and are restored afterwards.  A second signal goes to them alone: by default it
-        ends the process at once.  Only the main thread gets signals: in another thread, `close` or
-        a cancellation ends this.  An iteration in another task ends: its body has `handover_ms` to
-        ack its messages.  If `close` is called before the first step of a task that runs this, the
+        The consumer is opened if it is not open. Signal handlers that were installed earlier are
+        called too, and are restored afterwards. A second signal goes to them alone: by default it
+        ends the process at once. Only the main thread gets signals: in another thread, `close` or
+        a cancellation ends this. An iteration in another task ends: its body has `handover_ms` to
+        ack its messages. If `close` is called before the first step of a task that runs this, the
         task returns at once; a call after that `close` opens the consumer again.
 
         Raises:
@@ -672,7 +672,7 @@ class Consumer(Resident, Generic[V]):
         group.
 
         Partitions whose messages are still in an iteration's body are handed over at its next step,
-        which may happen after this has returned.  In a handler this returns at once: the hand-over
+        which may happen after this has returned. In a handler this returns at once: the hand-over
         waits for that handler too.
 
         Raises:

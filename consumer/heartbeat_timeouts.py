@@ -5,14 +5,14 @@ the lease ends. Pure.
           ├─ long poll ─┼─ long poll, no answer ─┼─ share ─┼─ share ─┼─ share ─┤
           sent          answered, sent                     left       left
 
-A long poll is answered after `wait_ms` at the latest.  The rest of the lease is then divided
+A long poll is answered after `wait_ms` at the latest. The rest of the lease is then divided
 equally among the addresses that have not failed since the last answer; a heartbeat in a hurry is
 answered at once.
 
 Invariants
     All but one of `addresses` metaservers may hang at once, and the last one is asked while the
-    lease holds.  The lease is kept if a metaserver that does not hang answers within `(ttl - margin
-    - 2 * wait_ms) / (addresses + 1)`.  For a ttl up to 40 s that is 0.4 ttl / (addresses + 1), so
+    lease holds. The lease is kept if a metaserver that does not hang answers within `(ttl - margin
+    - 2 * wait_ms) / (addresses + 1)`. For a ttl up to 40 s that is 0.4 ttl / (addresses + 1), so
     200 ms for three addresses and a ttl of 2 s; `GRACE_MS_MAX` if less. Breaking a heartbeat off
     gives a hanging metaserver no more time: the end of the lease is what counts.
 """

@@ -4,7 +4,7 @@ Invariants
     The deadline is the boot clock when the heartbeat is sent, + ttl - margin, so the lease ends
     here before it ends at the metaserver; a late answer leaves less of it, never more. One
     heartbeat is under way at a time, so no answer overtakes another. A version below the last one
-    means that the database lost its last commits.  It counts once it is received a second time,
+    means that the database lost its last commits. It counts once it is received a second time,
     after a pause; tokens and fences keep partitions safe meanwhile.
 """
 

@@ -4,7 +4,7 @@
     wanted elsewhere, or closing ─▶ on_revoked, awaited before the hand-over
     fenced, or past its lease ────▶ on_lost
 
-A call-back that fails is logged: the hand-over continues.  One that takes longer than the limit is
+A call-back that fails is logged: the hand-over continues. One that takes longer than the limit is
 cancelled.
 """
 

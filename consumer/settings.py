@@ -1,4 +1,4 @@
-"""The settings of a consumer, with the reasons for the defaults.  Pure."""
+"""The settings of a consumer, with the reasons for the defaults. Pure."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ class ConsumerSettings:
         pull_wait_ms: 0 to 30_000, default 30_000; milliseconds for which a broker that has nothing
             new may wait before it answers a pull.
         buffer_messages: 1 to 1_000_000, default 20_000; the most messages of one partition that are
-            pulled and not yet handled.  Pulling also pauses while the handled messages leave more
+            pulled and not yet handled. Pulling also pauses while the handled messages leave more
             gaps than a cursor keeps.
         in_flight_messages: 1 to 100_000, default 200; shared groups: the most messages of one
             partition that are handed out to this consumer and not yet handled; other consumers do
-            not get them.  Messages waiting for their next try do not count, up to `buffer_messages`
-            of them.  While handlers take long, fewer are pulled: as many as there are free workers,
+            not get them. Messages waiting for their next try do not count, up to `buffer_messages`
+            of them. While handlers take long, fewer are pulled: as many as there are free workers,
             plus as many as are handled in a second.
         in_flight_ms: 100 to 3_600_000, default 60_000; shared groups: milliseconds after which a
             message that waits here for a worker, or for its next try, is handed out again, to any
@@ -113,7 +113,7 @@ class ConsumerSettings:
             handled, and brokers leave out batches without any of them.
         filter: default None; only messages with these properties, for example {"country": "DE"}, or
             those for which a plain function of a message returns True, are handled. If the function
-            raises, this is a failed try of the message.  All members of a group need the same tags
+            raises, this is a failed try of the message. All members of a group need the same tags
             and filter.
         on_assigned: default None; called with the ids of partitions that were granted, before
             anything is pulled from them.
@@ -122,18 +122,18 @@ class ConsumerSettings:
         on_lost: default None; called with the ids of partitions whose leases are lost, so that none
             of their messages can be acked. The three may be `async def`, and have `handover_ms` to
             end.
-        instance: default ""; a name of this consumer within its group that outlives its process.  A
+        instance: default ""; a name of this consumer within its group that outlives its process. A
             process that is started under the same name takes over from its predecessor at once,
             with the same partitions and new tokens; a predecessor that still lives ends with
-            FencedError.  Only exclusive groups have instances.
+            FencedError. Only exclusive groups have instances.
         ack: the moment at which a handled message is acked, also as text. "lingering", the default:
             some milliseconds later, with others; messages that are not acked when a process is
-            killed are handled again.  "each": the ack is durable at the broker before the next
+            killed are handled again. "each": the ack is durable at the broker before the next
             message of the key starts, so that at most one message of each key is handled again, and
-            `await message.ack()` returns when it is durable.  A handler then holds its worker until
+            `await message.ack()` returns when it is durable. A handler then holds its worker until
             the ack is durable: a larger `concurrency` compensates for it. While older messages
             leave more gaps than a broker keeps, the broker takes no further ack: the key waits, and
-            so does `ack()`, until these messages are handled or the lease ends.  "before": the ack
+            so does `ack()`, until these messages are handled or the lease ends. "before": the ack
             is durable before the handler starts, and no message is handled twice: a message whose
             handler fails, or is interrupted by a crash or a hand-over, is lost.
         ack_linger_ms: 0 to 10_000, default 20; milliseconds for which acks are collected before one
@@ -142,11 +142,11 @@ class ConsumerSettings:
             or a batch handler, that has not returned is cancelled, up to a tenth later; this is a
             failed try, with HandlerTimeoutError. 0 or None: no limit. With `threads` it is counted
             as a failed try and logged, but the message stays with the thread until the thread
-            returns, because a thread cannot be cancelled.  A `def` without `threads` blocks the
-            event loop, and no limit ends it.  With ack="before" the message is lost, as with other
+            returns, because a thread cannot be cancelled. A `def` without `threads` blocks the
+            event loop, and no limit ends it. With ack="before" the message is lost, as with other
             errors.
         handover_ms: 0 to 600_000, default 5_000; milliseconds that running handlers have to end
-            when their partition is handed over, within the lease; then they are cancelled.  A
+            when their partition is handed over, within the lease; then they are cancelled. A
             handler that ignores the cancellation keeps its partition here until it ends. In an
             iteration, it is the time for acks of messages that were passed over; a running loop
             body is waited for.
@@ -154,26 +154,26 @@ class ConsumerSettings:
             message that has failed `tries_max` times, or has ended its process. It fails if its
             handler raises (a batch handler, when called for it alone), or if the program gives it
             back (`nack`). "block", the default of strict subjects: it is tried until it succeeds,
-            and later messages of its key wait.  "park": its key is set aside at the broker with all
+            and later messages of its key wait. "park": its key is set aside at the broker with all
             its messages, in their order, until an operator has them handled again or skips some;
             everything else continues. "dead": the message is set aside alone, and later ones of its
             key continue. Messages without a key are set aside alone, as are all of a shared group.
             "retry", the default of exclusive groups of best_tried subjects, and, among exclusive
             groups, allowed only for these: the first failure sets the message aside alone, at the
             broker, for the pauses of `retry_backoff`; after `retry_tries_max` tries it is a dead
-            letter.  In a shared group the message waits in place for these pauses, of
+            letter. In a shared group the message waits in place for these pauses, of
             `in_flight_ms` at most. A value that `keylane group set` has stored for the group takes
             precedence.
         on_full: for "park", also as text: the treatment of a key that finds no room, because the
-            group has 10,000 parked keys or 1,000,000 parked messages on the partition.  "block",
+            group has 10,000 parked keys or 1,000,000 parked messages on the partition. "block",
             the default: its message waits until there is room. "dead": the key is set aside anyway,
             with all its later messages, in order, as dead letters, which have as much room of their
             own; messages without a key become dead letters. A value stored for the group takes
             precedence.
         tries_max: 1 to 1_000_000, default 10; tries of a message, counted durably, until
-            `on_failure` applies.  A `Retry` counts as a try, but is never the last one. A value
+            `on_failure` applies. A `Retry` counts as a try, but is never the last one. A value
             stored for the group takes precedence.
-        retry_tries_max: 1 to 1_000_000, default 32; tries of a message under "retry".  The number
+        retry_tries_max: 1 to 1_000_000, default 32; tries of a message under "retry". The number
             of tries stored for the group takes precedence.
         call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for a call to a metaserver or
             broker, beyond the time that the server itself may wait.

@@ -23,7 +23,7 @@ async def main(file: BinaryIO) -> None:
             file.write(message.value + b"\n")
             file.flush()
             os.fsync(file.fileno())
-            # After the ack the message is not delivered again.  If the program is killed before, it
+            # After the ack the message is not delivered again. If the program is killed before, it
             # is redelivered.
             await message.ack()
             written += 1

@@ -34,7 +34,7 @@ async def main() -> None:
     everything = asyncio.Event()
 
     async def handle(message: Message) -> None:
-        # One message of a key at a time; other keys are handled meanwhile.  Acked when this
+        # One message of a key at a time; other keys are handled meanwhile. Acked when this
         # returns.
         await asyncio.sleep(0.01)
         seen[message.key.decode()].append(message.value.decode())

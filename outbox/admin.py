@@ -125,7 +125,7 @@ async def purge_waiting(
     Args:
         meta: `host:port` of a metaserver, which knows whether the subject exists; or several, in
             the forms that `Outbox` takes.
-        subject: the rows' subject.  Rows that are halted behind a failed row are deleted as well,
+        subject: the rows' subject. Rows that are halted behind a failed row are deleted as well,
             failed rows are not.
         force: delete the rows even if the subject exists; no metaserver is asked.
         dry_run: change nothing, only count the rows.

@@ -1,11 +1,11 @@
-"""Decides which waiting rows are recorded in which batches.  Pure.
+"""Decides which waiting rows are recorded in which batches. Pure.
 
 Invariants
     The rows of a key are in one partition at a time: while a partition that is no longer in the
     route has unsettled batches, the rows of its range wait.
     A row is recorded after all rows of its partition that have a lower id and were read with it.
     The rows of a key with a failed row are halted, so that no newer row overtakes the failed one.
-    A row over the limit of its subject is refused, and the newer rows of its key are sent.  While
+    A row over the limit of its subject is refused, and the newer rows of its key are sent. While
     the limit is not confirmed, because the route may be out of date, the row waits, and so do the
     newer rows of its key.
 """

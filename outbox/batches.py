@@ -1,6 +1,6 @@
-"""Rows of the outbox, and the batches in which they are sent.  Pure.
+"""Rows of the outbox, and the batches in which they are sent. Pure.
 
-A batch is recorded in the database before it is sent.  Its bytes follow from its record and its
+A batch is recorded in the database before it is sent. Its bytes follow from its record and its
 rows, so every process that has the lease sends the same bytes, and the broker recognizes a batch
 that it has already stored.
 """

@@ -56,8 +56,8 @@ class Outbox(Resident, Generic[V]):
             await outbox.add(session, "orders", b"...", key=b"customer-7")
 
     Messages of a key are stored in the order of their rows, each once; no newer message of a key
-    overtakes an older one.  Several processes may open an outbox on the same tables: the process
-    that holds the lease sends.  To add messages, the outbox need not be open, and no metaserver
+    overtakes an older one. Several processes may open an outbox on the same tables: the process
+    that holds the lease sends. To add messages, the outbox need not be open, and no metaserver
     need be reachable; any process that opens an outbox on these tables sends the rows.
 
     An outbox works in the event loop and the process that opened it; `add_sync` may be called in
@@ -87,7 +87,7 @@ class Outbox(Resident, Generic[V]):
             prefix: the prefix of the tables' names.
             codec: encodes the values that are added, for example JsonCodec(Order), in the thread
                 that adds them; or codecs by subject: annotate such an outbox as `Outbox[Any]`;
-                subjects without a codec take bytes.  None: all subjects take bytes.
+                subjects without a codec take bytes. None: all subjects take bytes.
             settings: times in milliseconds, sizes in bytes.
             tls: the authority that signed the servers' certificates; None: KEYLANE_TLS_CA of the
                 environment, or no TLS.
@@ -124,7 +124,7 @@ class Outbox(Resident, Generic[V]):
 
     async def __aenter__(self) -> Self:
         """
-        Start sending.  No metaserver needs to be reachable: until one is, rows wait.
+        Start sending. No metaserver needs to be reachable: until one is, rows wait.
 
         Raises:
             SchemaError: the tables cannot be used.
@@ -161,7 +161,7 @@ class Outbox(Resident, Generic[V]):
 
     async def close(self) -> None:
         """
-        Stop sending; rows that were not sent stay in the table.  A forked child does nothing.
+        Stop sending; rows that were not sent stay in the table. A forked child does nothing.
 
         Raises:
             UsageError: the outbox was opened in another event loop.
@@ -201,8 +201,8 @@ class Outbox(Resident, Generic[V]):
         """
         Return how many rows there are, and how old the oldest is.
 
-        The call needs a few look-ups in indexes, however many rows wait.  An outbox that is not
-        open may never be closed, so it opens a new connection for each call.  A program that polls
+        The call needs a few look-ups in indexes, however many rows wait. An outbox that is not
+        open may never be closed, so it opens a new connection for each call. A program that polls
         should open the outbox, or pass an engine of its own, whose pool keeps connections.
 
         Raises:
@@ -256,8 +256,8 @@ class Outbox(Resident, Generic[V]):
         Args:
             subject: the name of the subject; it need not exist yet, the messages wait until it
                 does.
-            value: bytes, or a value for the codec.  Key, value and properties together may have
-                as many bytes as the subject takes (1 MiB).  A larger row is refused when its turn
+            value: bytes, or a value for the codec. Key, value and properties together may have
+                as many bytes as the subject takes (1 MiB). A larger row is refused when its turn
                 to be sent comes, and newer rows of its key are sent: see `status`.
             key: the order key; a message without one goes to any partition, and has no order.
             properties: names with texts or bytes, up to 64 KiB packed.
@@ -326,7 +326,7 @@ class Outbox(Resident, Generic[V]):
         Add a message in a transaction of its own, and wait until a broker has stored it.
 
         This keeps a message that belongs to no transaction in order with the other rows of its
-        key.  If an operator purges rows while the call waits, it cannot know whether its row was
+        key. If an operator purges rows while the call waits, it cannot know whether its row was
         sent or purged.
 
         Raises:
@@ -339,7 +339,7 @@ class Outbox(Resident, Generic[V]):
             InternalError: this outbox has stopped sending because of a bug in keylane; the `fate`
                 says whether the message may have been added.
             ClosedError, UsageError: the outbox is not open, or not in this
-                process or event loop.  If it is closed while the call waits, the `fate` is
+                process or event loop. If it is closed while the call waits, the `fate` is
                 UNKNOWN: the message is in the table.
         """
         self._connections.home.check()

@@ -1,4 +1,4 @@
-"""Transactions of the outbox itself in the user's database.  I/O: SQL."""
+"""Transactions of the outbox itself in the user's database. I/O: SQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides what happens to the batches of a partition after the oldest of them failed.  Pure.
+"""Decides what happens to the batches of a partition after the oldest of them failed. Pure.
 
 | the answer to the oldest batch | it may be stored | it is certainly not stored |
 | --- | --- | --- |

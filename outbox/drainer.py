@@ -82,7 +82,7 @@ class Drainer:
         self._confirming: dict[str, asyncio.Task[None]] = {}
         self._learning: dict[str, asyncio.Task[None]] = {}
         self.fault: BaseException | None = None
-        """The error that ended one of its tasks, because of a bug.  After it nothing more is sent,
+        """The error that ended one of its tasks, because of a bug. After it nothing more is sent,
         and the lease expires.
         """
         self._begin_session()
@@ -118,7 +118,7 @@ class Drainer:
         try:
             await self._rounds()
         except asyncio.CancelledError:
-            # Only the end of the event loop cancels this task.  A lease that was kept would delay
+            # Only the end of the event loop cancels this task. A lease that was kept would delay
             # the next process.
             await self._release()
             raise

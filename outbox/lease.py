@@ -1,9 +1,9 @@
-"""The lease, which makes sure that one process sends.  I/O: SQL.
+"""The lease, which makes sure that one process sends. I/O: SQL.
 
-Each take raises the token, and every write of a holder checks its token first.  A holder that was
+Each take raises the token, and every write of a holder checks its token first. A holder that was
 suspended finds that its token has passed, and stops; PostgreSQL ends the transaction in which it
-was suspended.  Until then it can only send batches that were recorded, which the broker recognizes
-or refuses.  So the duration of the lease, measured by the database's clock, decides only how soon
+was suspended. Until then it can only send batches that were recorded, which the broker recognizes
+or refuses. So the duration of the lease, measured by the database's clock, decides only how soon
 another process takes over.
 """
 

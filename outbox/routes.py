@@ -1,10 +1,10 @@
 """The routes of the subjects whose rows wait.
 
 A route is asked for when it is needed: at the first row of a subject, and after a partition refused
-or did not answer.  A partition that has been sealed refuses, so an outdated route costs one call
+or did not answer. A partition that has been sealed refuses, so an outdated route costs one call
 and never breaks the order.
 
-When a subject is deleted, its partitions store nothing any more.  Rows that were not sent wait
+When a subject is deleted, its partitions store nothing any more. Rows that were not sent wait
 until an operator creates a subject of this name: sending a message does not create a deleted
 subject again.
 """
@@ -96,7 +96,7 @@ class OutboxRoutes:
         Ask for the newest route; concurrent calls for one subject share an answer.
 
         Args:
-            unsettled: the partitions that have unsettled batches.  If the route no longer lists one
+            unsettled: the partitions that have unsettled batches. If the route no longer lists one
                 of them, the subject's history is read too.
         """
         task = self._asking.get(subject)

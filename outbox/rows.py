@@ -1,4 +1,4 @@
-"""Reads and writes the rows of messages and of batches.  I/O: SQL.
+"""Reads and writes the rows of messages and of batches. I/O: SQL.
 
 All functions but `insert_of` and `any_unsettled` must be called in a transaction that has checked
 the token of the lease.
@@ -73,7 +73,7 @@ def waiting(
     before newer rows.
 
     Args:
-        closed: ranges whose rows are skipped; the ranges of one subject follow each other.  If
+        closed: ranges whose rows are skipped; the ranges of one subject follow each other. If
             there are more than a statement has room for, the result has rows of some of these
             ranges too, and rows of open ranges after them.
         bytes_max: limit for keys, values and properties together; the first row is read in any
@@ -83,7 +83,7 @@ def waiting(
     rows = tables.rows.c
     wanted = sa.and_(rows.batch_id == WAITING, skipped.condition(tables))
     if not skipped.all_skipped:
-        # Each page sees the rows that were committed before it was read.  A row above the highest
+        # Each page sees the rows that were committed before it was read. A row above the highest
         # id of now may be newer than a row of an earlier page that was committed in the meantime.
         newest = sa.select(sa.func.max(rows.id)).where(rows.batch_id == WAITING)
         wanted = sa.and_(wanted, rows.id <= (connection.execute(newest).scalar() or 0))
@@ -136,7 +136,7 @@ class ClosedRows:
     """
     Ranges whose rows wait: a statement skips them, as far as it has room for them.
 
-    Subjects whose rows all wait are in one list, which a database looks up once a row.  Subjects of
+    Subjects whose rows all wait are in one list, which a database looks up once a row. Subjects of
     which only some partitions wait are the cases of one CASE: a chain of ANDs would be as deep as
     it is long, and SQLite refuses expressions that are deeper than 1,000.
     """

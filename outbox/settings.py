@@ -1,4 +1,4 @@
-"""Settings of an outbox, with the reasons for the defaults.  Pure."""
+"""Settings of an outbox, with the reasons for the defaults. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class OutboxSettings:
         call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for one call of a broker or a
             metaserver.
         backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing
-            call.  The pauses between requests for a subject that does not exist grow to 60 s.
+            call. The pauses between requests for a subject that does not exist grow to 60 s.
 
     Raises:
         ConfigError: values are out of their range, or cannot work together; the text names all of

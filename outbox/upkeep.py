@@ -1,5 +1,5 @@
 """Statements for operators: they count the rows of an outbox, and redrive or delete rows that were
-not sent.  I/O: SQL.
+not sent. I/O: SQL.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class OutboxGauges(msgspec.Struct, frozen=True, kw_only=True):
     """The number of rows that are not sent, cheap enough to be read every few seconds."""
 
     rows: int
-    """The number of rows.  Above 10,000 it is an upper bound, estimated from the ids, some of which
+    """The number of rows. Above 10,000 it is an upper bound, estimated from the ids, some of which
     belong to sent and rolled back rows.
     """
     counted: bool

@@ -55,7 +55,7 @@ class Producer(Sending[V], Generic[V]):
             receipt = await producer.send("flights", b"...", key=b"UA-N14228")
 
     `send` queues a message and returns at once; await the future that it returns to get the
-    receipt.  `flush` waits until everything that was sent is stored; leaving the block does the
+    receipt. `flush` waits until everything that was sent is stored; leaving the block does the
     same.
 
     While more than `queue_bytes` are queued, `await producer.send(...)` waits until there is room.
@@ -63,7 +63,7 @@ class Producer(Sending[V], Generic[V]):
     task, for at most 64 tasks, and every other `send` raises QueueFullError.
 
     A producer works in the event loop and the process that opened it; elsewhere its calls raise
-    UsageError.  A producer made before a fork may be opened in each process, and a closed one may
+    UsageError. A producer made before a fork may be opened in each process, and a closed one may
     be opened again: each opening has a new producer id, and keeps no message of an earlier opening.
     """
 
@@ -88,11 +88,11 @@ class Producer(Sending[V], Generic[V]):
             meta: `host:port` of a metaserver; for several metaservers, an iterable of texts or one
                 text with commas.
             order_strategy: what each subject must have, "strict" or "best_tried"; messages to a
-                subject with the other one fail with a ConflictError.  None: either strategy is
+                subject with the other one fail with a ConflictError. None: either strategy is
                 accepted.
             partitioner: called with the key of each message (b"": no key) that is sent without
                 `queue`, in place of the hash: it returns a logical partition, 0 to 1023, or the
-                LogicQueue of a static subject.  Messages for the same logical partition or queue
+                LogicQueue of a static subject. Messages for the same logical partition or queue
                 are stored in the order of their `send` calls.
             codec: encodes the values that `send` and `send_all` are given, for example
                 JsonCodec(Order). A mapping gives a codec for each subject: annotate that producer
@@ -203,7 +203,7 @@ class Producer(Sending[V], Generic[V]):
             error: the error that the future of a message of that key raised.
 
         Newer messages of the key that were not yet sent have failed with a KeyHaltedError: send
-        them again in order, the oldest first.  A message whose error has the `fate` UNKNOWN may be
+        them again in order, the oldest first. A message whose error has the `fate` UNKNOWN may be
         stored, or may be stored later, before them.
 
         Raises:
@@ -226,7 +226,7 @@ class Producer(Sending[V], Generic[V]):
         Queue messages as fast as there is room, then `flush`.
 
         Args:
-            messages: pairs `(key, value)`; a message without a key has the key b"".  Up to 512 are
+            messages: pairs `(key, value)`; a message without a key has the key b"". Up to 512 are
                 taken before they are queued, so after an error or a cancelled call more may have
                 been taken from an iterator than were queued.
             await_every: the number of messages that are queued before other tasks may run.
@@ -305,18 +305,18 @@ class Producer(Sending[V], Generic[V]):
         Send each row of Arrow data as a message, and wait until all are stored; needs pyarrow and
         numpy.
 
-        Rows of a key keep their order, also after messages that were sent earlier.  A `send` of a
+        Rows of a key keep their order, also after messages that were sent earlier. A `send` of a
         key during the call may be stored between rows of the key: where that matters, await this
-        call first.  Rows are hashed, grouped and encoded by column, several times as fast as
+        call first. Rows are hashed, grouped and encoded by column, several times as fast as
         `send`.
 
         Args:
             source: a pyarrow Table, RecordBatch or RecordBatchReader, or an object with
-                `__arrow_c_stream__`, such as a frame of polars or pandas.  A RecordBatchReader is
+                `__arrow_c_stream__`, such as a frame of polars or pandas. A RecordBatchReader is
                 read while its rows are sent.
             value: the column of the values, of bytes or text, which no codec encodes; a null cannot
                 be sent.
-            key: the column of the order keys; a null or empty one means no key.  None: no row has a
+            key: the column of the order keys; a null or empty one means no key. None: no row has a
                 key.
             partial: leave out rows that cannot be sent, instead of raising a TableError.
 
@@ -405,7 +405,7 @@ class Producer(Sending[V], Generic[V]):
         List the messages that are neither stored nor given up, by key: since when and why they
         wait, and what helps.
 
-        Messages for a later delivery that no broker keeps yet are listed too.  A million messages
+        Messages for a later delivery that no broker keeps yet are listed too. A million messages
         take about a second, during which nothing is sent.
 
         Args:

@@ -178,7 +178,7 @@ class Executor:
 
         Args:
             sieve: returns the batch itself, a new one with the messages that stay, or None if none
-                stay.  It reports a batch that it replaces to the budget.
+                stay. It reports a batch that it replaces to the budget.
         """
         if not self.batches:
             return
@@ -562,7 +562,7 @@ class Executor:
         if step is Step.NEW_ROUTE:
             self.heard(ExecutorEvent.ROUTE_NEEDED)
         # A sealed partition has not stored the batch that it refused, even if an earlier try had no
-        # answer.  If a batch is not stored, the batches after it are not stored either.
+        # answer. If a batch is not stored, the batches after it are not stored either.
         refused = sealed or not self._in_flight[0].doubtful
         leaving = self._take_all()
         for batch in leaving:
@@ -592,7 +592,7 @@ class Executor:
         self._budget.give_up(head, error)
         self._in_flight.popleft()
         for batch in self._in_flight:
-            # The broker does not recognize the batch under a new epoch.  The batch is not stored if
+            # The broker does not recognize the batch under a new epoch. The batch is not stored if
             # the oldest batch is not.
             batch.leave(refused=not head.doubtful)
         self._new_epoch()
@@ -603,7 +603,7 @@ class Executor:
         Give up the messages of the oldest batch that are over the partition's limit, and send the
         others again.
 
-        This happens after the subject's limit was lowered.  Return False if no message is over it.
+        This happens after the subject's limit was lowered. Return False if no message is over it.
         """
         head, limit = self._in_flight[0], error.limit_bytes
         sizes = list(map(head.size_of, range(len(head))))

@@ -112,8 +112,8 @@ def decide_after_failure(
     has failed.
 
     Under STRICT a batch leaves its partition only through a route change, and is not given up for
-    an error that may pass.  A doubtful batch keeps its sequence until the right broker has
-    answered, because only that broker recognizes it.  A batch that is not doubtful leaves a
+    an error that may pass. A doubtful batch keeps its sequence until the right broker has
+    answered, because only that broker recognizes it. A batch that is not doubtful leaves a
     partition that the route has left without waiting for its broker.
 
     Args:

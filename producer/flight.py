@@ -4,8 +4,8 @@ broker. Pure except for timers.
     first message ─▶ Turn ─▶ push(): sent
     while many partitions of the broker are unanswered: BrokerFlight ─▶ push()
 
-Light traffic never reaches the limit CROWD, so its messages are sent in the next turn.  If the turn
-before also had a single message, the message is sent as soon as it is awaited.  Under load, an open
+Light traffic never reaches the limit CROWD, so its messages are sent in the next turn. If the turn
+before also had a single message, the message is sent as soon as it is awaited. Under load, an open
 batch grows instead of being sent with a few messages, because each batch costs a header, a call and
 an answer.
 """

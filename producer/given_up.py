@@ -1,4 +1,4 @@
-"""Counts messages that were given up, until they are reported to the caller.  Pure.
+"""Counts messages that were given up, until they are reported to the caller. Pure.
 
 GivenUp      the outcome of messages that were given up together: their futures raise its cause
 Unreported   the number of messages given up since the last `flush` whose futures were not awaited

@@ -4,7 +4,7 @@
         ─▶ newer messages of the key that were never sent are given up too; `send` refuses the key
         ─▶ the caller calls `resume`, and sends them again in order
 
-A message in flight cannot be taken out of its batch.  Its future raises UNKNOWN, but its batch is
+A message in flight cannot be taken out of its batch. Its future raises UNKNOWN, but its batch is
 still sent, even to a newer partition: newer messages of the key may be in flight after it, and they
 are not stored without it.
 """

@@ -7,7 +7,7 @@ message. Pure except for its futures.
 
 Invariants
     A batch keeps its sequence and its bytes once it is first sent, so that a repeat is the same
-    batch. A message settles once, usually with all others of its batch.  Messages that were moved
+    batch. A message settles once, usually with all others of its batch. Messages that were moved
     into other batches, or are given up early, settle separately, and each `SendFuture` waits for
     its own message. The declarations of a receipt (`reordered`, `duplicate`) are marked for each
     message, not for its batch.

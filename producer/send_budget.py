@@ -50,7 +50,7 @@ class SendBudget:
     `enter` until they are settled.
 
     A task that awaits each of its messages may queue more while the limit is exceeded: it never has
-    more than one message over the limit.  A task that does not await its last message over the
+    more than one message over the limit. A task that does not await its last message over the
     limit may not.
     """
 

@@ -30,8 +30,8 @@ class SendFuture:
     The future outcome of a `send`: `await future` returns the Receipt, or raises the error of the
     message.
 
-    The outcome is final.  Each await raises a new error object, with the `fate` of this message:
-    whether it may be stored.  A future is awaited in the event loop of its producer.
+    The outcome is final. Each await raises a new error object, with the `fate` of this message:
+    whether it may be stored. A future is awaited in the event loop of its producer.
 
     It has no `cancel`: a message that was sent may be stored at any moment, and is not withdrawn.
     A wait may be ended, for example by `asyncio.wait_for(future, seconds)` or by cancelling the

@@ -5,8 +5,8 @@ partition now.
     held: batches of messages without a partition
 
 Invariants
-    The messages of a key are in one executor at a time, in the order of their `send` calls.  When
-    messages leave a partition, older ones are sent first.  Newer ones are held until there is a
+    The messages of a key are in one executor at a time, in the order of their `send` calls. When
+    messages leave a partition, older ones are sent first. Newer ones are held until there is a
     newer route, and until the old partition has answered or refused every message that was sent to
     it. The table has None where messages are held; when an entry is filled, its held messages are
     released, the oldest first.
@@ -59,7 +59,7 @@ this number.
 """
 CLOSED = "the producer was closed before this message was acked"
 CLOSED_HINT = (
-    "Send it again, unless its fate is unknown: it may be stored.  Await `send` before the "
+    "Send it again, unless its fate is unknown: it may be stored. Await `send` before the "
     "producer closes."
 )
 
@@ -489,7 +489,7 @@ class SubjectSender:
         Find the executor of each logical partition.
 
         Messages are held (None) while their partition is sealed or has refused them and there is no
-        newer route, and also while an earlier partition of their range still has messages.  A range
+        newer route, and also while an earlier partition of their range still has messages. A range
         whose messages went elsewhere (BEST_TRIED) goes there until its own partition answers again.
         """
         route = self._route

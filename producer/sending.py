@@ -231,17 +231,17 @@ class Sending(ScheduledCancels, Generic[V]):
                 subject allows (1 MiB).
             key: the order key, up to 1,024 bytes; none means any partition, and no order.
             deliver_at: the time until which a broker keeps the message: a datetime with a time
-                zone, or milliseconds since 1970, at most 366 days ahead.  Only a message without a
+                zone, or milliseconds since 1970, at most 366 days ahead. Only a message without a
                 key may have it. The future gives a ScheduledReceipt.
             properties: text to text or bytes, up to 64 KiB packed.
             tags: texts without commas, which `message.tags` returns; they count as the property
                 "keylane.tags".
             queue: the logic queue of a static subject in which the message is stored, whatever its
-                key.  The messages of a queue are stored in the order of their `send` calls; those
-                of a key that is sent to several queues have no order.  None: the key, or the
+                key. The messages of a queue are stored in the order of their `send` calls; those
+                of a key that is sent to several queues have no order. None: the key, or the
                 producer's partitioner, decides.
             timeout_ms: milliseconds after which a message that is not acked is given up with a
-                DeliveryTimeoutError; no newer message of its key is sent until `resume`.  None:
+                DeliveryTimeoutError; no newer message of its key is sent until `resume`. None:
                 `delivery_timeout_ms` of the settings.
 
         Returns:
@@ -253,11 +253,11 @@ class Sending(ScheduledCancels, Generic[V]):
                 nothing was queued.
             InvalidRequestError: `deliver_at` is impossible, or the message has a key; nothing was
                 sent.
-            NotFoundError, ConflictError: there is no such logic queue; nothing was queued.  The
+            NotFoundError, ConflictError: there is no such logic queue; nothing was queued. The
                 future of a message that is sent before the first route raises it.
             QueueFullError: the call was not awaited while the queue is full; nothing was queued.
                 `await producer.drain()` first.
-            KeyHaltedError: an older message of the key timed out; nothing was queued.  Call
+            KeyHaltedError: an older message of the key timed out; nothing was queued. Call
                 `resume` first.
             ClosedError, UsageError: the producer is not open, or not open in this process and event
                 loop.

@@ -1,4 +1,4 @@
-"""Settings of a producer, with the reasons for the defaults.  Pure."""
+"""Settings of a producer, with the reasons for the defaults. Pure."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class ProducerSettings:
     Everything that can be set for a producer.
 
     Attributes:
-        batch_bytes: 1 to 559_104, default 131_072; the largest size of a batch in bytes.  A batch
+        batch_bytes: 1 to 559_104, default 131_072; the largest size of a batch in bytes. A batch
             of this size is sent at once; frames of 64 to 256 KiB are the fastest.
         batch_count: 1 to 65_536, default 4_096; the largest number of messages of a batch.
         linger_ms: 0 to 10_000, default 0; milliseconds that a batch which is not full waits while
-            nothing is in flight.  While a batch is in flight, the next one fills until the answer
+            nothing is in flight. While a batch is in flight, the next one fills until the answer
             arrives, so a longer wait costs latency and gains little.
         in_flight_max: 1 to 8, default 5; batches in flight per partition; their sequences keep the
-            order.  A broker recognizes repeats of no more than these.
+            order. A broker recognizes repeats of no more than these.
         queue_bytes: 1_048_576 to 1_099_511_627_776, default 67_108_864; bytes of memory for
             messages queued and in flight, 160 for each besides its key and value. At this size the
             queue is full: `await send(…)` waits, and `send` without an `await` raises
@@ -62,9 +62,9 @@ class ProducerSettings:
             never.
         close_timeout_ms: 0 to 3_600_000, default 30_000; milliseconds for which `close` waits for
             messages to be stored, before it gives the rest up.
-        compression: default none; how batches are packed: "none", "zstd" or "lz4".  A batch that
-            gets no shorter, or 64 times as short, is sent as it is.  The sizes here and the limits
-            of messages and batches are those before packing.  Brokers, consumers and Spark jobs of
+        compression: default none; how batches are packed: "none", "zstd" or "lz4". A batch that
+            gets no shorter, or 64 times as short, is sent as it is. The sizes here and the limits
+            of messages and batches are those before packing. Brokers, consumers and Spark jobs of
             versions without it cannot read packed batches: upgrade them first.
         backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing
             call.

@@ -1,7 +1,7 @@
 """Lists the keys whose messages wait at a producer: how many messages, since when, why, and what
 helps. It also makes the producer's counts.
 
-A key has one entry, at the partition for which its oldest message waits.  Messages without a key
+A key has one entry, at the partition for which its oldest message waits. Messages without a key
 have no order, and have one entry for each partition; scheduled messages have entries of their own.
 """
 

@@ -1,1 +1,1 @@
-"""Values, routing, frames, batches, errors and clock: what both ends of a call share.  No I/O."""
+"""Values, routing, frames, batches, errors and clock: what both ends of a call share. No I/O."""

@@ -1,4 +1,4 @@
-"""Parses and checks addresses, `host:port`, that users and brokers give.  Pure."""
+"""Parses and checks addresses, `host:port`, that users and brokers give. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_real(address: str) -> None:
             f"{address} is in a virtual cluster of keylane.testing, which only its story reaches"
         )
         error.hint = (
-            "Take keylane_cluster in an `async def` test, or call cluster.run(story).  "
+            "Take keylane_cluster in an `async def` test, or call cluster.run(story). "
             "keylane.sync, other threads and event "
             "loops, as unittest's, and other processes need a real cluster: `keylane dev`."
         )
@@ -69,7 +69,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """
     Split `host:port` into host and port.
 
-    An IPv6 address must be in brackets; the returned host has none.  No connection is made.
+    An IPv6 address must be in brackets; the returned host has none. No connection is made.
 
     Raises:
         ConfigError: `text` is not host:port, or the port is outside 1..65535.

@@ -1,4 +1,4 @@
-"""The pauses of a retry loop, with jitter from a random generator that the caller passes.  Pure."""
+"""The pauses of a retry loop, with jitter from a random generator that the caller passes. Pure."""
 
 from __future__ import annotations
 

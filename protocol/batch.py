@@ -1,4 +1,4 @@
-"""A batch of messages of one partition as bytes: a record header and a columnar body.  Pure.
+"""A batch of messages of one partition as bytes: a record header and a columnar body. Pure.
 
     body, little-endian, `count` messages:
     ┌──────────────────┬───────────────┬─────────────────┬──────────────────────┐
@@ -86,7 +86,7 @@ def encode_batch(
     """
     Pack messages into a batch, oldest first.
 
-    All columns have the same length.  An empty `properties` means that no message has properties.
+    All columns have the same length. An empty `properties` means that no message has properties.
     `sequence` is the first message's; the others follow without gap.
     """
     assert len(sent_at_ns) == len(values)

@@ -1,8 +1,8 @@
 """The only access to the machine's clocks.
 
-`boot` counts the time since the machine started, including suspend.  It never jumps; deadlines and
+`boot` counts the time since the machine started, including suspend. It never jumps; deadlines and
 ttls use it.
-`wall` is the calendar, for people and for the times of messages.  Correctness never depends on it.
+`wall` is the calendar, for people and for the times of messages. Correctness never depends on it.
 """
 
 from __future__ import annotations

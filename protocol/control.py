@@ -1,9 +1,9 @@
-"""JSON bodies of the control calls between clients, brokers and the metaserver.  Pure.
+"""JSON bodies of the control calls between clients, brokers and the metaserver. Pure.
 
-`endpoints.py` says which call takes which body.  More bodies are in `operations.py`, `queues.py`
+`endpoints.py` says which call takes which body. More bodies are in `operations.py`, `queues.py`
 and `progress.py`.
 
-An error is answered with its HTTP status and an ErrorBody.  Durations are in milliseconds.  No body
+An error is answered with its HTTP status and an ErrorBody. Durations are in milliseconds. No body
 contains an instant: the receiver adds a duration to its own clock.
 """
 
@@ -112,7 +112,7 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     hosted: Count = 0
     """Number of partitions that the broker hosts."""
     highest_id: Count = 0
-    """Highest id of these partitions; 0 if there are none.  A database without a partition of such
+    """Highest id of these partitions; 0 if there are none. A database without a partition of such
     an id has been set back.
     """
     untold: Annotated[tuple[int, ...], Meta(max_length=UNTOLD_MAX)] = ()
@@ -126,7 +126,7 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
 
 
 def quiet_limit_ms(ttl_ms: int) -> int:
-    """Return the longest time in milliseconds between two reports without news.  Several such
+    """Return the longest time in milliseconds between two reports without news. Several such
     reports have to fail before a metaserver considers the broker silent.
     """
     return min(ttl_ms // 4, 5_000)
@@ -143,7 +143,7 @@ class BrokerWelcome(Struct, frozen=True, kw_only=True):
     heartbeat_ms: int
     ttl_ms: int
     groups_missed: bool = False
-    """The broker may not know every consumer group in the database.  Retention removes no message
+    """The broker may not know every consumer group in the database. Retention removes no message
     of a partition until the broker has received the partition's groups again.
     """
     fence: int = 0
@@ -161,7 +161,7 @@ class AcceptFolder(Struct, frozen=True, kw_only=True):
     """
     Accept a data folder that was refused because it is behind; the messages that it lacks are lost.
 
-    The answer is its RefusedBroker.  `address` selects a folder if several were refused.
+    The answer is its RefusedBroker. `address` selects a folder if several were refused.
     """
 
     address: ShortText = ""
@@ -171,7 +171,7 @@ class AcceptFolder(Struct, frozen=True, kw_only=True):
 
 # ── subjects ──────────────────────────────────────────────────────────────────────────────────────
 class Retention(enum.StrEnum):
-    """When retention may remove an old message.  ACKED: once every consumer group has acked it.
+    """When retention may remove an old message. ACKED: once every consumer group has acked it.
     TIME: by age alone.
     """
 
@@ -187,7 +187,7 @@ class CreateSubject(Struct, frozen=True, kw_only=True):
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     retention: Retention = Retention.ACKED
     static: bool = False
-    """The subject has logic queues.  Their number never falls, and rises only when an operator
+    """The subject has logic queues. Their number never falls, and rises only when an operator
     grows the subject.
     """
     message_bytes_max: MessageBytesMax = MESSAGE_BYTES_MAX
@@ -219,7 +219,7 @@ class SubjectSummary(Struct, frozen=True, kw_only=True):
     partitions: int
     route_version: int
     problem: str = ""
-    """Reason why its creation failed.  Such a subject has no open partition, and its name may be
+    """Reason why its creation failed. Such a subject has no open partition, and its name may be
     used again.
     """
     hidden_for: str = ""
@@ -238,7 +238,7 @@ class SubjectList(Struct, frozen=True, kw_only=True):
 
 # ── consumers ─────────────────────────────────────────────────────────────────────────────────────
 class Join(Struct, frozen=True, kw_only=True):
-    """Begin a session of a consumer.  The client draws `session` at random, so a repeat is
+    """Begin a session of a consumer. The client draws `session` at random, so a repeat is
     harmless.
     """
 
@@ -254,7 +254,7 @@ class Join(Struct, frozen=True, kw_only=True):
     """The first session of a group sets the group's strategy."""
     filter: Annotated[str, Meta(max_length=FILTER_CHARS_MAX)] = ""
     """Text of the consumer's `MessageFilter`; the join is refused if the filter of another member
-    differs.  "": the consumer leaves nothing out.
+    differs. "": the consumer leaves nothing out.
     """
     group_id: Count = 0
     """Group of the client's earlier session; the join is refused if that group was deleted since.
@@ -263,7 +263,7 @@ class Join(Struct, frozen=True, kw_only=True):
     start: GroupStart | None = None
     """Where the group begins if this session creates it; None: at the first message."""
     instance: InstanceName = ""
-    """Name of the client's place in the group.  A restarted client with the same name gets the
+    """Name of the client's place in the group. A restarted client with the same name gets the
     leases of its predecessor at once.
     """
     again: bool = False
@@ -304,7 +304,7 @@ class Grant(Struct, frozen=True, kw_only=True):
     the partitions between.
     """
     parked_tokens: tuple[int, ...] = ()
-    """Last tokens of these parents.  Messages that were taken over under a lower token date from
+    """Last tokens of these parents. Messages that were taken over under a lower token date from
     before a reset, and are taken over again.
     """
     parked_ranges: tuple[tuple[tuple[int, int], ...], ...] = ()
@@ -314,7 +314,7 @@ class Grant(Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
-    """Renew the session and its leases at once.  The answer is sent when the grants differ from
+    """Renew the session and its leases at once. The answer is sent when the grants differ from
     `known_version`.
     """
 
@@ -326,27 +326,27 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     """Those among `drained` on which the group has parked messages."""
     holding: tuple[tuple[int, int], ...] | None = None
     """(partition id, token) of each partition that the session has or is handing over; None: not
-    reported.  A lease that was taken back and is missing here becomes free: the session never
+    reported. A lease that was taken back and is missing here becomes free: the session never
     received the grant, or its release was lost.
     """
     wait_ms: WaitMs = 0
     suspended: bool | None = None
-    """Whether the session wants to be suspended; None: not reported.  If the session knows the
+    """Whether the session wants to be suspended; None: not reported. If the session knows the
     newest grants, this overrides a Suspend call that arrived late or whose answer was lost.
     """
     group_id: int = 0
-    """Group id from the join; 0: not reported.  A join that arrives late may begin the session
+    """Group id from the join; 0: not reported. A join that arrives late may begin the session
     again, in a later group of the name.
     """
     unreached: tuple[str, ...] | None = None
     """Broker groups to which the session cannot connect, though the cluster reports them alive;
-    None: not reported.  An exclusive group's partitions there are granted to other sessions, if
+    None: not reported. An exclusive group's partitions there are granted to other sessions, if
     there is one that does not report the same.
     """
 
 
 class Grants(Struct, frozen=True, kw_only=True):
-    """All grants of the session.  The session hands over each partition that is missing here."""
+    """All grants of the session. The session hands over each partition that is missing here."""
 
     version: int
     """Rises with every change of the session's grants; the session ignores a lower version."""
@@ -432,8 +432,8 @@ class GroupView(Struct, frozen=True, kw_only=True):
     reset: PendingReset | None = None
     silent_ms: int | None = None
     revision: str = ""
-    """Changes with each grant, reset and change of its members.  While it stays the same, no member
-    is alive and nobody sets the group's progress, cursors do not move.  "": not reported.
+    """Changes with each grant, reset and change of its members. While it stays the same, no member
+    is alive and nobody sets the group's progress, cursors do not move. "": not reported.
     """
     given_up: tuple[GivenUpPartition, ...] = ()
     """Ordered by partition."""
@@ -445,13 +445,13 @@ class DeleteGroup(Struct, frozen=True, kw_only=True):
     force: bool = False
     """Delete it even if it has live consumers: their sessions end, and their tokens are refused."""
     group_id: Count = 0
-    """Group id of an earlier answer, so that a later group of the same name is not touched.  0: the
+    """Group id of an earlier answer, so that a later group of the same name is not touched. 0: the
     current group of this name.
     """
 
 
 class GroupDeletion(Struct, frozen=True, kw_only=True):
-    """Progress of the deletion of a consumer group.  It continues by itself."""
+    """Progress of the deletion of a consumer group. It continues by itself."""
 
     subject: str
     group: str
@@ -468,13 +468,13 @@ class DeleteSubject(Struct, frozen=True, kw_only=True):
     force: bool = False
     """Delete it even if it has live consumers: their sessions end."""
     subject_id: Count = 0
-    """Subject id of an earlier answer, so that a later subject of the same name is not touched.  0:
+    """Subject id of an earlier answer, so that a later subject of the same name is not touched. 0:
     the current subject of this name.
     """
 
 
 class SubjectDeletion(Struct, frozen=True, kw_only=True):
-    """Progress of the deletion of a subject.  It continues by itself."""
+    """Progress of the deletion of a subject. It continues by itself."""
 
     subject: str
     subject_id: int
@@ -502,7 +502,7 @@ class GroupList(Struct, frozen=True, kw_only=True):
 
 
 class SwitchGroup(Struct, frozen=True, kw_only=True):
-    """Change a group's consume strategy.  Its sessions end; new sessions must join with the new
+    """Change a group's consume strategy. Its sessions end; new sessions must join with the new
     strategy.
     """
 
@@ -512,7 +512,7 @@ class SwitchGroup(Struct, frozen=True, kw_only=True):
 # ── partitions on a broker ────────────────────────────────────────────────────────────────────────
 class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    Host this partition.  A repeat with the same facts changes nothing.
+    Host this partition. A repeat with the same facts changes nothing.
 
     The broker stores the facts of the subject, so that the metaserver's database can be rebuilt
     from brokers.
@@ -531,7 +531,7 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The subject has logic queues."""
     groups: tuple[str, ...] | None = None
     """Every consumer group of the subject, so that retention waits for them from the first message
-    on; None: not reported.  Groups are no fact of the partition: a repeat may have more of them.
+    on; None: not reported. Groups are no fact of the partition: a repeat may have more of them.
     """
     tokens_above: Count = 0
     """Same meaning as in KnowGroups; sent together with `groups`."""
@@ -539,13 +539,13 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Limit in bytes of one message of the subject, if it is lower than MESSAGE_BYTES_MAX; else 0.
     """
     hidden: str = ""
-    """Hidden subject for which the partition was created.  When a lost database is rebuilt, sealed
+    """Hidden subject for which the partition was created. When a lost database is rebuilt, sealed
     parents show that it was published.
     """
     times_from_ms: Count = 0
     """Lowest time that a message of the partition gets, in milliseconds since 1970: the end of the
-    times in the partitions on other brokers that it continues, `PartitionStatus.ended_at_ms`.  It
-    is sent with a repeat, once they are sealed, and is no fact of the partition.  0: not reported.
+    times in the partitions on other brokers that it continues, `PartitionStatus.ended_at_ms`. It
+    is sent with a repeat, once they are sealed, and is no fact of the partition. 0: not reported.
     """
 
 
@@ -556,7 +556,7 @@ def hosted_limit(message_bytes_max: int) -> int:
 
 class DropPartition(Struct, frozen=True, kw_only=True):
     """
-    Drop a partition of a deleted subject, with its messages.  A repeat changes nothing.
+    Drop a partition of a deleted subject, with its messages. A repeat changes nothing.
 
     The broker never hosts the partition again, even if it does not host it now.
     """
@@ -579,7 +579,7 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     facts: HostPartition | None = None
     """Facts that the broker received when it began to host the partition."""
     unsealable: str = ""
-    """Reason why the partition cannot be sealed now; "" if it can, or is sealed.  Left out of a
+    """Reason why the partition cannot be sealed now; "" if it can, or is sealed. Left out of a
     page of partitions.
     """
     groups_told: bool = True
@@ -597,7 +597,7 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
 
 
 class TimeBound(enum.StrEnum):
-    """The message that is meant by a time.  LOWER: the first at or after it.  UPPER: the last at or
+    """The message that is meant by a time. LOWER: the first at or after it. UPPER: the last at or
     before it.
     """
 
@@ -665,7 +665,7 @@ class PartlyPosted(ErrorBody, frozen=True, kw_only=True):
 
 
 class MessageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A stored message.  Bytes that are UTF-8 text are in `key` and `value`, other bytes in the
+    """A stored message. Bytes that are UTF-8 text are in `key` and `value`, other bytes in the
     fields with base64.
     """
 

@@ -1,12 +1,12 @@
-"""The table of control calls with method, path, bodies and rights.  Server, client and OpenAPI
-document are built from it.  Pure.
+"""The table of control calls with method, path, bodies and rights. Server, client and OpenAPI
+document are built from it. Pure.
 
     METASERVER    the calls of a metaserver, in the order of its OpenAPI document
     BROKER        the calls of a broker besides the data plane
 
-A body is JSON that its type describes, except for posted messages.  `{name}` in a path is a name or
-a number, percent-encoded.  An error is answered with its HTTP status and an `ErrorBody`.  Durations
-are in milliseconds.  No body contains an instant: the receiver adds a duration to its own clock.
+A body is JSON that its type describes, except for posted messages. `{name}` in a path is a name or
+a number, percent-encoded. An error is answered with its HTTP status and an `ErrorBody`. Durations
+are in milliseconds. No body contains an instant: the receiver adds a duration to its own clock.
 Only a scheduled message has a time of the calendar.
 """
 
@@ -624,7 +624,7 @@ SEAL = Endpoint(
     None,
     PartitionStatus,
     Rights.CLUSTER,
-    "Seal a partition: next_offset is its end.  With empty=1, refused if it has messages.",
+    "Seal a partition: next_offset is its end. With empty=1, refused if it has messages.",
     query=("empty",),
     idempotent=True,
 )
@@ -698,7 +698,7 @@ PARKED_OFFSETS = Endpoint(
     ParkedOffsets,
     Rights.READ,
     "The offsets of the parked messages of a key, the oldest first; without `key`, of the dead "
-    "letters.  With `after`, such as 7:42, from that place on, and how each failed.  With "
+    "letters. With `after`, such as 7:42, from that place on, and how each failed. With "
     "`tries`, those that wait for retry.",
     query=("group", "key", "first", "count", "after", "tries"),
 )
@@ -718,9 +718,9 @@ POST_MESSAGES = Endpoint(
     bytes,
     Posted,
     Rights.PRODUCE,
-    "Store messages, durably, on whichever brokers have their partitions.  Messages with the "
+    "Store messages, durably, on whichever brokers have their partitions. Messages with the "
     "same key keep the order of the request, and follow those of earlier requests whose answer "
-    "was awaited.  A repeat with the same Idempotency-Key is stored once.",
+    "was awaited. A repeat with the same Idempotency-Key is stored once.",
     query=("key", "key_base64"),
     headers=(CONTENT_TYPE, KEY_HEADER, IDEMPOTENCY_KEY),
     content=((JSON, MessageObject | list[MessageObject]), (NDJSON, MessageObject), (RAW, bytes)),
@@ -742,7 +742,7 @@ SCHEDULE_MESSAGES = Endpoint(
     ScheduledList,
     Rights.PRODUCE,
     "Keep messages without keys durably, and store them in the subject at the time deliver_at: "
-    "milliseconds since 1970, or ISO 8601 with a zone.  A message with a key is refused.  A "
+    "milliseconds since 1970, or ISO 8601 with a zone. A message with a key is refused. A "
     "repeat at the same broker with the same Idempotency-Key is kept once.",
     query=("deliver_at", "key", "key_base64"),
     headers=(CONTENT_TYPE, KEY_HEADER, IDEMPOTENCY_KEY),

@@ -5,9 +5,9 @@ Pure.
     │ header bytes u32 │ header: msgpack array [tag, correlation id, …] │ payload       │  one frame
     └──────────────────┴────────────────────────────────────────────────┴───────────────┘
 
-The tag and the fields after the correlation id are those of a struct below.  An answer repeats the
-correlation id of its request; answers may arrive in any order.  No request has the id 0: with it a
-broker says why it closes the connection.  Durations are in milliseconds.  `token` is a fencing
+The tag and the fields after the correlation id are those of a struct below. An answer repeats the
+correlation id of its request; answers may arrive in any order. No request has the id 0: with it a
+broker says why it closes the connection. Durations are in milliseconds. `token` is a fencing
 token, `group` a consumer group, `session` a consumer's session.
 """
 
@@ -48,13 +48,13 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 # ── requests ──────────────────────────────────────────────────────────────────────────────────────
 class Append(Frame, frozen=True, array_like=True, tag=1):
-    """Store the batch in the payload.  Answer: Appended."""
+    """Store the batch in the payload. Answer: Appended."""
 
     partition_id: int
 
 
 class Acquire(Frame, frozen=True, array_like=True, tag=2):
-    """Raise the fence to `token`, durably, and take the pull lock.  Answer: Acquired."""
+    """Raise the fence to `token`, durably, and take the pull lock. Answer: Acquired."""
 
     partition_id: int
     group: str
@@ -64,7 +64,7 @@ class Acquire(Frame, frozen=True, array_like=True, tag=2):
 
 
 class Pull(Frame, frozen=True, array_like=True, tag=3):
-    """Fetch batches from `offset` on, under the pull lock, and renew the lock.  Answer: Batches."""
+    """Fetch batches from `offset` on, under the pull lock, and renew the lock. Answer: Batches."""
 
     partition_id: int
     group: str
@@ -85,7 +85,7 @@ class Pull(Frame, frozen=True, array_like=True, tag=3):
 
 
 class Ack(Frame, frozen=True, array_like=True, tag=4):
-    """Mark ranges `[start, end)` as handled; without ranges only renew the lock.  Answer: Acked,
+    """Mark ranges `[start, end)` as handled; without ranges only renew the lock. Answer: Acked,
     once durable.
     """
 
@@ -113,7 +113,7 @@ class Ack(Frame, frozen=True, array_like=True, tag=4):
 
 
 class Release(Frame, frozen=True, array_like=True, tag=5):
-    """Give the pull lock back.  Answer: Released."""
+    """Give the pull lock back. Answer: Released."""
 
     partition_id: int
     group: str
@@ -122,7 +122,7 @@ class Release(Frame, frozen=True, array_like=True, tag=5):
 
 
 class Read(Frame, frozen=True, array_like=True, tag=6):
-    """Fetch batches from `offset` on, without group or lock.  Answer: Batches."""
+    """Fetch batches from `offset` on, without group or lock. Answer: Batches."""
 
     partition_id: int
     offset: int
@@ -135,7 +135,7 @@ class Read(Frame, frozen=True, array_like=True, tag=6):
 
 class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
     """
-    Like Acquire, for a shared group: every session may present the same token.  Answer: Acquired.
+    Like Acquire, for a shared group: every session may present the same token. Answer: Acquired.
 
     A session's in-flight messages are released after the broker has received no frame from it for
     `ttl_ms`.
@@ -150,11 +150,11 @@ class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
 
 class PullShared(Frame, frozen=True, array_like=True, tag=8):
     """
-    Fetch messages that are not in flight.  The session acks them within `in_flight_ms`, or they are
-    redelivered.  Answer: Handed.
+    Fetch messages that are not in flight. The session acks them within `in_flight_ms`, or they are
+    redelivered. Answer: Handed.
 
-    Ack and Release are those of an exclusive group.  Each pull and each ack renews the session; an
-    ack also renews the messages that it names as held.  A Release returns every message that the
+    Ack and Release are those of an exclusive group. Each pull and each ack renews the session; an
+    ack also renews the messages that it names as held. A Release returns every message that the
     session has in flight.
     """
 
@@ -170,9 +170,9 @@ class PullShared(Frame, frozen=True, array_like=True, tag=8):
 
 class Schedule(Frame, frozen=True, array_like=True, tag=9):
     """
-    Have the broker store the message in the payload at its time.  Answer: Scheduled, once durable.
+    Have the broker store the message in the payload at its time. Answer: Scheduled, once durable.
 
-    The payload is a batch of one message without a key, with partition id 0.  A repeat with the
+    The payload is a batch of one message without a key, with partition id 0. A repeat with the
     same `scheduled_id` is stored once.
     """
 
@@ -184,17 +184,17 @@ class Schedule(Frame, frozen=True, array_like=True, tag=9):
 
 
 class CancelScheduled(Frame, frozen=True, array_like=True, tag=10):
-    """Never deliver a scheduled message.  Answer: ScheduledCanceled, once durable."""
+    """Never deliver a scheduled message. Answer: ScheduledCanceled, once durable."""
 
     scheduled_id: bytes
 
 
 class ChangeParked(Frame, frozen=True, array_like=True, tag=11):
     """
-    Change what the group has parked: the payload is a list of `parked.ParkChange`.  Answer:
+    Change what the group has parked: the payload is a list of `parked.ParkChange`. Answer:
     ParkedChanged, once durable.
 
-    Either all changes are made, or none.  A repeat changes nothing.
+    Either all changes are made, or none. A repeat changes nothing.
     """
 
     partition_id: int
@@ -208,7 +208,7 @@ class ChangeParked(Frame, frozen=True, array_like=True, tag=11):
 
 
 class ListParked(Frame, frozen=True, array_like=True, tag=12):
-    """List the keys that the group has parked, from the `first`th on.  Answer: ParkedKeys."""
+    """List the keys that the group has parked, from the `first`th on. Answer: ParkedKeys."""
 
     partition_id: int
     group: str
@@ -234,9 +234,9 @@ class ReadParked(Frame, frozen=True, array_like=True, tag=13):
 class TakeParked(Frame, frozen=True, array_like=True, tag=14):
     """
     Take over what the group has parked on a drained parent, for keys in the logical partitions
-    `[start, end)`.  Answer: ParkedTaken.
+    `[start, end)`. Answer: ParkedTaken.
 
-    The owner of a child asks, and needs no token of the parent.  From then on nothing changes
+    The owner of a child asks, and needs no token of the parent. From then on nothing changes
     there.
     changes there.
     """
@@ -262,14 +262,14 @@ class LeaveParked(Frame, frozen=True, array_like=True, tag=15):
     start: int
     end: int
     token: int = 0
-    """Token of the owner.  It is refused below the ancestor's fence, because after a reset more may
-    be parked.  0: not known.
+    """Token of the owner. It is refused below the ancestor's fence, because after a reset more may
+    be parked. 0: not known.
     """
 
 
 class EditParked(Frame, frozen=True, array_like=True, tag=20):
     """
-    Store an operator's new value of a parked message, which is the payload.  Answer: ParkedEdited,
+    Store an operator's new value of a parked message, which is the payload. Answer: ParkedEdited,
     once durable.
 
     `key` is the key under which it is parked, None for dead letters; `source` and `offset` name its
@@ -287,7 +287,7 @@ class EditParked(Frame, frozen=True, array_like=True, tag=20):
 
 class ReadEdited(Frame, frozen=True, array_like=True, tag=21):
     """Read the value that an operator has stored for a parked message; fields are those of
-    EditParked.  Answer: ParkedEdited.
+    EditParked. Answer: ParkedEdited.
     """
 
     partition_id: int
@@ -298,7 +298,7 @@ class ReadEdited(Frame, frozen=True, array_like=True, tag=21):
 
 
 class Hello(Frame, frozen=True, array_like=True, tag=24):
-    """First frame of every connection, with the client's version.  Answer: Welcome, or a refusal if
+    """First frame of every connection, with the client's version. Answer: Welcome, or a refusal if
     the versions are too far apart.
     """
 
@@ -313,7 +313,7 @@ class Challenge(Frame, frozen=True, array_like=True, tag=22):
 
 class Authenticate(Frame, frozen=True, array_like=True, tag=23):
     """
-    Say who calls on this connection; repeated before the capability ends.  Answer: Authenticated.
+    Say who calls on this connection; repeated before the capability ends. Answer: Authenticated.
 
     `proof` is the signature of the capability's holder over the challenge of this connection and
     the broker's address.
@@ -339,7 +339,7 @@ class Appended(Frame, frozen=True, array_like=True, tag=65):
 
 
 class Acquired(Frame, frozen=True, array_like=True, tag=66):
-    """The caller owns the partition for its group.  It continues at `cursor`; `ranges` above the
+    """The caller owns the partition for its group. It continues at `cursor`; `ranges` above the
     cursor are acked.
     """
 
@@ -369,7 +369,7 @@ class Acquired(Frame, frozen=True, array_like=True, tag=66):
 
 
 class Batches(Frame, frozen=True, array_like=True, tag=67):
-    """Whole batches in the payload.  The first may begin below the requested offset."""
+    """Whole batches in the payload. The first may begin below the requested offset."""
 
     first_offset: int
     """First offset of the partition that is still stored."""
@@ -484,7 +484,7 @@ class Welcome(Frame, frozen=True, array_like=True, tag=86):
 
 
 class Challenged(Frame, frozen=True, array_like=True, tag=83):
-    """The challenge of this connection.  b"": this server does not authenticate callers."""
+    """The challenge of this connection. b"": this server does not authenticate callers."""
 
     nonce: bytes
 
@@ -607,7 +607,7 @@ def frame_parts(
     header: Request | Answer,
     payload: bytes | bytearray | memoryview = b"",
 ) -> tuple[bytes, bytes | bytearray | memoryview]:
-    """Return a frame in two parts, of which the second is the payload itself.  It raises the errors
+    """Return a frame in two parts, of which the second is the payload itself. It raises the errors
     of `encode_frame`.
     """
     packed = _encode_header((_TAGS[type(header)], correlation_id, *astuple(header)))
@@ -659,7 +659,7 @@ Raises FrameError: a length does not fit, the tag is unknown, or the fields are 
 tag.
 """
 decode_answer = partial(_decode, _decode_answer, "answer")
-"""Decode a broker's frame to correlation id, header and payload.  Raises FrameError like
+"""Decode a broker's frame to correlation id, header and payload. Raises FrameError like
 `decode_request`.
 """
 

@@ -1,7 +1,7 @@
-"""Types of the names and numbers of the system, and the checks of names.  Pure.
+"""Types of the names and numbers of the system, and the checks of names. Pure.
 
 Invariants
-    A name that passed `check_name` is safe in a URL, a log line and a table.  No name is used as a
+    A name that passed `check_name` is safe in a URL, a log line and a table. No name is used as a
     path on disk.
     An `Offset` counts messages, a `Position` counts bytes; the type checker keeps them apart.
 """
@@ -69,7 +69,7 @@ def check_name(kind: str, text: object) -> str:
 
 
 def check_partition_name(text: str) -> str:
-    """Check a partition's name like `check_name`, but up to 240 characters.  Raises
+    """Check a partition's name like `check_name`, but up to 240 characters. Raises
     InvalidRequestError.
     """
     if _PARTITION_NAME.fullmatch(text) is None:
@@ -86,7 +86,7 @@ def _illegal(kind: str, name: object) -> InvalidRequestError:
 
 
 def partition_name(subject: str, number: int) -> PartitionName:
-    """Return the name of a subject's partition, such as `subject.p8`.  Children have higher numbers
+    """Return the name of a subject's partition, such as `subject.p8`. Children have higher numbers
     than their parents.
     """
     return PartitionName(f"{subject}.p{number}")
@@ -99,7 +99,7 @@ def partition_number(name: str) -> int | None:
 
 
 def check_offset(value: object) -> Offset:
-    """Check that an offset is in `[0, 2**63)`, and return it.  Raises InvalidRequestError."""
+    """Check that an offset is in `[0, 2**63)`, and return it. Raises InvalidRequestError."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_I64:
         text = f"{value!r:.40}"
         raise InvalidRequestError(

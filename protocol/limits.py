@@ -1,4 +1,4 @@
-"""The limits of everything that crosses the wire, each with its reason.  Pure."""
+"""The limits of everything that crosses the wire, each with its reason. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ depends on it.
 """
 
 MESSAGE_BYTES_MAX = 1 << 20
-"""Bytes of key, value and properties of one message.  Kafka and NATS have the same default."""
+"""Bytes of key, value and properties of one message. Kafka and NATS have the same default."""
 
 KEY_BYTES_MAX = 1 << 10
 MESSAGE_BYTES_MAX_MIN = KEY_BYTES_MAX
@@ -51,15 +51,15 @@ TTL_MS_MAX = 600_000
 PARTITIONS_MAX = LOGICAL_PARTITIONS
 
 PARTITION_MESSAGES_MAX = 1 << 42
-"""Most messages that a partition takes in its life.  Logic offsets after a lost partition assume
+"""Most messages that a partition takes in its life. Logic offsets after a lost partition assume
 that it was full.
 """
 
 CONTROL_BYTES_MAX = 1 << 20
-"""Longest body of a JSON control call.  aiohttp warns of larger bodies that are given as bytes."""
+"""Longest body of a JSON control call. aiohttp warns of larger bodies that are given as bytes."""
 
 POSTED_MESSAGES_MAX = 5_000
-"""Most messages in one HTTP request.  That many of one partition fit into a batch, whatever their
+"""Most messages in one HTTP request. That many of one partition fit into a batch, whatever their
 sizes.
 """
 READ_MESSAGES_MAX = 1_000
@@ -69,11 +69,11 @@ SCHEDULED_LISTED_MAX = 1_000
 IDEMPOTENCY_KEY_CHARS_MAX = 200
 
 IN_FLIGHT_PER_CONNECTION_MAX = 1_024
-"""Most unanswered calls of one connection, not counting pulls.  At the limit no further call is
+"""Most unanswered calls of one connection, not counting pulls. At the limit no further call is
 read.
 """
 PULLS_PER_CONNECTION_MAX = 4_096
-"""Most unanswered pulls of one connection, most of which wait for messages.  Further pulls are
+"""Most unanswered pulls of one connection, most of which wait for messages. Further pulls are
 refused, so that no ack waits for them.
 """
 PULLS_AT_ONCE_MAX = 2_048
@@ -82,7 +82,7 @@ wait their turn.
 """
 CONNECTIONS_MAX = 10_000
 HTTP_CONNECTIONS_MAX = 1_000
-"""Plain HTTP connections of a broker.  A metaserver allows more, because each consumer has one."""
+"""Plain HTTP connections of a broker. A metaserver allows more, because each consumer has one."""
 PRODUCERS_PER_PARTITION_MAX = 10_000
 BATCHES_IN_FLIGHT_MAX = 8
 """Most unanswered batches of a producer at a partition, and number of the last batches whose
@@ -96,16 +96,16 @@ GROUPS_PER_SUBJECT_MAX = 1_000
 UNTOLD_MAX = 256
 """Most partitions without known consumer groups that one report of a broker names."""
 ACK_RANGES_MAX = 10_000
-"""Most ranges of acked messages above one cursor.  At this limit the consumer stops pulling."""
+"""Most ranges of acked messages above one cursor. At this limit the consumer stops pulling."""
 
 TOKEN_STEP_MAX = 1 << 32
-"""Most by which a fencing token may exceed the last one.  Tokens count grants, so a larger step is
+"""Most by which a fencing token may exceed the last one. Tokens count grants, so a larger step is
 a mistake.
 """
 IN_FLIGHT_MS_MAX = 3_600_000
 """Longest time that a message of a shared group may be in flight before it is redelivered."""
 IN_FLIGHT_RANGES_MAX = 10_000
-"""Most ranges of one partition that a shared group has in flight.  At this limit no more messages
+"""Most ranges of one partition that a shared group has in flight. At this limit no more messages
 are handed out.
 """
 IN_FLIGHT_PER_SESSION_MAX = 100_000

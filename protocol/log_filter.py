@@ -1,4 +1,4 @@
-"""Decides which lines about failures are logged.  Pure.
+"""Decides which lines about failures are logged. Pure.
 
     failure ─▶ a line at once ─▶ one after 10, 20, 40 … s, with a count ─▶ success: a last line
 
@@ -135,7 +135,7 @@ class LineLimit:
     """
     Limits lines of many kinds at several levels: a line must have something left at each level.
 
-    An allowance refills over time.  A flood of one kind uses up its own allowance before the common
+    An allowance refills over time. A flood of one kind uses up its own allowance before the common
     one.
 
     Args:

@@ -1,4 +1,4 @@
-"""The values that users get: messages to handle, and receipts of sent messages.  Pure."""
+"""The values that users get: messages to handle, and receipts of sent messages. Pure."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     The right under which a message is handled, which a consumer group's owner has on one partition.
 
     Tokens are compared within one `partition_id` of one group: a store that keeps the highest
-    `token` of each can refuse a late owner.  Tokens of different partitions cannot be compared.
+    `token` of each can refuse a late owner. Tokens of different partitions cannot be compared.
     """
 
     partition_id: int
@@ -144,7 +144,7 @@ class Message(msgspec.Struct, Generic[V], gc=False):
     partition_id: int
     sent_at_ns: int
     """
-    Nanoseconds since 1970, by the sender's calendar.  A producer reads it once in a turn of its
+    Nanoseconds since 1970, by the sender's calendar. A producer reads it once in a turn of its
     event loop, and for each batch: messages that were sent one after another without an `await`
     between them may have the same time.
     """
@@ -170,11 +170,11 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     def ack(self) -> Coroutine[Any, Any, None]:
         """
-        Ack this message, because it is handled.  The ack queue sends the ack to the broker within
+        Ack this message, because it is handled. The ack queue sends the ack to the broker within
         milliseconds.
 
-        This is for messages of `async for` and `getmany`.  A message that was passed to a handler
-        is acked when the handler returns.  A repeated ack is harmless.
+        This is for messages of `async for` and `getmany`. A message that was passed to a handler
+        is acked when the handler returns. A repeated ack is harmless.
 
         Raises:
             LeaseLostError: another consumer owns the partition now, and the message is delivered to
@@ -191,11 +191,11 @@ class Message(msgspec.Struct, Generic[V], gc=False):
         Give this message back; it is handed out again, before any later message of its key.
 
         This is for messages of `async for` and `getmany`; a handler raises `keylane.Retry`.
-        Messages of other keys are handed out before that.  Later messages of its key that the
+        Messages of other keys are handed out before that. Later messages of its key that the
         program has, after `getmany`, are given back with it.
 
         Args:
-            after_s: least seconds until it is handed out again; up to a day.  If its partition is
+            after_s: least seconds until it is handed out again; up to a day. If its partition is
                 handed over before, the next owner gets it at once.
 
         Raises:
@@ -214,7 +214,7 @@ class Message(msgspec.Struct, Generic[V], gc=False):
         Return the value, decoded by the codec of the client that delivered the message; `value`
         itself without a codec.
 
-        Each call decodes again.  In a handler the error counts like any other: the message is tried
+        Each call decodes again. In a handler the error counts like any other: the message is tried
         again.
 
         Raises:
@@ -251,21 +251,21 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     @property
     def logic_offset(self) -> int:
-        """Offset in the logic queue of a static subject.  It stays the same when the queue moves to
+        """Offset in the logic queue of a static subject. It stays the same when the queue moves to
         another partition.
         """
         return self.offset + (0 if self.delivery is None else self.delivery.logic_start)
 
     @property
     def properties(self) -> Mapping[str, str | bytes]:
-        """Properties that the sender gave, text or bytes by name; read only.  Raises
+        """Properties that the sender gave, text or bytes by name; read only. Raises
         CorruptBatchError.
         """
         return unpack_properties(self.packed_properties)
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Tags that the sender gave, in their order.  Raises CorruptBatchError."""
+        """Tags that the sender gave, in their order. Raises CorruptBatchError."""
         joined = self.properties.get(TAGS_PROPERTY)
         return tuple(joined.split(",")) if joined and isinstance(joined, str) else ()
 
@@ -287,7 +287,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     duplicate: bool | Literal["possible"] = False
     """
     True if the broker recognised a repeated batch: an earlier try stored the message, and it is
-    stored once.  "possible" if an earlier try may have stored it as well: it was sent to a broker
+    stored once. "possible" if an earlier try may have stored it as well: it was sent to a broker
     that did not answer.
     """
     reordered: bool = False
@@ -422,7 +422,7 @@ def _plain_properties(given: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _joined(tags: Collection[str]) -> str:
-    """Return the value of TAGS_PROPERTY.  Raises InvalidRequestError."""
+    """Return the value of TAGS_PROPERTY. Raises InvalidRequestError."""
     listed = [] if isinstance(tags, Mapping) else items_of(tags)
     if not listed or not all(isinstance(tag, str) and tag and "," not in tag for tag in listed):
         raise InvalidRequestError(

@@ -1,8 +1,8 @@
-"""Sets of offsets as half-open ranges, and a cursor with the ranges acked above it.  Pure.
+"""Sets of offsets as half-open ranges, and a cursor with the ranges acked above it. Pure.
 
 Invariants
     The ranges of a set are sorted, and between two ranges lies at least one offset.
-    `cursor` is the first offset that is not acked.  At least one offset lies between the cursor and
+    `cursor` is the first offset that is not acked. At least one offset lies between the cursor and
     the ranges above it; when that gap is filled, the cursor rises.
 """
 

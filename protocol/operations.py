@@ -5,7 +5,7 @@ Pure.
       │                                                 └─without a source─▶ FENCE ─▶ DONE
       └─an operator cancels─▶ CANCELED
 
-A state names the step in progress.  Before the first seal the operation has changed nothing and can
+A state names the step in progress. Before the first seal the operation has changed nothing and can
 be canceled; after it the operation can only be completed.
 CANCELED: the children are never opened, and brokers that host a child seal it.
 FENCE: the route has changed, and a broker that was silent must seal when it is available again.
@@ -72,7 +72,7 @@ class StepAction(enum.StrEnum):
 
 class Reshape(Struct, frozen=True, kw_only=True):
     """
-    Change partitions.  The kind decides which fields are read:
+    Change partitions. The kind decides which fields are read:
 
         resize      subject; partitions: the new count
         grow        subject, a static one; partitions: the new number of logic queues, or
@@ -98,7 +98,7 @@ class Reshape(Struct, frozen=True, kw_only=True):
 
 
 class SetSubject(Reshape, frozen=True, kw_only=True):
-    """Change settings of a subject; None leaves a setting unchanged.  New partitions with the new
+    """Change settings of a subject; None leaves a setting unchanged. New partitions with the new
     settings continue its open ones.
     """
 
@@ -112,7 +112,7 @@ class Cordon(Struct, frozen=True, kw_only=True):
     """
     Stop placing new partitions on a broker group, or allow it again.
 
-    Its present partitions stay there.  An evacuation cordons its broker group as well.
+    Its present partitions stay there. An evacuation cordons its broker group as well.
     """
 
     cordoned: bool = True
@@ -151,7 +151,7 @@ class LossView(Struct, frozen=True, kw_only=True):
 
 
 class OperationView(Struct, frozen=True, kw_only=True):
-    """An operation and its progress.  The id is 0 if the operation is only planned, or if there is
+    """An operation and its progress. The id is 0 if the operation is only planned, or if there is
     nothing to do.
     """
 
@@ -220,7 +220,7 @@ class PartitionHistory(Struct, frozen=True, kw_only=True):
 
 
 class SubjectHistory(Struct, frozen=True, kw_only=True):
-    """Every partition that a subject ever had, ordered by age.  Their parents are the lineage."""
+    """Every partition that a subject ever had, ordered by age. Their parents are the lineage."""
 
     subject: str
     route_version: int
@@ -239,7 +239,7 @@ class HideSubject(Struct, frozen=True, kw_only=True):
     Create a hidden subject whose messages are to be published in `subject` of the path; a repeat
     changes nothing.
 
-    It gets the settings and ranges of its target.  If the target does not exist, publishing creates
+    It gets the settings and ranges of its target. If the target does not exist, publishing creates
     it.
     """
 
@@ -259,7 +259,7 @@ class HideSubject(Struct, frozen=True, kw_only=True):
     """
     filled_by: Annotated[str, Meta(max_length=FILLED_BY_CHARS_MAX)] = ""
     """Description of the job that fills it, for people, and different for each job: a hidden
-    subject of another job is refused.  "": not reported.
+    subject of another job is refused. "": not reported.
     """
 
 
@@ -284,11 +284,11 @@ class PublishSubject(Struct, frozen=True, kw_only=True):
     ) = None
     """
     With `replace`, for a hidden subject with a cut: by partition id of the target, the end offset
-    of the messages whose rows the hidden subject contains.  A partition that is not named must be
-    empty.  None: the replaced messages are not checked.
+    of the messages whose rows the hidden subject contains. A partition that is not named must be
+    empty. None: the replaced messages are not checked.
     """
     subject_id: Annotated[int, Meta(ge=0, le=MAX_I64)] = 0
-    """Id of the hidden subject, so that another one of its name is not published.  0: the current
+    """Id of the hidden subject, so that another one of its name is not published. 0: the current
     one of the name.
     """
     revisions: Annotated[

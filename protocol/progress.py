@@ -1,4 +1,4 @@
-"""A consumer group's progress on a partition, and bodies of the calls that set it.  Pure.
+"""A consumer group's progress on a partition, and bodies of the calls that set it. Pure.
 
 The metaserver draws a new fencing token for each partition, so that an earlier owner is refused.
 The broker raises the fence to this token and then sets the cursor, both durably.
@@ -43,8 +43,8 @@ class ResetGroup(Struct, frozen=True, kw_only=True):
     """
     Set the progress of a consumer group, which must have no live consumers unless `live` is set.
 
-    All partitions are set unless `queue` or `partition_id` is given.  OFFSET needs one of them,
-    because an offset names a different message in each partition.  `partition_id` sets that
+    All partitions are set unless `queue` or `partition_id` is given. OFFSET needs one of them,
+    because an offset names a different message in each partition. `partition_id` sets that
     partition alone, not its parents or children.
     """
 
@@ -111,7 +111,7 @@ class GroupReset(Struct, frozen=True, kw_only=True):
     are silent.
     """
     static: bool = False
-    """True if the subject has logic queues.  Otherwise `queue` and `logic_cursor` mean nothing."""
+    """True if the subject has logic queues. Otherwise `queue` and `logic_cursor` mean nothing."""
     dry_run: bool = False
     """True if nothing was set: the same call without `dry_run` would set these cursors."""
 
@@ -169,7 +169,7 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
 
 
 class SetCursor(Struct, frozen=True, kw_only=True):
-    """Raise a group's fence to `token` and set its cursor.  A repeat with the same token changes
+    """Raise a group's fence to `token` and set its cursor. A repeat with the same token changes
     nothing.
     """
 
@@ -197,7 +197,7 @@ class KnowGroups(Struct, frozen=True, kw_only=True):
     these groups have acked.
     """
     tokens_above: Annotated[int, Meta(ge=0, le=MAX_I64)] = 0
-    """Upper bound of all tokens of the subject's deleted groups.  A broker that has forgotten one
+    """Upper bound of all tokens of the subject's deleted groups. A broker that has forgotten one
     of these groups under a higher token refuses the call, because it was made before the deletion.
     """
 
@@ -231,7 +231,7 @@ class ToldGroups(Struct, frozen=True, kw_only=True):
 
 
 class ForgetGroup(Struct, frozen=True, kw_only=True):
-    """Forget a deleted group: its progress is removed, and its tokens up to `token` are refused.  A
+    """Forget a deleted group: its progress is removed, and its tokens up to `token` are refused. A
     repeat changes nothing.
     """
 

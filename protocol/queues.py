@@ -1,11 +1,11 @@
-"""Logic queues of a static subject: chains of partitions with continuous logic offsets.  Pure.
+"""Logic queues of a static subject: chains of partitions with continuous logic offsets. Pure.
 
     partition 3            partition 7          partition 9
     [0, 40)                [0, 25)              [0, …           physical: `offset`
     ├──────────────────────┼────────────────────┼────────▶
     0                      40                   65              logic = logic_start + offset
 
-The end of a lost partition is unknown.  The partition that continues it begins at 2**42 (the most
+The end of a lost partition is unknown. The partition that continues it begins at 2**42 (the most
 messages that a partition takes) times the number in its own name, which is above every earlier
 logic offset of the queue.
 
@@ -15,9 +15,9 @@ logic offset of the queue.
     0                      40                               8 · 2**42
 
 Invariants
-    The first partition of a chain begins at logic offset 0.  Each other partition begins at its
+    The first partition of a chain begins at logic offset 0. Each other partition begins at its
     parent's end, or after a loss.
-    Logic offsets rise along a chain, and each occurs once.  Offsets are missing only before a
+    Logic offsets rise along a chain, and each occurs once. Offsets are missing only before a
     partition that follows a loss, and where retention has removed messages.
 """
 
@@ -91,7 +91,7 @@ def start_behind_loss(name: str) -> int:
     Return the logic offset at which a partition begins if the end of its parent is unknown.
 
     Earlier partitions of the chain have lower numbers, and at most PARTITION_MESSAGES_MAX messages
-    each, so their logic offsets are lower.  The name is stored on the broker's disk, so a rebuild
+    each, so their logic offsets are lower. The name is stored on the broker's disk, so a rebuild
     computes the same offset.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The header at the beginning of every record of the commit log and every batch on the wire.  Pure.
+"""The header at the beginning of every record of the commit log and every batch on the wire. Pure.
 
      0        4            8        12   13    14     15     16         20       24
      ┌────────┬────────────┬────────┬────┬─────┬──────┬──────┬──────────┬────────┐
@@ -23,7 +23,7 @@ Invariants
     body_crc is the producer's and never changes: the broker stamps only the header.
 
 Source: with two checksums, stamping an offset costs a CRC of 88 bytes instead of the whole batch.
-Kafka instead keeps its offset outside the CRC.  `position` reveals blocks that were written or
+Kafka instead keeps its offset outside the CRC. `position` reveals blocks that were written or
 copied to a wrong position.
 """
 
@@ -58,7 +58,7 @@ assert _LAYOUT.size == HEADER_BYTES
 
 
 class Kind(enum.IntEnum):
-    """The kind of a record.  A number never gets another meaning."""
+    """The kind of a record. A number never gets another meaning."""
 
     MESSAGES = 1
     PARTITION = 2
@@ -97,7 +97,7 @@ digest of all of them up to the end of the batch; see `broker/partition/appends.
 
 
 class Compression(enum.IntEnum):
-    """The packing of keys, values and properties in a batch.  A number never gets another
+    """The packing of keys, values and properties in a batch. A number never gets another
     meaning.
     """
 

@@ -1,4 +1,4 @@
-"""The way from an order key to its partition: hash, exact split of ranges, route table.  Pure.
+"""The way from an order key to its partition: hash, exact split of ranges, route table. Pure.
 
     order key ──xxh3_64 % 1024──▶ logical partition ──range──▶ logic queue ──▶ OPEN partition
                                                                                 ──▶ broker
@@ -6,7 +6,7 @@
 Invariants
     The ranges of `split_ranges(k)` cover [0, 1024) without gap or overlap, for every k in 1..1024,
     and their sizes differ by at most one.
-    A route has exactly one OPEN partition for each logical partition.  A lower version never
+    A route has exactly one OPEN partition for each logical partition. A lower version never
     replaces a higher one.
 
 Source: QMQ rounds 1024/k, which leaves gaps or fails for most k; i*1024//k is exact.
@@ -37,8 +37,8 @@ class OrderStrategy(enum.StrEnum):
     """
     How a producer treats keyed messages whose partition does not answer; stored per subject.
 
-    STRICT, the default, waits.  BEST_TRIED sends them to another partition after a while, and their
-    receipts say so.  Messages without a key have no order: under both strategies they go to a
+    STRICT, the default, waits. BEST_TRIED sends them to another partition after a while, and their
+    receipts say so. Messages without a key have no order: under both strategies they go to a
     partition that answers.
     """
 
@@ -51,7 +51,7 @@ class ConsumeStrategy(enum.StrEnum):
     How a consumer group divides messages among its consumers; stored per group, set by its first
     consumer.
 
-    EXCLUSIVE: each partition has one consumer, and order is kept.  SHARED: every consumer takes
+    EXCLUSIVE: each partition has one consumer, and order is kept. SHARED: every consumer takes
     messages of every partition, without order.
     """
 
@@ -60,8 +60,8 @@ class ConsumeStrategy(enum.StrEnum):
 
 
 class PartitionState(enum.StrEnum):
-    """State of a partition.  PLANNED: only the metaserver knows it.  OPEN: takes appends.  SEALED:
-    read only.  EXPIRED: its data is gone.
+    """State of a partition. PLANNED: only the metaserver knows it. OPEN: takes appends. SEALED:
+    read only. EXPIRED: its data is gone.
     """
 
     PLANNED = "planned"
@@ -71,7 +71,7 @@ class PartitionState(enum.StrEnum):
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """The client's view of a physical partition.  Range, name, broker group and parents never
+    """The client's view of a physical partition. Range, name, broker group and parents never
     change.
     """
 
@@ -86,7 +86,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     address: str | None = None
     """host:port of the broker group; None while it is not available."""
     logic_start: int = 0
-    """Logic offset of the partition's offset 0, in a static subject.  It follows from the parents'
+    """Logic offset of the partition's offset 0, in a static subject. It follows from the parents'
     ends and is known once they are sealed; brokers do not know it.
     """
 

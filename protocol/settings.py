@@ -1,4 +1,4 @@
-"""Checks of settings; an error lists every problem.  Pure."""
+"""Checks of settings; an error lists every problem. Pure."""
 
 from __future__ import annotations
 

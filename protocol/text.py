@@ -1,5 +1,5 @@
 """Texts for people: counts, lists, times, digests of keys, URLs without passwords, no control
-characters.  Pure.
+characters. Pure.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def plain_number(text: str) -> int | None:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return the count with its noun: "1 message", "2 messages".  `plural` is given for nouns that
+    """Return the count with its noun: "1 message", "2 messages". `plural` is given for nouns that
     do not just take an s.
     """
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"

@@ -1,3 +1,3 @@
-"""Control calls, data-plane channels and servers, at both ends, on aiohttp.  No other room imports
+"""Control calls, data-plane channels and servers, at both ends, on aiohttp. No other room imports
 aiohttp.
 """

@@ -2,7 +2,7 @@
 
     handler ── take_room(bytes) ──▶ reads ──▶ note_size(its size) ──▶ written to the socket ──▶ free
 
-An answer without room waits only for answers of its own connection.  While the server's room is
+An answer without room waits only for answers of its own connection. While the server's room is
 short, connections take turns.
 
 Invariants

@@ -140,7 +140,7 @@ class DataChannel:
         self._timer = self._loop.call_at(end, self._end_late)
 
     def _end_late(self) -> None:
-        """Fail the calls whose time is over.  One timer serves all of them, because nearly every
+        """Fail the calls whose time is over. One timer serves all of them, because nearly every
         call ends before.
         """
         now = self._loop.time()

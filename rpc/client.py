@@ -207,7 +207,7 @@ class BrokerClient:
         return None if channel is None or channel.closed or self._queued else channel
 
     async def channel(self) -> Channel:
-        """Return the open channel.  Raises NotSentError."""
+        """Return the open channel. Raises NotSentError."""
         if (live := self.live_channel) is not None:
             return live
         # While others wait, the lock is taken for an open channel too, so that no call overtakes
@@ -227,7 +227,7 @@ class BrokerClient:
     async def call(
         self, request: Request, payload: bytes = b"", *, wait_ms: int = 0
     ) -> tuple[Answer, memoryview]:
-        """Make one data call.  Pulls, and reads that wait, beyond `PULLS_AT_ONCE_MAX` wait here,
+        """Make one data call. Pulls, and reads that wait, beyond `PULLS_AT_ONCE_MAX` wait here,
         and then each has `PULL_TURN_MS` at the broker, in turn.
         """
         if not is_long_poll(request):

@@ -48,7 +48,7 @@ class BrokerClients:
     """
     The clients of brokers by address.
 
-    Brokers may return at other addresses, for example in containers.  So a client that is not in
+    Brokers may return at other addresses, for example in containers. So a client that is not in
     use and has no open connection is dropped after many others were added.
     """
 
@@ -179,7 +179,7 @@ class Connections:
         Wait up to `wait_s` for metaservers that are still starting, and await the result of
         `begin`.
 
-        With a `wait_s` of 0 they are not asked, and `begin` is called once.  Otherwise it is called
+        With a `wait_s` of 0 they are not asked, and `begin` is called once. Otherwise it is called
         again until `wait_s` is over if its server did not answer, for example because that
         metaserver has just ended.
 
@@ -237,7 +237,7 @@ class Connections:
 
     def broker_at(self, address: str) -> BrokerClient:
         """Return the client of the broker at `host:port`, the same object for as long as it is
-        used.  Raises ClosedError.
+        used. Raises ClosedError.
         """
         if self.network is None:  # it was closed while a caller waited
             self.home.check()
@@ -246,7 +246,7 @@ class Connections:
 
     async def close(self) -> None:
         """
-        Close every connection; a network that was passed in stays open.  Do nothing if the client
+        Close every connection; a network that was passed in stays open. Do nothing if the client
         is not open.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The place where a client is open: one event loop of one process.  Calls from elsewhere are
+"""The place where a client is open: one event loop of one process. Calls from elsewhere are
 refused.
 
     closed ⇄ open ──fork──▶ forked: in the child, for good, because the client's sockets and its
@@ -35,7 +35,7 @@ ENDED_HINT = (
 )
 """Hint of an UsageError if the event loop has ended."""
 SAME_THREAD_HINT = (
-    "Open one in each event loop, or come back to its loop.  pytest-asyncio gives each test a loop "
+    "Open one in each event loop, or come back to its loop. pytest-asyncio gives each test a loop "
     "of its own: a test that takes a fixture of a wider "
     "scope needs @pytest.mark.asyncio(loop_scope=...), and the fixture the same loop_scope."
 )
@@ -57,7 +57,7 @@ class Home:
     """
     The event loop and the process in which a client is open.
 
-    A check asks for the running event loop, which costs a system call on Python 3.11.  Methods that
+    A check asks for the running event loop, which costs a system call on Python 3.11. Methods that
     are called for each message therefore check once for each batch.
 
     Args:
@@ -185,7 +185,7 @@ def held_here() -> Callable[[], bool]:
     Return a function that returns True only in this thread.
 
     A lock that is held here compares the thread without making a number of it: it takes 13 ns,
-    while `get_ident` and a comparison take 40.  `threading.Condition` does the same.
+    while `get_ident` and a comparison take 40. `threading.Condition` does the same.
     """
     lock = RLock()
     lock.acquire()
@@ -287,7 +287,7 @@ class Resident(Uncopied, ABC):
     if not TYPE_CHECKING:  # for a type checker these are errors
 
         def __enter__(self) -> NoReturn:
-            """Refuse a block without async.  Raises TypeError."""
+            """Refuse a block without async. Raises TypeError."""
             raise TypeError(f"`with` does not open a {type(self).__name__}: {self._opening()}")
 
         def __exit__(self, *_: object) -> None:

@@ -1,7 +1,7 @@
 """The real network: aiohttp sessions for control calls and data-plane connections.
 
-An address is `host:port`; with a certificate authority every connection uses TLS.  A network with
-an identity shows it to servers (`access.wallet`).  Pools, redirects and proxies are aiohttp's; the
+An address is `host:port`; with a certificate authority every connection uses TLS. A network with
+an identity shows it to servers (`access.wallet`). Pools, redirects and proxies are aiohttp's; the
 data plane uses none of them.
 """
 
@@ -90,7 +90,7 @@ _NO_CONNECTION = (
 
 class HttpNetwork:
     """
-    See `network.Network` for the contract.  Make it inside a running event loop.
+    See `network.Network` for the contract. Make it inside a running event loop.
 
     Args:
         tls: TLS settings; None: connections do not use TLS.
@@ -419,7 +419,7 @@ class HttpNetwork:
     async def _text(
         self, address: str, path: str, timeout_ms: int, bearer: str | None
     ) -> tuple[str, str, int]:
-        """Return the text, the Date header and the status.  Raises NotSentError,
+        """Return the text, the Date header and the status. Raises NotSentError,
         ForeignServerError.
         """
         check_real(address)
@@ -441,7 +441,7 @@ class HttpNetwork:
             ) from cause(error)
 
     def renew(self, tls: TlsSettings) -> None:
-        """Read the TLS files again for later connections.  Raises ConfigError; then the old ones
+        """Read the TLS files again for later connections. Raises ConfigError; then the old ones
         stay in use.
         """
         if self._contexts is not None:
@@ -545,7 +545,7 @@ def _limits(timeout_ms: int) -> aiohttp.ClientTimeout:
 
 
 def _packed(call: str, body: object, query: Mapping[str, str] | None) -> bytes:
-    """Return the bytes of a body.  Raises InvalidRequestError for a text with a lone surrogate;
+    """Return the bytes of a body. Raises InvalidRequestError for a text with a lone surrogate;
     MessageTooLargeError.
     """
     try:

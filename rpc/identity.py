@@ -1,6 +1,6 @@
 """Draws the ids of producers and of consumer sessions.
 
-Two clients with the same id would count as one.  So ids come from the operating system when they
+Two clients with the same id would count as one. So ids come from the operating system when they
 are needed, and never from a generator that a user may seed, copy or fork.
 """
 

@@ -11,7 +11,7 @@ Invariants
     A connection of the data plane counts until its handshake ends; after that it has its own
     limits.
     A call that changes nothing ends with its connection: otherwise clients that connect and leave
-    would have any number of long polls, none of which counts as a connection.  A call that changes
+    would have any number of long polls, none of which counts as a connection. A call that changes
     something continues to its end.
     With access control, unidentified callers keep no place from identified ones, and principals
     with more than an equal share of the places keep none from those with less; connections of
@@ -69,7 +69,7 @@ ENCODINGS = frozenset({"identity", "gzip", "deflate"})
 
 
 def is_ours(record: logging.LogRecord) -> bool:
-    """Return True if aiohttp logs a fault of keylane.  Bytes that are not HTTP are the caller's
+    """Return True if aiohttp logs a fault of keylane. Bytes that are not HTTP are the caller's
     fault, and must not fill the log.
     """
     error = record.exc_info[1] if record.exc_info else None
@@ -389,7 +389,7 @@ class LimitedSite(web.BaseSite):
         return f"{scheme}://{self._host}:{self._port}"
 
     async def start(self) -> None:
-        """Listen.  Raises OSError."""
+        """Listen. Raises OSError."""
         await super().start()
         if self._openings is not None:
             listeners = await listen(
@@ -413,7 +413,7 @@ class LimitedSite(web.BaseSite):
         most = self._limits.connections_max
         room, exempt = most, self._exempt()
         if self._callers is not None:
-            # A caller that may get another principal's place must be identified first.  Servers
+            # A caller that may get another principal's place must be identified first. Servers
             # take no place: if they did, identified callers could fill the room, and no
             # unidentified connection could be closed.
             room += max(1, most // INTRODUCED_SHARE)

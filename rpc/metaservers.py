@@ -32,8 +32,8 @@ class Metaservers:
     Calls one of several metaservers, beginning with the one that answered last.
 
     A metaserver that cannot be reached, does not answer, has no database or is another program, of
-    keylane or not, is asked last from then on.  A failed call is made at the next address, unless
-    it may have been done and is not idempotent: then it raises.  A call whose endpoint has
+    keylane or not, is asked last from then on. A failed call is made at the next address, unless
+    it may have been done and is not idempotent: then it raises. A call whose endpoint has
     `one_address` asks one address.
     """
 
@@ -147,7 +147,7 @@ def _of_another(error: InvalidRequestError | UnauthenticatedError) -> bool:
 
 
 def of_program(program: str, address: str, health: Health) -> Health:
-    """Return `health` if it is that of a `program`.  Raises InvalidRequestError."""
+    """Return `health` if it is that of a `program`. Raises InvalidRequestError."""
     if health.program != program:
         raise InvalidRequestError(
             f"{address} is the address of a {health.program}, not of a {program}",

@@ -114,12 +114,12 @@ class Channel(Protocol):
         Send a request before this returns, and return a future of the answer, or of an error of
         `call`.
 
-        It costs no task.  Cancelling the future discards the answer.
+        It costs no task. Cancelling the future discards the answer.
 
         Args:
             on_answer: called with the future when the answer or the error arrives: before this
                 returns if the request was not sent, else in the turn of the event loop in which the
-                bytes arrived, while callbacks of the future itself run a turn later.  It is not
+                bytes arrived, while callbacks of the future itself run a turn later. It is not
                 called for a cancelled future, and must not raise.
             on_part: called in the same way with each answer that is followed by another one, which
                 the request must have asked for; `timeout_ms` holds for all of them together.
@@ -155,7 +155,7 @@ class Network(Protocol):
     """Opens channels and makes control calls."""
 
     async def open_channel(self, address: str, *, timeout_ms: int) -> Channel:
-        """Return a channel to the broker at `address`.  Raises NotSentError."""
+        """Return a channel to the broker at `address`. Raises NotSentError."""
         ...
 
     async def control(

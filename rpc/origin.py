@@ -1,5 +1,5 @@
 """Decides which callers a server answers: programs, and web pages of its own address, but no page
-of another site.  Pure.
+of another site. Pure.
 
     Origin            sent with every WebSocket and POST of a page
                       must be the server's own address
@@ -8,9 +8,9 @@ of another site.  Pure.
     Host              the name that the caller looked up
                       must be a loopback name, or the one listened on
 
-A browser lets no page set these headers.  Other programs, including our own clients, send only the
+A browser lets no page set these headers. Other programs, including our own clients, send only the
 last one. `Host` protects from DNS rebinding: a page of `http://evil.example:7000` has the same
-origin as a server to which this name leads.  The port in `Host` may be any, because requests
+origin as a server to which this name leads. The port in `Host` may be any, because requests
 through a forwarded port are still for this machine.
 """
 

@@ -33,7 +33,7 @@ _NO_WAY = {errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOW
 """
 OPEN_FILES = 65_536
 FILES_NEEDED = 128
-"""Least limit of open files.  An idle server has about 20 open; half of the others are for
+"""Least limit of open files. An idle server has about 20 open; half of the others are for
 connections, the rest for its data.
 """
 OTHERS_UMASK = 0o077

@@ -41,7 +41,7 @@ def shield(work: asyncio.Future[T] | Coroutine[Any, Any, T]) -> asyncio.Future[T
     """
     Return a future for one waiter, whose cancellation does not cancel `work`.
 
-    An error of `work` is dropped once the waiter has gone.  From Python 3.14 on, `asyncio.shield`
+    An error of `work` is dropped once the waiter has gone. From Python 3.14 on, `asyncio.shield`
     reports such an error to the event loop, and a server would log one for each caller that left.
     """
     inner = start_task(work) if asyncio.iscoroutine(work) else work
@@ -113,7 +113,7 @@ class Race:
             await race.first()
             return answer.result() if answer.done() else None
 
-    The tasks end with the block even if it raises or its task is cancelled.  Errors of tasks that
+    The tasks end with the block even if it raises or its task is cancelled. Errors of tasks that
     are not awaited in the block are dropped.
     """
 
@@ -152,7 +152,7 @@ class Race:
 
 async def error_of(work: Awaitable[object]) -> BaseException | None:
     """
-    Return the error with which `work` ends, None if it ends without one.  Raises CancelledError if
+    Return the error with which `work` ends, None if it ends without one. Raises CancelledError if
     this call is cancelled.
 
     A task that raises SystemExit or KeyboardInterrupt ends the event loop at once; a task of this
@@ -176,7 +176,7 @@ async def shared(task: asyncio.Task[T], closed: str) -> T:
         closed: text of the error if the owner of the task has cancelled it.
 
     Raises:
-        ClosedError: the task was cancelled.  A caller that is not cancelled itself never gets a
+        ClosedError: the task was cancelled. A caller that is not cancelled itself never gets a
             CancelledError.
     """
     try:
@@ -214,7 +214,7 @@ def outlives_cancel(
 
 class Steps(AsyncIterator[T]):
     """
-    The values of an async generator.  Each is made in a task; if an `anext` was cancelled, the next
+    The values of an async generator. Each is made in a task; if an `anext` was cancelled, the next
     one waits for the same task.
 
     Args:

@@ -4,8 +4,8 @@
                 ─▶ JSON, or an ErrorBody with its status
     data plane  ─▶ `plane.data_plane`
 
-Addresses of other machines are served only with TLS (`tls`).  A user's browser can also reach a
-server, so requests that it makes for a page of another site are refused (`origin`).  Callers have
+Addresses of other machines are served only with TLS (`tls`). A user's browser can also reach a
+server, so requests that it makes for a page of another site are refused (`origin`). Callers have
 limits of time and number (`intake`).
 """
 
@@ -133,7 +133,7 @@ class ControlRoute:
     A control call and its handler.
 
     `handler` takes the decoded body, None if the endpoint has none, and the parameters of path and
-    query, and of the endpoint's headers.  It returns the body of the answer, or a Reply.
+    query, and of the endpoint's headers. It returns the body of the answer, or a Reply.
     """
 
     endpoint: Endpoint[Any]
@@ -144,7 +144,7 @@ class ControlRoute:
     """
 
     def check(self, body: bytes, params: Params) -> None:
-        """Check the texts of a call.  Raises InvalidRequestError."""
+        """Check the texts of a call. Raises InvalidRequestError."""
         call = f"{self.endpoint.method} {self.endpoint.path}"
         if self.to_database:
             check_no_nul(call, body, params)
@@ -300,7 +300,7 @@ def _did(request: web.Request) -> str:
 
 
 def _params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
-    """Return the parameters of query and path, and the headers of these names.  Raises
+    """Return the parameters of query and path, and the headers of these names. Raises
     InvalidRequestError if one is given twice.
     """
     headers = [(name, value) for name in names for value in request.headers.getall(name, ())]
@@ -593,7 +593,7 @@ class Server:
 def whole_number(
     params: Params, name: str, default: int, *, low: int = 0, high: int = MAX_I64
 ) -> int:
-    """Return a number of the query, `default` if it is missing.  Raises InvalidRequestError."""
+    """Return a number of the query, `default` if it is missing. Raises InvalidRequestError."""
     text = params.get(name)
     if text is None:
         return default

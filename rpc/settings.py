@@ -4,7 +4,7 @@ defaults, each with its origin.
     --retention-ms 3600000  ▶  KEYLANE_BROKER_RETENTION_MS=…  ▶  [broker] retention_ms = …
                             ▶  the default
 
-Paths of certificates in a file are relative to it.  A file has the settings at its top, or in a
+Paths of certificates in a file are relative to it. A file has the settings at its top, or in a
 table named after the program, so that one file can serve all programs of a host.
 """
 
@@ -63,7 +63,7 @@ class SettingSources(Generic[Settings]):
 
     Args:
         program: "broker" or "metaserver".
-        kind: dataclass whose fields have `metadata["doc"]`.  A `Path` may be given as text, a
+        kind: dataclass whose fields have `metadata["doc"]`. A `Path` may be given as text, a
             `tuple[str, ...]` as an array or as text with commas.
         problems_of: returns what is wrong with values by name; missing values are left out.
     """
@@ -108,7 +108,7 @@ class SettingSources(Generic[Settings]):
         config: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> list[Setting]:
-        """Return every setting with its value and origin.  Raises ConfigError like `read`."""
+        """Return every setting with its value and origin. Raises ConfigError like `read`."""
         values, origins = self._gather(flags, config, environment or {})
         settings = self._kind(**values)
         return [

@@ -3,7 +3,7 @@
     first signal ─▶ every open StopSignals is notified
     second signal ─▶ only the earlier handler gets it, at once
 
-The handlers are installed with `signal.signal`, not in the event loop.  So handlers that a user
+The handlers are installed with `signal.signal`, not in the event loop. So handlers that a user
 gave to the loop run too, and earlier handlers can be read and restored.
 """
 
@@ -45,9 +45,9 @@ class StopSignals:
 
     The earlier handler is also called, but does not interrupt the program: the handler of
     `asyncio.run` is left out, and a KeyboardInterrupt is dropped, which Python's handler of SIGINT
-    raises, and PySpark's after it has canceled its jobs.  The second signal goes only to the
-    earlier handler; by default, and under `asyncio.run`, it ends the process.  An ignored signal
-    stays ignored.  Outside the main thread no handler is installed, because Python lets only the
+    raises, and PySpark's after it has canceled its jobs. The second signal goes only to the
+    earlier handler; by default, and under `asyncio.run`, it ends the process. An ignored signal
+    stays ignored. Outside the main thread no handler is installed, because Python lets only the
     main thread handle signals.
     """
 

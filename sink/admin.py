@@ -1,5 +1,5 @@
 """Calls for operators and migrations, which take an engine or the URL of a database and ask no
-metaserver.  I/O: SQL.
+metaserver. I/O: SQL.
 """
 
 from __future__ import annotations

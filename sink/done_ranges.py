@@ -1,4 +1,4 @@
-"""Finds offsets in ranges whose effects are done, and plans merges of such ranges.  Pure."""
+"""Finds offsets in ranges whose effects are done, and plans merges of such ranges. Pure."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ I/O: SQL.
     record    lock the fence ─▶ check that its token is not above ours ─▶ insert our offsets
 
 The fence is locked shared while its token is ours, so that lanes of one owner do not wait for each
-other.  An owner that raises it locks it exclusively, once for each token.  It is locked at the end
+other. An owner that raises it locks it exclusively, once for each token. It is locked at the end
 of the block, so that an owner that is suspended in the middle of a handler holds no lock of ours.
 
 Invariants
@@ -14,7 +14,7 @@ Invariants
     After raising a fence, an owner checks again which offsets earlier owners have done, before it
     records anything.
     An offset is in at most one row of `done`.
-    Only offsets below the cursor are merged; they are delivered again only after a reset.  A block
+    Only offsets below the cursor are merged; they are delivered again only after a reset. A block
     of another try of the message that began before the merge is refused: after its INSERT it looks
     for other rows that contain one of its offsets.
 """
@@ -38,7 +38,7 @@ MERGE_ROWS_MAX = 2_000
 """Number of rows that one merge reads at most."""
 MERGE_BACK_ROWS = 4_000
 """
-Number of rows below the cursor at which the first merge of an owner begins.  If it began at the
+Number of rows below the cursor at which the first merge of an owner begins. If it began at the
 lowest row, an owner that is soon replaced would never reach its own rows, because messages that
 were not fenced leave gaps, and so unmerged rows, for years.
 """
@@ -167,7 +167,7 @@ class Rows:
         Check that no other try of a recorded message was merged with its neighbours since `look`.
 
         A merged row no longer begins at the message's offset, so the INSERT does not conflict with
-        it.  An owner that has checked under the lock (`record`) cannot have such a concurrent try.
+        it. An owner that has checked under the lock (`record`) cannot have such a concurrent try.
 
         Raises:
             EffectDoneError: this transaction must not commit.

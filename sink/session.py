@@ -46,7 +46,7 @@ MERGE_EVERY = 256
 _checked: WeakKeyDictionary[SinkTables, WeakSet[Engine]] = WeakKeyDictionary()
 """Engines whose tables were checked and have the right version."""
 _marks: WeakKeyDictionary[Delivery, int] = WeakKeyDictionary()
-"""Offsets at which the next merge of a partition begins.  If a mark is lost, or is that of a
+"""Offsets at which the next merge of a partition begins. If a mark is lost, or is that of a
 transaction that was rolled back, rows only stay unmerged longer.
 """
 
@@ -223,7 +223,7 @@ class FencedSession(Fenced[bool]):
                     session.add(Entry(account=message.key, amount=message.value))
 
     The block begins a transaction, and at its end commits it together with the message's offset and
-    fencing token.  The transaction is rolled back if the block fails, and also if the effect was
+    fencing token. The transaction is rolled back if the block fails, and also if the effect was
     already done (`todo` is False).
     """
 
@@ -308,7 +308,7 @@ def fenced_batch(
     Return a block for many messages in one transaction, which yields the list of messages whose
     effects have to be done, each once.
 
-    The list is sorted by partition and offset, so messages of one key keep their order.  If one
+    The list is sorted by partition and offset, so messages of one key keep their order. If one
     message is refused, nothing is committed.
 
     Args:

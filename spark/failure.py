@@ -1,4 +1,4 @@
-"""Packs errors into the texts of exceptions, because Spark passes on nothing else.  Pure.
+"""Packs errors into the texts of exceptions, because Spark passes on nothing else. Pure.
 
     KEYLANE_1160 {"details": {"offset": 5, "partition_id": 3}, "fate": "not_done"} no such offset …
     [Class 1160]

@@ -1,4 +1,4 @@
-"""Explains an unknown option: it suggests the intended name, or lists all names.  Pure."""
+"""Explains an unknown option: it suggests the intended name, or lists all names. Pure."""
 
 from __future__ import annotations
 

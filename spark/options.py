@@ -1,4 +1,4 @@
-"""The options of `spark.read.format("keylane")`, their defaults and their checks.  Pure.
+"""The options of `spark.read.format("keylane")`, their defaults and their checks. Pure.
 
     option          meaning                                                      default
     meta            host:port of a metaserver; several, separated by commas      required

@@ -1,9 +1,9 @@
-"""Restores the order of the messages of each key after a shuffle.  Needs pyspark.
+"""Restores the order of the messages of each key after a shuffle. Needs pyspark.
 
     (logical_partition, epoch, offset)
 
-A key always has the same logical partition.  Its messages are in a chain of physical partitions,
-each deeper in the lineage than the one before, and in each of them ordered by offset.  So this sort
+A key always has the same logical partition. Its messages are in a chain of physical partitions,
+each deeper in the lineage than the one before, and in each of them ordered by offset. So this sort
 gives the order in which the messages of a key were stored.
 """
 

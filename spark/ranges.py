@@ -1,5 +1,5 @@
 """Reads planned ranges into a DataFrame with `mapInArrow`, and runs a function of the user in the
-same worker.  Needs pyspark.
+same worker. Needs pyspark.
 
     options = parse_options({"meta": "127.0.0.1:7000", "subject": "orders"}, now_ms=0)
     frame = read_ranges(spark, options, take_snapshot(options))

@@ -1,7 +1,7 @@
-"""Registers the format `keylane` in a Spark session.  Needs pyspark.
+"""Registers the format `keylane` in a Spark session. Needs pyspark.
 
 Where the wheel of keylane is installed, Spark finds the format without a registration: it imports
-every package whose name begins with `pyspark_`, and uses its `DefaultSource`.  `register` is for a
+every package whose name begins with `pyspark_`, and uses its `DefaultSource`. `register` is for a
 session whose driver runs from a checkout.
 """
 

@@ -1,4 +1,4 @@
-"""The columns of `arrow/schema.py` with their Spark types.  Pure.
+"""The columns of `arrow/schema.py` with their Spark types. Pure.
 
 Source: Spark requires that an Arrow batch matches its schema exactly: order, types, nullability.
 """

@@ -1,5 +1,5 @@
 """The options of readers and writers that secure connections: files for TLS and with a token, never
-a token itself.  Pure.
+a token itself. Pure.
 
     tlsCa       PEM file of the authority that signed the servers' certificates   KEYLANE_TLS_CA
     tlsCert     PEM file of a client certificate, if servers require one          KEYLANE_TLS_CERT

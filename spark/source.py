@@ -1,4 +1,4 @@
-"""The data source `keylane` for PySpark 4: it plans ranges and reads them as Arrow batches.  Needs
+"""The data source `keylane` for PySpark 4: it plans ranges and reads them as Arrow batches. Needs
 pyspark.
 
     reader = spark.read.format("keylane")
@@ -8,7 +8,7 @@ pyspark.
     plan     reader().partitions(): the tasks of `arrow/packing.py`
     task     read(): Arrow batches of its ranges; a task gets only its part of the plan
 
-A table of SQL has its options only in CREATE TABLE, but its schema in each query.  So the options
+A table of SQL has its options only in CREATE TABLE, but its schema in each query. So the options
 are stored in the schema.
 
 Invariants

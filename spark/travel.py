@@ -2,7 +2,7 @@
 Needs pyspark.
 
 In a process without keylane, unpickling would fail with a page of traces and "No module named
-'keylane'".  So the function that unpickles is itself pickled by value: it is a function inside a
+'keylane'". So the function that unpickles is itself pickled by value: it is a function inside a
 function, which cloudpickle cannot look up by name.
 """
 

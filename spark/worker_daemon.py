@@ -1,10 +1,10 @@
 """The daemon from which Spark forks its Python workers; it imports keylane and pyarrow before that.
 
-It is set by `spark.python.daemon.module`, and otherwise the same as PySpark's own daemon.  A worker
+It is set by `spark.python.daemon.module`, and otherwise the same as PySpark's own daemon. A worker
 is then ready at once: the modules would cost 1 s of CPU in each, and their memory is shared.
 
 Spark closes the socket of a worker from which it needs no more rows (`limit`, `first`, a canceled
-job).  PySpark's daemon prints eleven lines of traces for each; this one ends the worker silently.
+job). PySpark's daemon prints eleven lines of traces for each; this one ends the worker silently.
 """
 
 import contextlib

@@ -178,8 +178,8 @@ class SyncConsumer(Uncopied, Generic[V]):
 
     The consumer works like a `keylane.Consumer` without a handler, on a thread of its own:
     heartbeats continue while the program works, so the body of the loop may take as long as it
-    needs.  A message is returned only after all earlier messages of its key were acked; `getmany`
-    may return several of a key.  When the block ends, the partitions are released, and messages
+    needs. A message is returned only after all earlier messages of its key were acked; `getmany`
+    may return several of a key. When the block ends, the partitions are released, and messages
     that were not acked are delivered again.
     """
 
@@ -204,7 +204,7 @@ class SyncConsumer(Uncopied, Generic[V]):
         Create a consumer with arguments of `keylane.Consumer`; `with` or `open` opens it.
 
         Args:
-            others: nothing.  Only `keylane.Consumer` takes a handler and its options.
+            others: nothing. Only `keylane.Consumer` takes a handler and its options.
 
         Raises:
             ConfigError: an argument is invalid, or only `keylane.Consumer` takes it.

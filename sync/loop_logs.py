@@ -2,14 +2,14 @@
 
     event loop ── record ──▶ queue ──▶ thread "keylane logs" ──▶ handlers of the program
 
-A log handler has a lock, which its caller holds while the handler works.  A handler that sends its
-records with a producer of keylane.sync waits for an event loop.  If that loop logged and waited for
+A log handler has a lock, which its caller holds while the handler works. A handler that sends its
+records with a producer of keylane.sync waits for an event loop. If that loop logged and waited for
 the lock, the two would wait for each other forever.
 
 Invariants
     An event loop waits for no handler: records beyond RECORDS_MAX are dropped, and their number is
     logged.
-    Records keep their order.  They are handled before the `stop` of their loop's thread returns,
+    Records keep their order. They are handled before the `stop` of their loop's thread returns,
     which waits for SETTLE_S at most.
 """
 
@@ -45,7 +45,7 @@ class LoopLogs:
         """Records, and locks of callers who wait until all earlier records are handled."""
         self._dropped = 0
         self._wake = threading.Lock()
-        """A lock that is held while no records wait.  A `queue.Queue` would deadlock: a finalizer
+        """A lock that is held while no records wait. A `queue.Queue` would deadlock: a finalizer
         may log while the same thread puts a record.
         """
         self._wake.acquire()

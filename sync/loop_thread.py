@@ -10,8 +10,8 @@ Invariants
     If a callback of the user ends the program, for example with `sys.exit()`, the client is closed
     before the loop ends.
     In a forked child nothing runs, because the thread exists only in the parent.
-    No thread holds a lock that another thread needs.  A signal handler may interrupt its thread
-    anywhere and call this module, and so may finalizers and log handlers.  So each caller waits at
+    No thread holds a lock that another thread needs. A signal handler may interrupt its thread
+    anywhere and call this module, and so may finalizers and log handlers. So each caller waits at
     a lock of its own, which the loop releases without waiting.
 """
 
@@ -36,14 +36,14 @@ OWN_LOOP_HINT = "Call it from another thread: its event loop would wait for itse
 """The hint of an UsageError in a callback that runs on the client's own thread."""
 SHARED_THREAD_HINT = (
     "Where gevent has patched threads, only one client of keylane.sync can run; greenlets may "
-    "share it.  To run several clients, use real threads, for example with gunicorn "
+    "share it. To run several clients, use real threads, for example with gunicorn "
     "--worker-class gthread."
 )
 """The hint of an UsageError where a patched `threading` starts no real thread."""
 
 NO_THREAD_HINT = (
     "Python starts no thread after the main thread has ended: open the client earlier, and end the "
-    "main thread last.  Or the process has reached the system's limit of threads."
+    "main thread last. Or the process has reached the system's limit of threads."
 )
 """The hint of an UsageError when no thread could be started."""
 
@@ -74,7 +74,7 @@ class _Call(Generic[T]):
         self.gate = _Gate()
         self._work = work
         self._task: asyncio.Task[T | _Exit] | None = None
-        """The task of the work.  When the gate is open, it is done, or None if it never began."""
+        """The task of the work. When the gate is open, it is done, or None if it never began."""
 
     def begin(self, life: _Life) -> None:
         """Begin the work, on the loop."""
@@ -367,7 +367,7 @@ class LoopThread:
         """
         Close the client, cancel the remaining work, and wait until the thread has ended.
 
-        In a forked child this does nothing.  An interrupt ends only the wait.
+        In a forked child this does nothing. An interrupt ends only the wait.
 
         Raises:
             UsageError: the thread itself made the call; nothing was stopped.

@@ -1,6 +1,6 @@
 """Calls that are made when this process ends, so that an open client is closed.
 
-A forked child of `multiprocessing` calls no functions of `atexit` before Python 3.13.  It does call
+A forked child of `multiprocessing` calls no functions of `atexit` before Python 3.13. It does call
 the finalizers of `multiprocessing`, unless it ends by `os._exit` or a signal.
 """
 

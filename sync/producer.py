@@ -115,14 +115,14 @@ class SyncProducer(Uncopied, Generic[V]):
         with Producer("127.0.0.1:7000") as producer:
             receipt = producer.send("flights", b"...", key=b"UA-N14228").result()
 
-    The producer works like `keylane.Producer`, whose calls it makes on a thread of its own.  Any
+    The producer works like `keylane.Producer`, whose calls it makes on a thread of its own. Any
     thread may call it: the messages of a key are stored in the order in which the calls of `send`
-    return.  Each `send` passes to that thread and back; `send_all` passes once for a thousand
+    return. Each `send` passes to that thread and back; `send_all` passes once for a thousand
     messages.
 
-    The end of the block waits until everything is stored.  In a notebook, `producer =
+    The end of the block waits until everything is stored. In a notebook, `producer =
     Producer(...).open()` opens the producer for several cells; it is closed by `close()`, or when
-    the program or its process of `multiprocessing` ends.  A process that ends by a signal or
+    the program or its process of `multiprocessing` ends. A process that ends by a signal or
     `os._exit`, like uvicorn and the workers of Celery and RQ, does not close it, and queued
     messages are lost: call `result`, `flush` or `close` first.
     """
@@ -259,7 +259,7 @@ class SyncProducer(Uncopied, Generic[V]):
 
         Returns:
             The queued message: its `result()` waits for the Receipt, or with `deliver_at` for the
-            ScheduledReceipt.  If `result` is never called, `flush` and `close` report messages that
+            ScheduledReceipt. If `result` is never called, `flush` and `close` report messages that
             were given up.
 
         Raises:

@@ -5,7 +5,7 @@ test.
                    ─▶ cluster.start(function, …)   separate programs, which can be killed
                    ─▶ faults, and `await asyncio.sleep(600)`, which takes no time
 
-The test, each program and each server run as processes of one event loop.  The seed decides which
+The test, each program and each server run as processes of one event loop. The seed decides which
 of them runs first where two could, and the delays of the network: the same seed gives the same run.
 """
 
@@ -54,7 +54,7 @@ TEST = "test"
 """Name of the program that is the story itself."""
 BROKERS_MAX = 100
 LIMIT_S_MAX = 1e100
-"""Longest limit; a whole number may be larger than every float.  Infinity means no limit."""
+"""Longest limit; a whole number may be larger than every float. Infinity means no limit."""
 POLL_S = 0.01
 EVERY_S_MIN = 0.000_001
 """Shortest pause of `until`; without one, virtual time would not pass."""
@@ -278,7 +278,7 @@ class VirtualCluster:
             self._dispose()
 
     def _dispose(self) -> None:
-        """End everything where it stands.  Programs that are cut off would log errors, so logging
+        """End everything where it stands. Programs that are cut off would log errors, so logging
         is off.
         """
         disabled = logging.root.manager.disable
@@ -298,7 +298,7 @@ class VirtualCluster:
         Its name is that of its function; the second program with one function is "work 2".
 
         Raises:
-            InvalidRequestError: `function` is not a function.  A plain function ends the program
+            InvalidRequestError: `function` is not a function. A plain function ends the program
                 with this error.
         """
         check_story(function, "cluster.start(work)")

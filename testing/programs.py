@@ -1,4 +1,4 @@
-"""The programs of a virtual cluster: a metaserver, brokers, and users' own.  Each can be stopped,
+"""The programs of a virtual cluster: a metaserver, brokers, and users' own. Each can be stopped,
 killed and started.
 
     start ─▶ running ─▶ ended by itself, or by stop (SIGTERM), kill (SIGKILL), or crash (with its
@@ -58,7 +58,7 @@ def check_story(function: object, call: str) -> None:
 
 
 async def awaited(function: Callable[[], Any]) -> Any:
-    """Return the result of an async function.  Raises InvalidRequestError for a plain function,
+    """Return the result of an async function. Raises InvalidRequestError for a plain function,
     after calling it.
     """
     returned = function()

@@ -62,8 +62,8 @@ def _hold_first_savepoint(connection: Connection, name: str, _context: object) -
     Keep the transaction's first savepoint from being released.
 
     Python's driver of SQLite begins a transaction before the first statement that writes, and
-    SAVEPOINT does not count as one.  A savepoint that comes first is therefore the transaction
-    itself, and its release is a commit.  SQLite releases the latest savepoint of a name: a second
+    SAVEPOINT does not count as one. A savepoint that comes first is therefore the transaction
+    itself, and its release is a commit. SQLite releases the latest savepoint of a name: a second
     savepoint of the same name is released in place of the first, which stays until the
     transaction ends.
     """

@@ -1,4 +1,4 @@
-"""Runs transactions in the user's database, which is given as an engine or a URL.  I/O: SQL."""
+"""Runs transactions in the user's database, which is given as an engine or a URL. I/O: SQL."""
 
 from __future__ import annotations
 

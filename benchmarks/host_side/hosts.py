@@ -1,7 +1,7 @@
 """Measures what TLS, access control and metrics cost beside a cluster without them, in the same
 run; prints JSON.
 
-Ratios are of the time without to the time with.  `..._cpu_ratio` is the same of the processor time
+Ratios are of the time without to the time with. `..._cpu_ratio` is the same of the processor time
 of client, broker and metaserver together: on a machine whose cores are busy it is the ratio of
 rates, and other programs disturb it less. Runs that are compared are next to each other, and which
 of them is first changes with each round.

@@ -1,4 +1,4 @@
-"""A measured client: `client.py JOB`, a JSON object.  Prints a line {"ready": true} once connected,
+"""A measured client: `client.py JOB`, a JSON object. Prints a line {"ready": true} once connected,
 then its figures.
 """
 

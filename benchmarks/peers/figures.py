@@ -1,4 +1,4 @@
-"""The figures of `make bench-peers`: what they are, medians, which peers count, ratios.  Pure."""
+"""The figures of `make bench-peers`: what they are, medians, which peers count, ratios. Pure."""
 
 from __future__ import annotations
 

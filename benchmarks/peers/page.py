@@ -1,4 +1,4 @@
-"""docs/PEERS.md and the printed table, from the result of a run.  Pure."""
+"""docs/PEERS.md and the printed table, from the result of a run. Pure."""
 
 from __future__ import annotations
 

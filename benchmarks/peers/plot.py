@@ -1,4 +1,4 @@
-"""The plot of docs/PEERS.md: how far keylane is ahead of each peer, as SVG.  Pure."""
+"""The plot of docs/PEERS.md: how far keylane is ahead of each peer, as SVG. Pure."""
 
 from __future__ import annotations
 

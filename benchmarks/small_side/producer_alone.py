@@ -3,7 +3,7 @@
 
 Prints JSON: nanoseconds of processor time for a message of a loop that awaits the oldest of 20,000
 receipts, of an await of a receipt that is there, and of `send_all`; microseconds of a single
-awaited send; messages of a batch in the loop.  Another tree is measured with `PYTHONPATH` of the
+awaited send; messages of a batch in the loop. Another tree is measured with `PYTHONPATH` of the
 folder that has it as `keylane`, and of `benchmarks`.
 """
 

@@ -2,9 +2,9 @@
 consumers; prints JSON.
 
 `--rates 500,5000`, `--groups 1,5`, `--seconds N` (6) of each rate, `--rounds N` (3), `--uvloop`
-(clients run on asyncio's own loop), `--idle N` (0) consumers for `--seconds`.  Processor time is
+(clients run on asyncio's own loop), `--idle N` (0) consumers for `--seconds`. Processor time is
 user and system time of all threads of a process, in µs a message, and a group; another tree is
-measured with `PYTHONPATH` of the folder that has it as `keylane`, and of `benchmarks`.  A group is
+measured with `PYTHONPATH` of the folder that has it as `keylane`, and of `benchmarks`. A group is
 sent after the one before was handled, so that its figures depend little on other work of the
 machine: a steady rate on a busy machine makes larger batches.
 """

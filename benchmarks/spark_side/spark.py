@@ -3,8 +3,8 @@ prints JSON.
 
 `--rows N` (5,000,000 of 100 bytes in 4 partitions), `--rounds N` (3), `--quick` (200,000 rows, one
 round), `--kafka HOME` (see `spark_kafka.py`), `--table` (the table of docs/PERFORMANCE.md too),
-`--no-live` (leave out live messages).  Each round runs everything in turn, after one round that
-warms up; figures are medians.  The JVM has its default flags. `cpu_us` in the JSON has the
+`--no-live` (leave out live messages). Each round runs everything in turn, after one round that
+warms up; figures are medians. The JVM has its default flags. `cpu_us` in the JSON has the
 processor time of each job, in µs a row.
 """
 

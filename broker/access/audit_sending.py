@@ -1,4 +1,4 @@
-"""Sends a broker's audit log to a metaserver, which stores it.  Network, through `send`."""
+"""Sends a broker's audit log to a metaserver, which stores it. Network, through `send`."""
 
 from __future__ import annotations
 

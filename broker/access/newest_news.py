@@ -1,5 +1,5 @@
 """Decides which news of access count: a metaserver that has not read a change yet still reports
-rights that were revoked.  Pure.
+rights that were revoked. Pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks that a request comes from the owner of a pull lock.  Pure."""
+"""Checks that a request comes from the owner of a pull lock. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Decides from the bytes of batches which of them can have messages with wanted tags, without
-splitting them into messages.  Pure.
+splitting them into messages. Pure.
 
     batch ─▶ the properties at its end ─┬─ they contain a wanted tag, or are packed ─▶ may
         have some: it stays

@@ -1,4 +1,4 @@
-"""Rebuilds, converts and compares the indexes of a data folder that no broker uses.  Disk.
+"""Rebuilds, converts and compares the indexes of a data folder that no broker uses. Disk.
 
 rebuild   log ─▶ index
 switch    index ─▶ index of the other kind; the old one is removed

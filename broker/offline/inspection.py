@@ -1,4 +1,4 @@
-"""Reads everything of a data folder that no broker uses, and lists its problems.  Changes
+"""Reads everything of a data folder that no broker uses, and lists its problems. Changes
 nothing.
 """
 

@@ -1,4 +1,4 @@
-"""Applies acks to a consumer group's progress on a partition.  Pure.
+"""Applies acks to a consumer group's progress on a partition. Pure.
 
 Invariants
     Only ranges of stored messages are acked. All ranges of a request are acked, or none.

@@ -1,4 +1,4 @@
-"""Decides by a producer's sequence whether a batch is stored, is a duplicate, or is refused.  Pure.
+"""Decides by a producer's sequence whether a batch is stored, is a duplicate, or is refused. Pure.
 
     sequence == next      store
     sequence >  next      gap: refuse

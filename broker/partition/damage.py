@@ -1,4 +1,4 @@
-"""Describes damage as text: problems of the log, and the lost messages of each partition.  Pure."""
+"""Describes damage as text: problems of the log, and the lost messages of each partition. Pure."""
 
 from __future__ import annotations
 

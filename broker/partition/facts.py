@@ -1,4 +1,4 @@
-"""Checks the facts of a new partition: names, ids, ranges.  Pure."""
+"""Checks the facts of a new partition: names, ids, ranges. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Records how and when each message without an order has failed: runs of offsets with one answer,
-and texts that are kept once.  Pure.
+and texts that are kept once. Pure.
 
     put, forget ─▶ FailureRuns: [from this offset on: since, at, fault, next try],
                    one row for neighbours with the same answer

@@ -1,5 +1,5 @@
 """A set of offsets as half-open runs in two arrays, which holds a million offsets in 16 MB: offsets
-are removed at the front and added at the end.  Pure.
+are removed at the front and added at the end. Pure.
 
 Invariants
     Runs are sorted; between two runs lies at least one offset.

@@ -1,5 +1,5 @@
 """Decides which of the requested changes are written: changes that are already made are left out,
-and the others must fit.  Pure.
+and the others must fit. Pure.
 
 Invariants
     Only messages that are not acked are parked: a repeated request never parks messages that were

@@ -1,5 +1,5 @@
 """Shows a group's parked messages to owners, children and operators, and makes the changes that
-operators ask for.  Pure.
+operators ask for. Pure.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The messages that a consumer group has parked on a partition: a fold over changes, the same in
-recovery and in service.  Pure.
+recovery and in service. Pure.
 
     park_checks (raises, or returns what is to be written)
         ──▶ apply (at once; returns its undo) ──▶ the record in the log

@@ -1,5 +1,5 @@
 """The parked messages of one key, by the partitions that contain them: how each failed, and by what
-an operator has replaced it. Also encodes the image of all keys.  Pure.
+an operator has replaced it. Also encodes the image of all keys. Pure.
 """
 
 from __future__ import annotations

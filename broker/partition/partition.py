@@ -5,7 +5,7 @@ Pure.
         ──▶  durable_…
 
 Until the record is durable, the state is ahead of the disk: `next_offset` is the offset of the next
-append, `readable_offset` the end of the messages that may be read.  If the write fails, `undo_…`
+append, `readable_offset` the end of the messages that may be read. If the write fails, `undo_…`
 restores the durable state.
 """
 

@@ -4,14 +4,14 @@ that expires. Pure.
     token < fence     FENCED: a newer owner exists              same token, same session: the owner
     token > fence     unknown: acquire first                    same token, other session: FENCED
 
-The fence makes handling safe: it is durable before its owner reads the cursor.  The lock only shows
-the owner to people and keeps waiting fair.  If the lock has expired, the owner's next call takes it
+The fence makes handling safe: it is durable before its owner reads the cursor. The lock only shows
+the owner to people and keeps waiting fair. If the lock has expired, the owner's next call takes it
 again, because no newer owner exists.
 
 A shared group has one token for all its sessions; the session of its lock is SHARED.
 
 Invariants
-    The fence never falls.  Once a higher token is accepted, every call with a lower token is
+    The fence never falls. Once a higher token is accepted, every call with a lower token is
     refused.
 
 Source: Kleppmann, "How to do distributed locking" (a token checked by the resource); QMQ's pull

@@ -1,5 +1,5 @@
 """Encodes and decodes the bodies of records that are not messages: facts of partitions, fences,
-cursors and others.  Pure.
+cursors and others. Pure.
 
     PARTITION  {subject, partition}                 map, so that facts can be added
     FENCE      [group, token, session]

@@ -1,4 +1,4 @@
-"""The state of a broker: its hosted partitions, and the damage of its log.  Pure.
+"""The state of a broker: its hosted partitions, and the damage of its log. Pure.
 
 The same records give the same state in recovery (`store/replay.py`) and in service
 (`store/store.py`).

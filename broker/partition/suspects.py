@@ -1,5 +1,5 @@
 """Messages that may have ended the process that handled them, as the broker of their partition
-knows them.  Pure.
+knows them. Pure.
 
     pulls of an owner ─▶ pulled_to
         ─ the next owner acquires, and there was no release ─▶ once

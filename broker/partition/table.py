@@ -1,5 +1,5 @@
 """Hosted partitions by id: recently used ones as objects, the others as images, which take less
-memory.  Pure.
+memory. Pure.
 
     use ──▶ warm: objects, WARM_MAX of them ──(the oldest, when it is quiet)──▶ cold: images
 

@@ -1,4 +1,4 @@
-"""Decides which of the oldest segments should be removed, and when writing has to stop.  Pure.
+"""Decides which of the oldest segments should be removed, and when writing has to stop. Pure.
 
     older than retention_ms, or the log larger than retention_bytes    remove
     disk 75 % full                             remove segments older than half of retention_ms

@@ -1,5 +1,5 @@
 """Keeps track of scheduled messages: which wait, which are due, and which are on their way to their
-subjects.  Pure.
+subjects. Pure.
 
     waiting ──due──▶ ready ──take──▶ taken ──begin──▶ in a delivery ──end──▶ delivered
        │ ▲                             │                    │

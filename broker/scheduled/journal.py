@@ -1,4 +1,4 @@
-"""The journal of scheduled messages: segments of frames in `scheduled/`.  Disk, through `Files`;
+"""The journal of scheduled messages: segments of frames in `scheduled/`. Disk, through `Files`;
 one thread at a time.
 
     scheduled/00000000000000000001.log      numbered from 1; only the last is written, at its end

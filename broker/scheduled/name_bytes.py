@@ -1,5 +1,5 @@
 """Counts bytes of scheduled messages by the beginnings of their subjects' names. A beginning that
-was asked for is counted from then on.  Pure.
+was asked for is counted from then on. Pure.
 """
 
 from __future__ import annotations

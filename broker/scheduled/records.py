@@ -1,4 +1,4 @@
-"""Records of the journal of scheduled messages, and the frames in which they are written.  Pure.
+"""Records of the journal of scheduled messages, and the frames in which they are written. Pure.
 
     ┌───────┬────────────┬────────┬──────────┬────────────┬─────────────┬──────────────────────────┐
     │ magic │ header_crc │ length │ body_crc │ segment u64│ position u64│ body: msgpack of records │

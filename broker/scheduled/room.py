@@ -1,5 +1,5 @@
 """Limits how much a broker keeps for later delivery, in total and for one subject, so that no
-subject takes the room of others.  Pure.
+subject takes the room of others. Pure.
 
 room of a subject = half of what the other subjects leave; if there is no other, half of all
 """

@@ -1,4 +1,4 @@
-"""Keeps scheduled messages durably, and stores each in its subject at its time.  It runs on one
+"""Keeps scheduled messages durably, and stores each in its subject at its time. It runs on one
 event loop.
 
     schedule, cancel ─▶ journal ─▶ agenda ──time──▶ "taken" in the journal

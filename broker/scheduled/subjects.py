@@ -1,5 +1,5 @@
 """The interface to the subjects that scheduled messages are stored in: it chooses a logical
-partition for a batch, and stores the batch.  Pure.
+partition for a batch, and stores the batch. Pure.
 """
 
 from __future__ import annotations

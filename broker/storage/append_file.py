@@ -1,4 +1,4 @@
-"""A file on the disk that is written at its end: gathered writes, sync, truncate.  Disk; see
+"""A file on the disk that is written at its end: gathered writes, sync, truncate. Disk; see
 `AppendFile`.
 """
 

@@ -1,4 +1,4 @@
-"""The interface of the store to the disk (`Files`), and its implementation (`RealFiles`).  I/O: all
+"""The interface of the store to the disk (`Files`), and its implementation (`RealFiles`). I/O: all
 access to files.
 
 Paths are relative to the data folder, with "/" between the parts. Every call blocks, and raises
@@ -7,7 +7,7 @@ damages writes.
 
 Invariants
     A write is durable only after `fdatasync` of its file, a new or removed name only after
-    `sync_folder`. `append` writes all buffers or raises.  After an error it is unknown how many
+    `sync_folder`. `append` writes all buffers or raises. After an error it is unknown how many
     bytes were written.
 """
 

@@ -1,4 +1,4 @@
-"""The openings of a data folder: `opening.json`, written at each start.  Disk, through `Files`.
+"""The openings of a data folder: `opening.json`, written at each start. Disk, through `Files`.
 
     {"format": 1, "opening": "7c…", "heard": ["e1…"], "unheard": ["09…"]}
 
@@ -47,7 +47,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     heard: tuple[str, ...] = ()
     """The newest openings of which a metaserver has accepted a report."""
     unheard: tuple[str, ...] = ()
-    """The openings since `heard` was written.  If a metaserver has heard any of them, it is one of
+    """The openings since `heard` was written. If a metaserver has heard any of them, it is one of
     the first FIRST_MAX or of the newest.
     """
 

@@ -1,5 +1,5 @@
 """The reserve: a file that is removed when the disk is full, so that retention can write and free
-space.  Disk.
+space. Disk.
 
 reserve      zeros: 4 MiB, at most a hundredth of the disk; it exists once the disk is half full
 """

@@ -1,4 +1,4 @@
-"""Snapshots of the broker's state, so that a start reads only the log after them.  Disk, through
+"""Snapshots of the broker's state, so that a start reads only the log after them. Disk, through
 `Files`.
 
     snapshot/0000000007.snap      all partitions, or those changed since the previous snapshot;
@@ -15,7 +15,7 @@
 
 Invariants
     A file is replaced atomically and durably; a damaged file counts as missing.
-    A snapshot at position p has the effect of every record below p.  It may have effects of durable
+    A snapshot at position p has the effect of every record below p. It may have effects of durable
     later records, which do not change when the record is folded again. The newest two whole
     snapshots are kept, each with the snapshots of changes after it.
 """

@@ -10,7 +10,7 @@ free.
 Invariants
     Appends are admitted in the order of arrival, so the appends of a connection are decided in
     their order. Room that is promised to an admitted append is kept until the append is decided.
-    The end of each turn admits the next append.  A commit does that as well, but a refused or
+    The end of each turn admits the next append. A commit does that as well, but a refused or
     repeated append makes none.
 """
 

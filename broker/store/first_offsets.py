@@ -89,7 +89,7 @@ def correct_first_offsets(
     Raise every first offset to the partition's first message in the log, which begins at
     `first_position`.
 
-    The index must be complete.  Blocks.
+    The index must be complete. Blocks.
     """
     for _ in queues.retain(first_position, dropped=state.dropped.durable()):
         pass

@@ -1,4 +1,4 @@
-"""Folds the records and the holes of the log into the state.  Pure.
+"""Folds the records and the holes of the log into the state. Pure.
 
     base offset == next     fold
     base offset <  next     skip: the snapshot has it

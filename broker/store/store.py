@@ -572,7 +572,7 @@ class Store:
         """
         Write queued records and a snapshot at the end of the log, and close the files.
 
-        No method that decides may be called after this.  If the snapshot fails, the next start
+        No method that decides may be called after this. If the snapshot fails, the next start
         reads more of the log.
         """
         await self.commit.close()

@@ -1,5 +1,5 @@
 """Counts what a broker stores and hands out, by subject, since the start of the broker or the
-creation of the subject.  Pure.
+creation of the subject. Pure.
 
     a partition is dropped ─▶ `note_left` ─▶ GONE_MS later, if the broker hosts none of its subject
         ─▶ `free`

@@ -90,7 +90,7 @@ def group_switch(
     *,
     answer: Answer,
 ) -> None:
-    """Change a group's strategy.  Its consumers end; consumers started with the new strategy take
+    """Change a group's strategy. Its consumers end; consumers started with the new strategy take
     over.
     """
     answer.ask(

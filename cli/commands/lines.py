@@ -52,7 +52,7 @@ def parse_line(line: bytes, form: LineFormat) -> Outgoing:
     """
     Parse one line, without its line end, into a message.
 
-    With a separator, the key is the text before its first occurrence.  `message_json.read_message`
+    With a separator, the key is the text before its first occurrence. `message_json.read_message`
     reads JSON.
 
     Raises:

@@ -23,7 +23,7 @@ UrlOption = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="postgresql+asyncpg://…, instead of the embedded one.  Do not give a password here, "
+        help="postgresql+asyncpg://…, instead of the embedded one. Do not give a password here, "
         "where ps shows it: without this option and --data, KEYLANE_METASERVER_DATABASE_URL is "
         "used.",
     ),
@@ -102,7 +102,7 @@ def meta_rebuild(
     ] = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Fill an empty database with what the brokers store: routes, groups, tokens.  Then start the
+    """Fill an empty database with what the brokers store: routes, groups, tokens. Then start the
     metaserver.
     """
     from .metaserver_database import rebuild
@@ -136,7 +136,7 @@ def meta_restore(
     database_url: UrlOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Fill an empty database, SQLite or PostgreSQL, from a backup.  Then start the metaserver."""
+    """Fill an empty database, SQLite or PostgreSQL, from a backup. Then start the metaserver."""
     from .metaserver_database import restore
 
     run(output, restore(data, database_url, file, output))
@@ -148,7 +148,7 @@ def meta_migrate(
     database_url: UrlOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Bring the database's schema up to date.  A metaserver does the same when it starts."""
+    """Bring the database's schema up to date. A metaserver does the same when it starts."""
     from .metaserver_database import migrate
 
     run(output, migrate(data, database_url, output))

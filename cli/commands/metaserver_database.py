@@ -234,4 +234,4 @@ async def restore(
     if output is OutputFormat.JSON:
         show_json({"rows": rows, "cluster": head.cluster, "program": head.program})
         return
-    show_line(f"{rows} rows are restored.  Start the metaserver, then: keylane meta verify")
+    show_line(f"{rows} rows are restored. Start the metaserver, then: keylane meta verify")

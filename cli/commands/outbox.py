@@ -41,7 +41,7 @@ class OutboxOptions:
             envvar="KEYLANE_OUTBOX_DATABASE_URL",
             metavar="URL",
             help="sqlite:///FILE, postgresql+asyncpg://…, mysql+asyncmy://… or any URL of "
-            "SQLAlchemy.  Put a URL with a password into the variable, because ps shows arguments.",
+            "SQLAlchemy. Put a URL with a password into the variable, because ps shows arguments.",
         ),
     ]
     subject: Annotated[

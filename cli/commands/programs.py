@@ -81,7 +81,7 @@ def config_show(
     """
     Show the settings with which a program would run; it takes the flags of the program too.
 
-    Nothing is started.  All mistakes are reported at once.
+    Nothing is started. All mistakes are reported at once.
     """
     sources = _sources_of(program)
     flags = vars(sources.parser(f"keylane config show {program}", "").parse_args(context.args))

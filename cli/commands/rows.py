@@ -1,7 +1,7 @@
 """Turns rows of CSV and NDJSON input into messages: the value is a JSON object, and one of its
 fields is the order key.
 
-CSV is UTF-8, with commas, `"` around fields that need it, and a header.  A row may have several
+CSV is UTF-8, with commas, `"` around fields that need it, and a header. A row may have several
 lines; line ends in a quoted field are kept, and the number of a row is that of its first line.
 Blank lines are skipped.
 """

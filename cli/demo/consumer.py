@@ -1,6 +1,6 @@
 """A consumer of the demo in its own process, which records each message before it is acked.
 
-A record is given to the kernel before the handler returns, and the ack is sent only after that.  So
+A record is given to the kernel before the handler returns, and the ack is sent only after that. So
 SIGKILL may lose an ack, but never the record of an acked message.
 """
 

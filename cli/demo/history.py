@@ -5,7 +5,7 @@ Pure.
                                               cursors seen at the brokers
 
 The value of a message is the number of its row; a message with another key or value gets a value of
-its own.  Records are ordered by the boot-time clock, which all processes share: a consumer writes a
+its own. Records are ordered by the boot-time clock, which all processes share: a consumer writes a
 record before its ack, so the records of the next owner are later.
 """
 

@@ -254,7 +254,7 @@ def _no_room(partition_id: int, offset: int) -> OverloadedError:
         "a one, is not taken"
     )
     error.hint = (
-        "Go on taking messages, which makes room.  This ack is kept and sent again by itself, and "
+        "Go on taking messages, which makes room. This ack is kept and sent again by itself, and "
         "later messages of its key "
         "wait until it is durable."
     )
@@ -275,7 +275,7 @@ def check_by_hand(message: Message) -> None:
     error.hint = (
         "Take the call out of the handler: return to ack the message, raise keylane.Retry or "
         "return keylane.NACK to "
-        "have it tried again.  To ack by hand, make the consumer without a handler."
+        "have it tried again. To ack by hand, make the consumer without a handler."
     )
     raise error
 

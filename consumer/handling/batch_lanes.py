@@ -11,11 +11,11 @@
 Invariants
     Two batches never have messages of the same key, and messages of a key run in the order they
     were put: the keys of a batch are busy from `take` until `finish` or `release`. A batch has
-    messages of one partition, by offset, and at most `max_records` of them.  Redriven ones are in
+    messages of one partition, by offset, and at most `max_records` of them. Redriven ones are in
     batches of their own. Messages without a key (b"") have no order and never wait for each other.
     While a batch's worth of messages is held for running batches of a partition, no further batch
     of it is begun; messages held for failed batches do not count. A batch whose keys are all free
-    costs no Python code for each message.  The keys of a batch that ends before anything else is
+    costs no Python code for each message. The keys of a batch that ends before anything else is
     taken are not checked.
 """
 

@@ -2,7 +2,7 @@
 
 An awaitable result (a coroutine, a task, a future, a future of a thread pool) is awaited before the
 message is acked. A generator is an error, because its body would run only if it were iterated; so
-is a context manager that `contextlib.contextmanager` makes of one.  NACK asks for another try.  Any
+is a context manager that `contextlib.contextmanager` makes of one. NACK asks for another try. Any
 other result is ignored.
 """
 

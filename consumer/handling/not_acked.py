@@ -19,7 +19,7 @@ class Retry(Exception):  # noqa: N818 - a request of the handler, not an error
     """
     Raised by a handler that does not ack its message.
 
-    The message is tried again, before any later message of its key.  No traceback is logged.
+    The message is tried again, before any later message of its key. No traceback is logged.
 
         raise keylane.Retry("the warehouse is closed", after_s=30)
 
@@ -27,7 +27,7 @@ class Retry(Exception):  # noqa: N818 - a request of the handler, not an error
         reason: the reason for the log.
         after_s: the least seconds until the next try; up to a day. None: a growing pause, as after
             an error. If the lease ends earlier, the next owner gets the message and tries it at
-            once.  0: at once; a message whose tries ask for it again and again waits 1 ms, 2 ms, 4
+            once. 0: at once; a message whose tries ask for it again and again waits 1 ms, 2 ms, 4
             ms and so on, up to 1 s, so that it does not spin.
 
     Raises:

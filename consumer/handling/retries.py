@@ -6,7 +6,7 @@
 
 Invariants
     A waiting message occupies no worker.
-    At most 1/WORKERS_PER_TRY of the workers, and at least one, are on retries at the same time.  A
+    At most 1/WORKERS_PER_TRY of the workers, and at least one, are on retries at the same time. A
     retry that runs for longer than `LONG_NS` is not counted any more, so that others are tried
     beside it. While first tries wait, retries get at most 1/SHARE of the workers' time, one at a
     time for each SHARE workers. Slow retries get more: no pause between retries is longer than

@@ -6,8 +6,8 @@ user.
                  ╰─▶ Arrow batches     ╰──────────╯
 
 The hand-over of a partition waits until the messages taken from it are acked: for `handover_ms` in
-any case, and then while the loop body runs, because it may still be working on them.  Messages
-passed over without an ack by then are redelivered.  When the consumer closes, unacked messages are
+any case, and then while the loop body runs, because it may still be working on them. Messages
+passed over without an ack by then are redelivered. When the consumer closes, unacked messages are
 redelivered at once.
 
 Invariants

@@ -95,7 +95,7 @@ class WorkerTask:
 
 class IdleWorkers:
     """
-    The idle workers of a consumer.  The one that became idle last wakes first.
+    The idle workers of a consumer. The one that became idle last wakes first.
 
     No wake-up is kept for busy workers: a worker looks for messages before it waits, without a turn
     of the event loop between.

@@ -15,7 +15,7 @@ Cancelling
 Invariants
     The lease's deadline is checked before every try; a handler never starts after it.
     A message is done only when its handler has returned, and an awaitable result was awaited.
-    A failed message waits for its next try outside of the workers.  Its key waits with it; all
+    A failed message waits for its next try outside of the workers. Its key waits with it; all
     other keys proceed. A worker ends only with its consumer, whatever a handler raises.
 """
 
@@ -249,7 +249,7 @@ class Workers:
             raise
         except asyncio.CancelledError:
             if not self._closed:
-                # Perhaps the whole program ends, and the event loop with it.  If not, the consumer
+                # Perhaps the whole program ends, and the event loop with it. If not, the consumer
                 # must not lose a worker.
                 worker.forget()
                 asyncio.get_running_loop().call_later(CANCELLED_WAIT_S, self._on_cancelled)
@@ -430,7 +430,7 @@ class Workers:
         Handle messages of one pull client after another, while no other handler runs, for at most a
         turn.
 
-        A handler that does not wait costs no lane.  Handled messages are reported when a handler
+        A handler that does not wait costs no lane. Handled messages are reported when a handler
         waits, or at the end of the run: nothing else can check earlier.
 
         Returns:

@@ -9,7 +9,7 @@ Messages that are no longer stored are given up, with a warning, but not those t
 copy of a data folder lacks. Messages without a key, and dead letters, are handed out as they are:
 each stands alone, and those that fail again stay.
 
-After the end of an owner that did not release, a redriven message may have ended its process.  Then
+After the end of an owner that did not release, a redriven message may have ended its process. Then
 one key at a time is redriven, and it is parked again before its messages are handed out: if the
 process ends again, it stays parked. Dead letters that were chosen before that end stay dead
 letters; those that are chosen later are handed out.
@@ -404,7 +404,7 @@ class Redrives:
             parked = await self._sender.first_rows(key, WINDOW)
             return parked.rows, parked.edited
         # The search does not begin at the front for each window, because there may be thousands of
-        # pages that were passed over.  Rows that have moved up there, as where an operator has
+        # pages that were passed over. Rows that have moved up there, as where an operator has
         # skipped some, are requested with those.
         while True:
             parked = await self._sender.first_rows(key, MAX_I64, first=passed.rows_before)

@@ -9,7 +9,7 @@ owner of their partition.
 The tries are durable, but the due times are not: after a change of the owner everything is due at
 once.
 
-After the end of an owner that did not release, a message may have ended its process.  Then for
+After the end of an owner that did not release, a message may have ended its process. Then for
 CAREFUL_MS one message at a time is handed out, and before it a Shift to a negative number records
 durably that its try has begun: if this process ends too, the next owner makes it a dead letter.
 

@@ -307,7 +307,7 @@ class AckSender:
         self._renewal = self._loop.call_at(at_a_tick(left_s, now_s), self._renew)
 
     async def flush(self) -> None:
-        """Send all acks that the broker takes.  Raises KeylaneError."""
+        """Send all acks that the broker takes. Raises KeylaneError."""
         while (self.handled or self.tries) and await self._send():
             pass
 

@@ -1,4 +1,4 @@
-"""The offsets of a partition that are handled and not yet acked at the broker.  Pure.
+"""The offsets of a partition that are handled and not yet acked at the broker. Pure.
 
     done ─▶ ranges, joined ─▶ the lowest of them under way ─▶ confirmed
                  ▲                          │ failed, or refused: with half as many
@@ -8,7 +8,7 @@ Invariants
     A range leaves the queue only when the broker confirmed it: a failed request loses nothing.
     Every request carries the lowest handled offsets: gaps are filled before newer ranges are sent,
     and no message is acked before an older one that was handled as well. A broker keeps a limited
-    number of ranges above a cursor.  A range that begins at the cursor adds none, so the lowest
+    number of ranges above a cursor. A range that begins at the cursor adds none, so the lowest
     range is always taken once all messages before it are handled: in whatever order handlers end,
     the cursor rises.
 """

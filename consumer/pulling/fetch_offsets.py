@@ -7,7 +7,7 @@ group has acked it to the end. Pure.
                                  ╰─▶ skip_removed ─▶ the first message that is still stored
 
 Invariants
-    `next_offset` only rises, and passes no message by.  No message is handed out twice, or after it
+    `next_offset` only rises, and passes no message by. No message is handed out twice, or after it
     was acked; messages that retention removed are counted. A partition is drained only if it is
     sealed.
 """

@@ -1,4 +1,4 @@
-"""The life of a partition under a grant: its states, and the events between them.  Pure.
+"""The life of a partition under a grant: its states, and the events between them. Pure.
 
                  ╭── failed ──╮
                  ▼            │

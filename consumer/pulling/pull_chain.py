@@ -5,11 +5,11 @@ without a task.
       ▲                        │               │ held, full, moved
       ╰──── no, or an error ───┴───────────────╯
 
-A broker gives several answers to one pull while they are small.  The first answer that is not
+A broker gives several answers to one pull while they are small. The first answer that is not
 handed out here ends the chain: later ones are dropped, and pulled again.
 
 The task of the partition waits meanwhile: it handles every answer that needs a wait, and every
-error.  So a message is with a worker one turn of the event loop after its bytes, and the next pull
+error. So a message is with a worker one turn of the event loop after its bytes, and the next pull
 travels while its handler runs.
 """
 

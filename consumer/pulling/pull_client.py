@@ -207,7 +207,7 @@ class PullClient(UserAcks):
         Let the lease end at `deadline_ms`, and follow the broker to `address` (None: not known
         now).
 
-        A lapsed lease is not renewed, because messages may have been skipped.  No handler starts
+        A lapsed lease is not renewed, because messages may have been skipped. No handler starts
         during a hand-over.
         """
         if not self.life.renew(deadline_ms, self._clock.boot_ms()):
@@ -413,7 +413,7 @@ class PullClient(UserAcks):
             log.info("%s: %s", self.log_name, error.message)
             self._fence(error)
         except OffsetOutOfRangeError as error:
-            # The broker stores less than was pulled from it.  Only an owner with the next token may
+            # The broker stores less than was pulled from it. Only an owner with the next token may
             # begin again.
             log.error("%s is handed over after an error: %s", self.log_name, error.message)
             self.owner.end(self)

@@ -9,7 +9,7 @@ limited time.
 Invariants
     No handler starts after the deadline of its hand-out, because another consumer may have the
     message soon after. A message with a handler, or with the body of the program's loop, is renewed
-    at the broker until that ends, and is never handed out here a second time meanwhile.  A consumer
+    at the broker until that ends, and is never handed out here a second time meanwhile. A consumer
     that is cut off from its broker for the ttl may handle messages that another consumer also has
     by then. A message that the program's loop has passed over without an ack is not renewed, and
     its redelivery counts as a failed try. As many messages are pulled as workers are free for, plus

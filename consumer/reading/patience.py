@@ -4,7 +4,7 @@ it follows its subject.
 first failure ─▶ (10 s) ─▶ given up, or logged as a warning
     ─▶ (20 s, 40 s, …) logged again ─▶ answered: logged once
 
-Each partition has its own times.  Messages that a broker lacks are given up after ten seconds of
+Each partition has its own times. Messages that a broker lacks are given up after ten seconds of
 this error alone: until then the broker may have been away.
 """
 

@@ -202,7 +202,7 @@ class QueueReader(Resident, Generic[V]):
                 most 2 MiB at once, and one larger batch is read whole.
 
         Returns:
-            No messages if the queue ends at `offset` now.  Where messages are lost with a disk, the
+            No messages if the queue ends at `offset` now. Where messages are lost with a disk, the
             messages after the loss, perhaps none yet, with `lost` set.
 
         Raises:

@@ -101,7 +101,7 @@ class Reader(Resident, Generic[V]):
                 print(message.partition_id, message.offset, message.value)
 
     Messages of a partition are read in the order of their offsets, and a partition after those that
-    it continues, so messages of a key are in order, through resizes and moves.  Others are
+    it continues, so messages of a key are in order, through resizes and moves. Others are
     interleaved.
 
     Where rows of a job replace messages (`keylane subject publish --replace` after a cut), a row is
@@ -137,13 +137,13 @@ class Reader(Resident, Generic[V]):
             subject: an existing subject, static or not.
             start: "earliest", "latest", a datetime with a time zone or its text, how long ago (a
                 negative timedelta, or a text such as "-1h"), an offset of `partition`, or a mapping
-                from partition id to offset, as `positions` has it.  An instant means the first
+                from partition id to offset, as `positions` has it. An instant means the first
                 message stored at or after it, by its broker's calendar, and all that continues it.
             stop: a value like `start`, for the first message that is not read any more. None: the
                 end at the time when the reader is opened; with `follow`, there is no end.
             key: only messages of this key; only partitions are asked whose range has, or had, its
                 logical partition. In a best_tried subject that is not static, every partition is
-                asked.  Messages that a producer placed itself (`queue=`, `partitioner=`) may lie
+                asked. Messages that a producer placed itself (`queue=`, `partitioner=`) may lie
                 elsewhere: find these with `where`.
             partition: only the partition with this id.
             tags, where: only messages with one of these tags, and for which `where` returns True,
@@ -205,7 +205,7 @@ class Reader(Resident, Generic[V]):
             SubjectUnknownError
             PartitionUnknownError: the subject has no such partition, or its data is gone.
             OffsetOutOfRangeError: an offset is not stored, or beyond the end; `error.first_offset`
-            and `error.next_offset` say what is.  Both errors pass where a broker runs on an older
+            and `error.next_offset` say what is. Both errors pass where a broker runs on an older
                 copy of its data folder for a while.
             NotSentError, OutcomeUnknownError: after `wait_s` no metaserver answers, or not the
                 broker of a partition.
@@ -523,7 +523,7 @@ class Reader(Resident, Generic[V]):
         read stay, whatever happens to others.
 
         Returns:
-            The errors that may pass.  Any other one is raised.
+            The errors that may pass. Any other one is raised.
         """
         failures: Failures = {}
         others: list[BaseException] = []

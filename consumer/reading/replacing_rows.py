@@ -5,8 +5,8 @@ longer needs. Pure.
         H between P and C
 
 A reader that was given messages of P is not given the rows that were made of them: they would be
-read again, after newer messages of their keys.  A later publication may replace the rows of H
-before the reader has learnt of H: its rows are made of rows.  A reader that had all of P needs none
+read again, after newer messages of their keys. A later publication may replace the rows of H
+before the reader has learnt of H: its rows are made of rows. A reader that had all of P needs none
 of these, and one that had a part of P gets them all, because their first sources are no longer
 known.
 """

@@ -1,4 +1,4 @@
-"""Rows of quotas of principals and limits of subjects.  SQL, synchronous."""
+"""Rows of quotas of principals and limits of subjects. SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _delete(connection: Connection, kind: str, name: str, table: sa.Table) -> bo
 
 
 def unset_quota(connection: Connection, ask: UnsetQuota, *, now_ms: int) -> None:
-    """Delete limits; a repeat changes nothing.  Raises InvalidRequestError."""
+    """Delete limits; a repeat changes nothing. Raises InvalidRequestError."""
     _check_name(ask.kind, ask.name)
     tables = (access_quotas, name_limits) if ask.kind == SUBJECT else (access_quotas,)
     if sum(_delete(connection, ask.kind, ask.name, table) for table in tables):

@@ -133,7 +133,7 @@ def read_tokens(connection: Connection, principal: str | None, now_ms: int) -> l
 
 
 def revoke_token(connection: Connection, token_id: int, *, now_ms: int) -> TokenView:
-    """Revoke a token; a repeat changes nothing.  Raises NotFoundError."""
+    """Revoke a token; a repeat changes nothing. Raises NotFoundError."""
     before = _token(connection, token_id, now_ms)
     if not before.revoked_at_ms:
         touch(connection, before.principal, now_ms)
@@ -173,7 +173,7 @@ def grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
 
 
 def revoke_grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
-    """Delete a right; a repeat changes nothing.  Raises InvalidRequestError."""
+    """Delete a right; a repeat changes nothing. Raises InvalidRequestError."""
     check_principal(ask.principal)
     row = _grant_row(ask)
     same = sa.and_(*(access_grants.c[name] == value for name, value in row.items()))

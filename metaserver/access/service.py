@@ -146,7 +146,7 @@ class AccessService:
         self._readings = Readings()
 
     async def start(self) -> None:
-        """Read everything, and store the public key.  Raises StorageError."""
+        """Read everything, and store the public key. Raises StorageError."""
         await self._new_key()
 
     async def run(self) -> None:

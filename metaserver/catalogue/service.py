@@ -1,4 +1,4 @@
-"""Brokers and subjects: reports, creation in two steps, routes as a long poll.  Shell around SQL.
+"""Brokers and subjects: reports, creation in two steps, routes as a long poll. Shell around SQL.
 
     create ─▶ PLANNED rows in SQL ─▶ every broker hosts its part ─▶ OPEN rows, route version 1
                      │                          │ a broker fails, or this process ends
@@ -578,11 +578,11 @@ class Catalogue:
         )
 
     async def subject(self, name: str) -> SubjectView:
-        """Return one subject with its route.  Raises SubjectUnknownError."""
+        """Return one subject with its route. Raises SubjectUnknownError."""
         return await self._database.read(read_subject, name)
 
     async def queues(self, name: str) -> QueueList:
-        """Return the logic queues of a static subject.  Raises SubjectUnknownError,
+        """Return the logic queues of a static subject. Raises SubjectUnknownError,
         ConflictError.
         """
         return await self._database.read(read_queues, name)

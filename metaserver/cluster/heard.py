@@ -1,5 +1,5 @@
 """Which brokers know which consumer groups, which groups still have to be announced, and which have
-to be settled again.  SQL, synchronous.
+to be settled again. SQL, synchronous.
 
     group made ─▶ not `told` ─▶ announced to its brokers, with a row of `heard` for each ─▶ `told`
     partition planned ─▶ hosted with all groups, a row of `heard` for each ─▶ opened once all exist

@@ -1,4 +1,4 @@
-"""The partitions and groups that brokers still have to delete, and the end of deletions.  SQL,
+"""The partitions and groups that brokers still have to delete, and the end of deletions. SQL,
 synchronous.
 
     marked `deleting`, a row of `removals` for each partition

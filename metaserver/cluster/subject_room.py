@@ -15,7 +15,7 @@ from ..sql.schema import subjects
 
 CLUSTER_HINT = (
     "Delete subjects that no program uses (keylane subject list), or raise subjects_max of the "
-    "metaservers.  A limit for "
+    "metaservers. A limit for "
     "the names of one tenant: keylane access quota set 'shop.*' --subject --subjects N"
 )
 NAMES_HINT = (

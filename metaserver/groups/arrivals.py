@@ -1,5 +1,5 @@
 """Settles together the sessions that join a group together, so that partitions do not move from one
-new session to the next.  Pure.
+new session to the next. Pure.
 
     join asked ─▶ stored ─┐
     join asked ─▶ stored ─┼─▶ none is running, and PAUSE_MS of quiet for each ─▶ settled

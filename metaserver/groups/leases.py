@@ -1,5 +1,5 @@
 """Decides about leases: which partitions a group may read, which session gets which, and when a
-hand-over is done.  Pure.
+hand-over is done. Pure.
 
     free ──grant, token + 1──▶ held ──another session is wanted──▶ withdrawn
      ▲                          │ session ends                       │ release, or session ends

@@ -1,4 +1,4 @@
-"""The consumers' calls: join, heartbeat as a long poll, release, leave.  Shell around SQL.
+"""The consumers' calls: join, heartbeat as a long poll, release, leave. Shell around SQL.
 
     heartbeat ─▶ renewed at once, many in one statement ─▶ grants changed? ─▶ answer
                                                                │ no
@@ -442,13 +442,13 @@ class GroupService:
         return Done()
 
     async def group(self, subject: str, group: str) -> GroupView:
-        """Return a group with the owner of each partition.  Raises SubjectUnknownError,
+        """Return a group with the owner of each partition. Raises SubjectUnknownError,
         GroupUnknownError.
         """
         return await self._database.read(read_group, subject, ConsumerGroup(group))
 
     async def groups(self, subject: str) -> GroupList:
-        """Return all groups of a subject.  Raises SubjectUnknownError."""
+        """Return all groups of a subject. Raises SubjectUnknownError."""
         return await self._database.read(list_groups, subject)
 
     async def switch(self, subject: str, group: str, ask: SwitchGroup) -> GroupView:

@@ -174,7 +174,7 @@ def grants_versions(connection: Connection, ids: Collection[int]) -> dict[Sessio
 
 
 def list_groups(connection: Connection, subject: str) -> GroupList:
-    """Return the consumer groups of a subject, ordered by name.  Raises SubjectUnknownError."""
+    """Return the consumer groups of a subject, ordered by name. Raises SubjectUnknownError."""
     row = open_subject_row(connection, subject)
     alive = (
         sa.select(sa.func.count())

@@ -1,5 +1,5 @@
 """Drives operations on partitions until they are done: hosts children, seals parents, changes the
-route.  Shell around SQL.
+route. Shell around SQL.
 
     begin ─▶ journal ─▶ claim ─▶ ask the brokers for what the state needs ─▶ finish the round:
                           ▲                                     next states, perhaps the route
@@ -284,7 +284,7 @@ class OperationDriver:
 
     # ── driving ───────────────────────────────────────────────────────────────────────────────────
     async def resume(self) -> None:
-        """Drive the operations that have no driver and can continue.  Raises StorageError."""
+        """Drive the operations that have no driver and can continue. Raises StorageError."""
         for operation_id in await self._database.read(idle_operations):
             if len(self._driving) >= DRIVEN_AT_ONCE_MAX:
                 return
@@ -450,7 +450,7 @@ class OperationDriver:
     async def _send_first_time(
         self, operation: Operation, child: Partition, times_from_ms: int
     ) -> None:
-        """Tell the broker of a child from when on it has its times.  Raises KeylaneError."""
+        """Tell the broker of a child from when on it has its times. Raises KeylaneError."""
         assert child.address is not None
         broker = BrokerClient(self._network, child.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._brokers_limit:

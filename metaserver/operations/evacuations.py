@@ -93,8 +93,8 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
     heard = last_heard(connection, source)
     if heard.left_ms > 0 and left:
         raise InvalidRequestError(
-            f"broker group {source!r} {heard.last_report}, and counts as alive.  If it is dead, "
-            f"{heard.ask_again}.  If it "
+            f"broker group {source!r} {heard.last_report}, and counts as alive. If it is dead, "
+            f"{heard.ask_again}. If it "
             "answers, evacuate it without --without-source and --accept-loss: it "
             "seals, and order is kept"
         )
@@ -143,7 +143,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
 
 
 def _check_starts(subject: SubjectRow, names: Iterable[str]) -> None:
-    """Check that logic offsets are left for children above a loss.  Raises InvalidRequestError."""
+    """Check that logic offsets are left for children above a loss. Raises InvalidRequestError."""
     for name in names if subject.static else ():
         start_behind_loss(name)
 

@@ -1,4 +1,4 @@
-"""Makes hidden subjects and publishes them.  Shell around SQL, the creation of subjects and the
+"""Makes hidden subjects and publishes them. Shell around SQL, the creation of subjects and the
 driver of operations.
 
 hide ─▶ planned ─▶ hosted, open ─▶ perhaps a cut: an operation ─▶ filled by clients ─▶ publish

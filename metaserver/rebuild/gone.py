@@ -1,4 +1,4 @@
-"""Infers the rows of gone partitions, whose only broker group is gone for good.  Pure.
+"""Infers the rows of gone partitions, whose only broker group is gone for good. Pure.
 
     a hosted child names a parent that no broker has
         ─▶ a lost row for the parent, with the groups that may lose messages

@@ -1,5 +1,5 @@
 """Plans the rows of a lost database from the brokers' facts: routes, lineage, groups, tokens,
-operations.  Pure.
+operations. Pure.
 
     every broker's partitions ──▶ subjects, states, unfinished operations ──▶ rows, or problems
 

@@ -89,7 +89,7 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
 
 
 def check_empty(connection: Connection) -> None:
-    """Check that the database has no subject; it may have brokers.  Raises ConfigError."""
+    """Check that the database has no subject; it may have brokers. Raises ConfigError."""
     count = connection.execute(sa.select(sa.func.count()).select_from(subjects)).scalar_one()
     if count:
         raise ConfigError(

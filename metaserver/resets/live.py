@@ -1,5 +1,5 @@
 """Resets a group's cursors while its consumers are alive: they hand everything over first, and
-continue at the new cursors.  Shell.
+continue at the new cursors. Shell.
 
     row ─▶ no session is granted anything, leases are withdrawn
         ─▶ all leases are handed over or expired

@@ -1,4 +1,4 @@
-"""Rows of resets of groups with live consumers: begun, pending, answered.  SQL, synchronous.
+"""Rows of resets of groups with live consumers: begun, pending, answered. SQL, synchronous.
 
     planned ─▶ leases withdrawn ─▶ none held ─▶ begun: tokens taken ─▶ cursors set ─▶ answered
                      │ given up, or canceled: nothing was changed

@@ -1,5 +1,5 @@
 """Rows of sealed partitions without messages: found, marked EXPIRED, and the groups' progress on
-them deleted.  SQL, synchronous.
+them deleted. SQL, synchronous.
 
     SEALED ─▶ EXPIRED ─▶ rows of `drained`, `heard` and free `leases` are deleted; the partition,
                          its lineage and its end stay

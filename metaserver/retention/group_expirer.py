@@ -1,4 +1,4 @@
-"""Deletes consumer groups that no consumer has joined for a time, after a warning.  Shell around
+"""Deletes consumer groups that no consumer has joined for a time, after a warning. Shell around
 SQL.
 
     idle ─▶ nine tenths of the time: a warning ─▶ all of it: deleted, as `keylane group delete` does

@@ -1,5 +1,5 @@
 """Deletes hidden subjects that are neither filled nor published, for example because their job was
-killed.  Shell around SQL and brokers.
+killed. Shell around SQL and brokers.
 
     idle for the whole time ─▶ count the messages at its brokers
         more than before ─▶ the time starts again

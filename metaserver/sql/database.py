@@ -1,4 +1,4 @@
-"""The database: opened, migrated, and used in short transactions.  I/O: SQL.
+"""The database: opened, migrated, and used in short transactions. I/O: SQL.
 
     work(connection, …) ──▶ write         durable when it returns; waiting writes share a
                                           transaction on SQLite
@@ -89,7 +89,7 @@ class Database(Protocol):
 
 
 class SqliteDatabase:
-    """SQLite in a file, with one writer.  See `Database` for the contract."""
+    """SQLite in a file, with one writer. See `Database` for the contract."""
 
     name = "sqlite"
 

@@ -102,8 +102,8 @@ def _give_up(context: ExceptionContext) -> None:
     """
     Close a connection whose statement had no answer in time, or that can only read.
 
-    A rollback on the first would wait for that answer.  The idle connections of its pool are most
-    likely silent as well, so they are replaced too.  The second may have been made while the
+    A rollback on the first would wait for that answer. The idle connections of its pool are most
+    likely silent as well, so they are replaced too. The second may have been made while the
     database was read-only, or lead to a server that was demoted: a new one is told what is true
     now.
     """

@@ -1,5 +1,5 @@
 """Rows of new groups that do not begin at the earliest message: planned, and stored by their
-brokers.  SQL, synchronous.
+brokers. SQL, synchronous.
 
     no group
         ─▶ group, and a row of `starts` for each partition: one transaction fixes every cursor

@@ -1,4 +1,4 @@
-"""Makes consumer groups, and has brokers store their starts.  Shell.
+"""Makes consumer groups, and has brokers store their starts. Shell.
 
     ends of the partitions ─▶ SQL: group, cursors fixed ─▶ brokers: fence and cursor ─▶ SQL: ready,
                                     │                                 partition by partition

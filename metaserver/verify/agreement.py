@@ -1,5 +1,5 @@
 """Notices that the database lacks what brokers have, after a fail-over that lost commits or a
-restore of an older copy.  Shell around `checks.py`.
+restore of an older copy. Shell around `checks.py`.
 
     a start, a new connection to the database,
     a broker that returns, or has a higher id

@@ -1,4 +1,4 @@
-"""Reads the database, asks every broker, reads the database again, and runs the checks.  Shell
+"""Reads the database, asks every broker, reads the database again, and runs the checks. Shell
 around `checks.py`.
 """
 

@@ -3,7 +3,7 @@ column, without a Python object for each row.
 
     source ─▶ blocks of rows ─hash─▶ partition of each row ─stable sort─▶ batches of each executor
 
-Rows of a key keep their order: blocks are queued one after another, and the sort is stable.  Rows
+Rows of a key keep their order: blocks are queued one after another, and the sort is stable. Rows
 with a halted key, or whose partition is not open now, are queued row by row, as `send` does.
 """
 
@@ -349,7 +349,7 @@ class TableSending:
     Sends the rows of one source and counts their outcomes.
 
     Args:
-        sender: the sender of the subject.  When it ends, because the subject was deleted or the
+        sender: the sender of the subject. When it ends, because the subject was deleted or the
             producer closed, the remaining rows are given up: a later subject of the same name gets
             none of them.
         send: queues one message of the subject, by value and key.

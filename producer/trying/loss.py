@@ -31,7 +31,7 @@ async def is_hopeless(
     Return True if no broker knows whether the oldest batch is stored, and the loss is not accepted.
 
     A broker without the partition may have replaced a lost broker, or may have the address of a
-    broker that moved. The metaserver knows which.  It is asked after the refusal, because an
+    broker that moved. The metaserver knows which. It is asked after the refusal, because an
     earlier answer may be out of date.
 
     Args:

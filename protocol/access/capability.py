@@ -7,7 +7,7 @@ Pure.
     holder = a key     only a caller that signs the broker's challenge with this key may use it:
                        the data plane
 
-Times are those of the metaserver's calendar.  A broker receives that time with every heartbeat, so
+Times are those of the metaserver's calendar. A broker receives that time with every heartbeat, so
 the clocks of hosts may differ.
 """
 
@@ -70,7 +70,7 @@ class AccessNews(Struct, frozen=True, kw_only=True):
     """Public key by key id, for each key that signs now or whose capabilities have not all ended.
     """
     changed: dict[str, int] = {}
-    """Version below which a principal's capabilities have ended, by principal.  Only changes that
+    """Version below which a principal's capabilities have ended, by principal. Only changes that
     some valid capability may predate are listed.
     """
     floor: int = 0
@@ -84,7 +84,7 @@ class AccessNews(Struct, frozen=True, kw_only=True):
     version: int = 0
     """Version of the access rules in the database; it rises with each change."""
     operators: dict[str, str] = {}
-    """Principal by hash of its token, for the tokens in the metaserver's settings.  A broker
+    """Principal by hash of its token, for the tokens in the metaserver's settings. A broker
     accepts these tokens themselves, so that a lost database can be rebuilt while no metaserver
     issues capabilities.
     """

@@ -1,5 +1,5 @@
 """Names of principals, which come from tokens, certificates (`cert:`), JWTs (`jwt:`), or groups in
-JWTs (`group:`).  Pure.
+JWTs (`group:`). Pure.
 
 Invariants
     The principal of a token has a plain name, so a token never stands for a certificate, a JWT or a

@@ -1,7 +1,7 @@
 """Quotas: how much a principal may use of each server, and how many bytes a second a subject takes
-at each broker.  Pure.
+at each broker. Pure.
 
-0 stands for no limit.  A quota is a rate: a caller over it is asked to wait, and for how long.
+0 stands for no limit. A quota is a rate: a caller over it is asked to wait, and for how long.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_quota(quota: Quota) -> Quota:
 
 
 def limits_of(subject: str, limits: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return every limit that applies to a subject, with its name or pattern.  All subjects that
+    """Return every limit that applies to a subject, with its name or pattern. All subjects that
     match a pattern share its limit.
     """
     return [(name, limit) for name, limit in limits.items() if limit and matches(name, subject)]
@@ -81,7 +81,7 @@ def check_together(name: str, subjects: int, scheduled_bytes: int, *, of_subject
 
 
 def check_sessions(sessions: int, *, of_subjects: bool) -> None:
-    """Check a limit of consumers that a principal may have at a time.  Raises InvalidRequestError
+    """Check a limit of consumers that a principal may have at a time. Raises InvalidRequestError
     if it is out of range, or is not set on a principal.
     """
     if of_subjects and sessions:
@@ -91,7 +91,7 @@ def check_sessions(sessions: int, *, of_subjects: bool) -> None:
 
 
 def limit_of(subject: str, limits: Mapping[str, int]) -> int:
-    """Return the bytes a second that a subject takes; 0: no limit.  The limit set on its name comes
+    """Return the bytes a second that a subject takes; 0: no limit. The limit set on its name comes
     first, then the limit of the longest pattern that matches it.
     """
     if subject in limits:

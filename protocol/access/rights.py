@@ -1,5 +1,5 @@
 """Access control: a grant gives a right on subjects and consumer groups by pattern; everything else
-is refused.  Pure.
+is refused. Pure.
 
     AccessGrant(right, subject, group)      subject, group: a name, or a prefix followed by `*`
 

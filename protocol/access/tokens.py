@@ -1,6 +1,6 @@
-"""The text of tokens, their hashes, and the checks that keep them out of URLs.  Pure.
+"""The text of tokens, their hashes, and the checks that keep them out of URLs. Pure.
 
-A token is kl_ and 43 letters: 256 random bits in base64url.  The database holds only the SHA-256,
+A token is kl_ and 43 letters: 256 random bits in base64url. The database holds only the SHA-256,
 which is enough for a secret of that size.
 """
 

@@ -1,4 +1,4 @@
-"""The codecs of a client that sends to several subjects: one for all, or one for each.  Pure."""
+"""The codecs of a client that sends to several subjects: one for all, or one for each. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def checked_codecs(codec: Codec[Any] | Mapping[str, Codec[Any]] | None) -> Codec
 
 
 def encode_for(codecs: Codecs, subject: str, value: Any) -> Any:
-    """Return the bytes of a value if the subject has a codec, else the value as it is.  Raises
+    """Return the bytes of a value if the subject has a codec, else the value as it is. Raises
     CodecError.
     """
     codec = codecs.get(subject) if isinstance(codecs, dict) else codecs

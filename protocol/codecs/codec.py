@@ -1,4 +1,4 @@
-"""The interface of a codec, and calls of it: every failure becomes a CodecError.  Pure."""
+"""The interface of a codec, and calls of it: every failure becomes a CodecError. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 class Codec(Protocol[T]):
     """
-    Turns values into bytes, and bytes into values.  Any object with these three members is a codec,
+    Turns values into bytes, and bytes into values. Any object with these three members is a codec,
     for example one for Avro or Protobuf.
 
-    `encode` and `decode` are called on the event loop, so they must be quick.  An exception that
+    `encode` and `decode` are called on the event loop, so they must be quick. An exception that
     they raise is reported as a CodecError.
     """
 

@@ -1,5 +1,5 @@
 """Checks for numbers that JSON does not have: encoders write NaN and infinity as null, which no
-decoder turns back into a number.  Pure.
+decoder turns back into a number. Pure.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Finds the classes that the values of a type annotation have, whether it is a class, a union, a
-generic alias or a new type.  Pure.
+generic alias or a new type. Pure.
 """
 
 from __future__ import annotations

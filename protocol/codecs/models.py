@@ -1,4 +1,4 @@
-"""A codec for pydantic models.  Pydantic is never imported here, because the model brings it along.
+"""A codec for pydantic models. Pydantic is never imported here, because the model brings it along.
 Pure.
 """
 

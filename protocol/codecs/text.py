@@ -1,4 +1,4 @@
-"""Codecs for text and for JSON.  Pure."""
+"""Codecs for text and for JSON. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class JsonCodec(Generic[T]):
 
         Args:
             kind: the type that `decode` returns and checks, and that a value must have, with
-                everything in it, to be encoded.  Without it, values of dict, list, str, numbers,
+                everything in it, to be encoded. Without it, values of dict, list, str, numbers,
                 bool and None are encoded and decoded.
 
         Raises:
@@ -69,7 +69,7 @@ class JsonCodec(Generic[T]):
         encode = _exact(msgspec.json.Encoder().encode)
         self.encode: Callable[[T], bytes] = _checked(encode, self.decode, kind)
         """
-        Return the JSON of a value.  TypeError if it has none, or is not of the codec's type;
+        Return the JSON of a value. TypeError if it has none, or is not of the codec's type;
         ValueError if it contains NaN or infinity, or a receiver would get another value, or none.
         """
 
@@ -93,7 +93,7 @@ def _exact(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
 
 
 def _plain(value: Any) -> object:
-    """Return the dicts, lists, texts and numbers of a value that has JSON.  Parts that are JSON
+    """Return the dicts, lists, texts and numbers of a value that has JSON. Parts that are JSON
     already, a msgspec.Raw, are left out.
     """
     return msgspec.to_builtins(value, enc_hook=lambda _: None)

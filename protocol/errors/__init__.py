@@ -50,9 +50,9 @@ A class stands for one way in which a program can react to an error. If a class 
     ├── InternalError                  a bug of keylane
     └── ClosedError                    used after close (yours, not the peer's)
 
-`fate` says whether the failed request may have been done.  A request that is NOT_DONE may always be
-repeated.  One that is UNKNOWN may be repeated if the receiver recognises the repeat, as a broker
-does by (producer id, epoch, sequence). The names may change; a code may not (golden test).  Source:
+`fate` says whether the failed request may have been done. A request that is NOT_DONE may always be
+repeated. One that is UNKNOWN may be repeated if the receiver recognises the repeat, as a broker
+does by (producer id, epoch, sequence). The names may change; a code may not (golden test). Source:
 Kafka's Errors table, Maelstrom's definite and indefinite errors, litestream's hints.
 """
 

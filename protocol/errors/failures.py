@@ -1,4 +1,4 @@
-"""The errors that are not refusals: no answer, a disk, an address, a bug.  Pure."""
+"""The errors that are not refusals: no answer, a disk, an address, a bug. Pure."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class NotSentError(UnreachableError):
     code = 1201
     fate = Fate.NOT_DONE
     summary = "cannot reach the server"
-    hint = "Check that it is running, and that this is its address.  keylane dev starts a cluster."
+    hint = "Check that it is running, and that this is its address. keylane dev starts a cluster."
     address = Detail(str)
     broker_group = Detail(str)
     partition_id = Detail(int)
@@ -181,7 +181,7 @@ class FilterError(KeylaneError):
     code = 1286
     summary = "the consumer's filter failed"
     hint = (
-        "Fix `filter`: a plain function that takes a message and returns True or False.  The "
+        "Fix `filter`: a plain function that takes a message and returns True or False. The "
         "message is retried, as after an error in a handler."
     )
     partition_id = Detail(int)

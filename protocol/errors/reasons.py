@@ -28,7 +28,7 @@ class Reason(enum.Enum):
     The reason for which an error of a class was raised: `error.reason`.
 
     A row has the code, the name of the class, a summary and a hint, then the retry rule and the
-    fate if they differ from NEVER and NOT_DONE.  A code never changes its meaning: `Reason(code)`.
+    fate if they differ from NEVER and NOT_DONE. A code never changes its meaning: `Reason(code)`.
     """
 
     kind: str
@@ -121,7 +121,7 @@ class Reason(enum.Enum):
         "a consumer has one handler for a subject and a group",
         (
             "Each message goes to one member of the group, so only one of the two functions "
-            "would get it.  Call both from one function, or give one of them its own group.  To "
+            "would get it. Call both from one function, or give one of them its own group. To "
             "handle more at once, raise concurrency."
         ),
     )
@@ -131,7 +131,7 @@ class Reason(enum.Enum):
         "ConfigError",
         "the schema of the database is too new for this keylane",
         (
-            "Install the version of the cluster's other metaservers.  To go back, restore a "
+            "Install the version of the cluster's other metaservers. To go back, restore a "
             "backup from before the upgrade: keylane meta restore."
         ),
     )
@@ -154,7 +154,7 @@ class Reason(enum.Enum):
         "UsageError",
         "a task that runs handlers was cancelled, and not by its consumer",
         (
-            "The consumer has ended.  Code of the program must not cancel every task of the "
+            "The consumer has ended. Code of the program must not cancel every task of the "
             "event loop and then go on."
         ),
     )
@@ -190,7 +190,7 @@ class Reason(enum.Enum):
         "UsageError",
         "another task iterates over this consumer",
         (
-            "Iterate in one task, or take over once every message is acked.  For many messages "
+            "Iterate in one task, or take over once every message is acked. For many messages "
             "at once, give the consumer handler= and ConsumerSettings(concurrency=...): it "
             "keeps the order of each key."
         ),
@@ -213,7 +213,7 @@ class Reason(enum.Enum):
         "a consumer does not set the progress of its group",
         (
             "For all members: keylane group reset SUBJECT GROUP --to ... --live, or "
-            "Admin.reset_group(…, live=True).  To look at messages again without a group: "
+            "Admin.reset_group(…, live=True). To look at messages again without a group: "
             "keylane.Reader."
         ),
     )
@@ -228,7 +228,7 @@ class Reason(enum.Enum):
             "the parent's"
         ),
         (
-            "End a process forked in a handler with os._exit(0) when its work is done.  Or "
+            "End a process forked in a handler with os._exit(0) when its work is done. Or "
             "start programs with subprocess or multiprocessing, whose processes never return "
             "into the handler."
         ),
@@ -272,7 +272,7 @@ class Reason(enum.Enum):
         1107,
         "InvalidRequestError",
         "the request did not arrive whole in time",
-        "Nothing was done.  Send the request in one go.",
+        "Nothing was done. Send the request in one go.",
         RetryRule.LATER,
     )
     """The whole body of a request did not arrive in time."""
@@ -293,7 +293,7 @@ class Reason(enum.Enum):
         "InvalidRequestError",
         "the idempotency key was used for other messages",
         (
-            "Nothing of this request was stored there.  Use a new key for a new request; a "
+            "Nothing of this request was stored there. Use a new key for a new request; a "
             "repeat must have the same messages."
         ),
     )
@@ -304,7 +304,7 @@ class Reason(enum.Enum):
         "the broker has this partition in use already",
         (
             "The number was already assigned: the metaserver's database is older than the "
-            "broker.  keylane meta verify compares them, keylane meta rebuild rebuilds the "
+            "broker. keylane meta verify compares them, keylane meta rebuild rebuilds the "
             "database."
         ),
     )
@@ -335,7 +335,7 @@ class Reason(enum.Enum):
         "on_failure='retry' is of best_tried subjects and of shared groups",
         (
             'on_failure="park" keeps the order of each key; "dead" skips a message that failed '
-            "too often.  Or change the subject: keylane subject set SUBJECT --order-strategy "
+            "too often. Or change the subject: keylane subject set SUBJECT --order-strategy "
             "best_tried"
         ),
     )
@@ -362,7 +362,7 @@ class Reason(enum.Enum):
         "InvalidRequestError",
         "a token does not belong in a URL",
         (
-            "Give it in the header Authorization: Bearer TOKEN.  Revoke this token, because "
+            "Give it in the header Authorization: Bearer TOKEN. Revoke this token, because "
             "logs may contain it."
         ),
     )
@@ -450,7 +450,7 @@ class Reason(enum.Enum):
         "ConflictError",
         "the subject could not be created",
         (
-            "Nothing was opened; create it again once the cause is fixed.  keylane meta verify "
+            "Nothing was opened; create it again once the cause is fixed. keylane meta verify "
             "compares database and brokers."
         ),
     )
@@ -460,7 +460,7 @@ class Reason(enum.Enum):
         "ConflictError",
         "the subject exists, so that its rows are sent",
         (
-            "Nothing was deleted.  --force (force=True) deletes messages that were never sent "
+            "Nothing was deleted. --force (force=True) deletes messages that were never sent "
             "as well."
         ),
     )
@@ -510,7 +510,7 @@ class Reason(enum.Enum):
         "the consumers of a group must have the same tags and filter",
         (
             "Each message goes to one member: give all members the same filter, or give this "
-            "one its own group.  To change the filter of a group, first stop the consumers that "
+            "one its own group. To change the filter of a group, first stop the consumers that "
             "have the old one."
         ),
         RetryRule.LATER,
@@ -533,7 +533,7 @@ class Reason(enum.Enum):
         "ConflictError",
         "this is of another cluster",
         (
-            "Each cluster has its own database.  Check that the setting database_url, or meta, "
+            "Each cluster has its own database. Check that the setting database_url, or meta, "
             "belongs to this cluster; the setting cluster holds the cluster's name."
         ),
     )
@@ -546,7 +546,7 @@ class Reason(enum.Enum):
         "StaleRouteError",
         "no open partition for this message now",
         (
-            "Send it again: its partitions are being changed.  keylane subject operations NAME "
+            "Send it again: its partitions are being changed. keylane subject operations NAME "
             "shows how."
         ),
         RetryRule.AFTER_NEW_ROUTE,
@@ -597,7 +597,7 @@ class Reason(enum.Enum):
         "the metaserver's database lacks what brokers have",
         (
             "Start the metaservers with the database that was in use, or stop them and make an "
-            "empty one from the brokers: keylane meta rebuild.  keylane meta verify shows each "
+            "empty one from the brokers: keylane meta rebuild. keylane meta verify shows each "
             "difference."
         ),
         RetryRule.LATER,
@@ -798,7 +798,7 @@ class Reason(enum.Enum):
         "DeliveryError",
         "some messages of the request are stored, others are not",
         (
-            "Repeat the request with the same Idempotency-Key: nothing is stored twice.  "
+            "Repeat the request with the same Idempotency-Key: nothing is stored twice. "
             "Without a key, send again the messages that have no receipt."
         ),
         RetryRule.NEVER,
@@ -822,7 +822,7 @@ class Reason(enum.Enum):
         "DeliveryError",
         "the message may have been in a partition that was accepted as lost",
         (
-            "It may have been handled before the loss.  Send it again only if handling it twice "
+            "It may have been handled before the loss. Send it again only if handling it twice "
             "does no harm."
         ),
         RetryRule.NEVER,
@@ -851,7 +851,7 @@ class Reason(enum.Enum):
         "TableError",
         "rows of the table were given up",
         (
-            "The cause says why the first one failed.  Send the messages that are not stored "
+            "The cause says why the first one failed. Send the messages that are not stored "
             "again, in order."
         ),
     )
@@ -872,7 +872,7 @@ class Reason(enum.Enum):
         "UnreachableError",
         "the range could not be read",
         (
-            "Check that the partition's broker is running and that its subject is not deleted.  "
+            "Check that the partition's broker is running and that its subject is not deleted. "
             "The range is fixed: repeat the read to get the same rows."
         ),
         RetryRule.LATER,
@@ -887,7 +887,7 @@ class Reason(enum.Enum):
         "the server's certificate has other names",
         (
             "Connect by a name in the certificate, or give the server a certificate with this "
-            "name.  keylane cluster check shows the names."
+            "name. keylane cluster check shows the names."
         ),
         RetryRule.LATER,
     )
@@ -897,7 +897,7 @@ class Reason(enum.Enum):
         "NotSentError",
         "the server's certificate has expired",
         (
-            "Give the server a new certificate and send it SIGHUP.  Also check the clock of "
+            "Give the server a new certificate and send it SIGHUP. Also check the clock of "
             "this machine."
         ),
         RetryRule.LATER,
@@ -938,7 +938,7 @@ class Reason(enum.Enum):
         "NotSentError",
         "the server serves no TLS",
         (
-            "Check the address.  Give the server tls_cert and tls_key; for a server without "
+            "Check the address. Give the server tls_cert and tls_key; for a server without "
             "TLS, unset KEYLANE_TLS_CA."
         ),
         RetryRule.LATER,
@@ -950,7 +950,7 @@ class Reason(enum.Enum):
         "the server wants a client certificate",
         (
             "Set KEYLANE_TLS_CERT and KEYLANE_TLS_KEY to an unexpired certificate issued by the "
-            "authority in the server's tls_client_ca.  An open client reloads replaced files "
+            "authority in the server's tls_client_ca. An open client reloads replaced files "
             "by itself."
         ),
         RetryRule.LATER,
@@ -1045,7 +1045,7 @@ class Reason(enum.Enum):
         "StoryError",
         "the story did not end",
         (
-            "The story waits for something that never happens: see the lines above.  Give a "
+            "The story waits for something that never happens: see the lines above. Give a "
             "longer story more time: limit_s=, real_limit_s=."
         ),
     )
@@ -1088,7 +1088,7 @@ class Reason(enum.Enum):
         "FilterError",
         "the reader's `where` failed",
         (
-            "Fix `where`: a plain function that takes a message and returns True or False.  If "
+            "Fix `where`: a plain function that takes a message and returns True or False. If "
             "you continue, you get the next message."
         ),
     )
@@ -1107,7 +1107,7 @@ class Reason(enum.Enum):
         "FolderRefusedError",
         "the broker group belongs to another data folder",
         (
-            "Start the broker with the group's own data folder, or under another group name.  "
+            "Start the broker with the group's own data folder, or under another group name. "
             "If that folder is lost for good, give up what only it had: keylane broker evacuate "
             "GROUP --accept-loss"
         ),
@@ -1120,7 +1120,7 @@ class Reason(enum.Enum):
         "FolderRefusedError",
         "the data folder is an older copy of the broker group's",
         (
-            "Start the broker on the folder that was last in use.  If that folder is lost, and "
+            "Start the broker on the folder that was last in use. If that folder is lost, and "
             "you give up what this one lacks: keylane broker accept GROUP"
         ),
     )
@@ -1191,7 +1191,7 @@ class Reason(enum.Enum):
         "PublishError",
         "another job fills the hidden subject",
         (
-            "Give another name.  If that job will not be continued, delete what it left "
+            "Give another name. If that job will not be continued, delete what it left "
             "(keylane subject delete HIDDEN); if it is complete, publish its rows (keylane "
             "subject publish HIDDEN NAME)."
         ),
@@ -1217,7 +1217,7 @@ class Reason(enum.Enum):
         (
             "Make each task produce the same rows every time: read fixed ranges, and sort "
             "within each task (sortWithinPartitions), because a shuffle delivers rows in any "
-            "order.  A stream whose checkpoint was restored from an older copy, or lost its "
+            "order. A stream whose checkpoint was restored from an older copy, or lost its "
             "offsets, has different rows under batch numbers that were already written: give it "
             "a new checkpointLocation."
         ),
@@ -1288,7 +1288,7 @@ class Reason(enum.Enum):
         "the job failed",
         (
             "Mend the function, and run the same command with --accept-code: pieces that are "
-            "done stay.  Or have it set such messages aside, with --on-error park."
+            "done stay. Or have it set such messages aside, with --on-error park."
         ),
     )
     """The function of a job cannot be used, has raised, or has returned something that is not a
@@ -1299,7 +1299,7 @@ class Reason(enum.Enum):
         "JobError",
         "the rows do not cover the subject's messages",
         (
-            "Nothing is published.  Reprocess all of the subject into itself (--to the same "
+            "Nothing is published. Reprocess all of the subject into itself (--to the same "
             "subject, --hidden), from an earlier start."
         ),
     )
@@ -1323,7 +1323,7 @@ class Reason(enum.Enum):
         "the principal has too many consumers",
         (
             "Close a consumer, or raise the quota: keylane access quota set PRINCIPAL "
-            "--sessions N.  The session of a killed consumer ends after its ttl."
+            "--sessions N. The session of a killed consumer ends after its ttl."
         ),
         RetryRule.LATER,
     )
@@ -1372,7 +1372,7 @@ class Reason(enum.Enum):
         "other addresses than loopback are served with TLS only",
         (
             "Use 127.0.0.1, ::1 or localhost, or give tls_cert, tls_key and tls_ca: keylane "
-            "cluster init makes them.  insecure_network = true serves everybody who reaches the "
+            "cluster init makes them. insecure_network = true serves everybody who reaches the "
             "address."
         ),
     )

@@ -13,7 +13,7 @@ class ConfigError(KeylaneError):
 
     code = 1001
     summary = "the settings cannot work"
-    hint = "Nothing was started.  Fix everything that the message names, then try again."
+    hint = "Nothing was started. Fix everything that the message names, then try again."
     problems = Detail(int)
     """The number of problems."""
     path = Detail(str)
@@ -43,7 +43,7 @@ class RefusedError(KeylaneError):
     code = 1100
     summary = "refused"
     hint = (
-        "Nothing was done.  If the answer comes from a newer program, use a client of its version."
+        "Nothing was done. If the answer comes from a newer program, use a client of its version."
     )
 
 
@@ -71,7 +71,7 @@ class InvalidRequestError(RefusedError):
 
     code = 1104
     summary = "the request makes no sense"
-    hint = "Nothing was done.  Fix what the message names, then try again."
+    hint = "Nothing was done. Fix what the message names, then try again."
     partition_id = Detail(int)
     address = Detail(str)
     unknown_call = Detail(int)
@@ -294,7 +294,7 @@ class CodecError(RefusedError):
 
     code = 1149
     summary = "a codec failed"
-    hint = "The cause is the codec's own error.  Sender and receiver need the same codec."
+    hint = "The cause is the codec's own error. Sender and receiver need the same codec."
     codec = Detail(str)
     subject = Detail(str)
     partition_id = Detail(int)
@@ -392,7 +392,7 @@ class UnpackError(CorruptBatchError):
     summary = "the packed batch does not unpack"
     retry = RetryRule.NEVER
     hint = (
-        "The batch is damaged for every reader.  Skip its messages: open a Reader at offset + "
+        "The batch is damaged for every reader. Skip its messages: open a Reader at offset + "
         "count; for a consumer group: keylane group reset SUBJECT GROUP --partition PARTITION --to "
         "OFFSET --live"
     )
@@ -454,7 +454,7 @@ class QueueFullError(RefusedError):
     summary = "the producer's queue is full"
     retry = RetryRule.LATER
     hint = (
-        "Await each send, or await producer.drain() and send it again.  A "
+        "Await each send, or await producer.drain() and send it again. A "
         "cancelled send stays queued."
     )
     queued_bytes = Detail(int)
@@ -476,7 +476,7 @@ class EffectDoneError(RefusedError):
 
     code = 1274
     summary = "another transaction has committed the effect of this message meanwhile"
-    hint = "Roll back.  When the message is retried, it is skipped."
+    hint = "Roll back. When the message is retried, it is skipped."
     partition_id = Detail(int)
     offset = Detail(int)
 
@@ -551,8 +551,8 @@ class UnauthenticatedError(RefusedError):
     code = 1350
     summary = "the caller is not known"
     hint = (
-        "Give a token of this cluster: token=, KEYLANE_TOKEN_FILE or KEYLANE_TOKEN.  An "
-        "administrator makes one with keylane access token create PRINCIPAL.  A client identified "
+        "Give a token of this cluster: token=, KEYLANE_TOKEN_FILE or KEYLANE_TOKEN. An "
+        "administrator makes one with keylane access token create PRINCIPAL. A client identified "
         "by its certificate needs one that has not expired: replace its files, and it "
         "continues by itself."
     )
@@ -592,7 +592,7 @@ class QuotaExceededError(RefusedError):
     code = 1357
     retry = RetryRule.LATER
     summary = "the quota is used up for a while"
-    hint = "Try again after retry_after_ms.  keylane access quota list shows the limits."
+    hint = "Try again after retry_after_ms. keylane access quota list shows the limits."
     principal = Detail(str)
     retry_after_ms = Detail(int)
     limit = Detail(int)
@@ -629,7 +629,7 @@ def too_many_groups(where: str, limit: int) -> OverloadedError:
         f"too many consumer groups: {where} has {limit}, and takes no more", limit=limit
     )
     error.hint = (
-        "Delete groups that no program uses: keylane group delete SUBJECT GROUP.  One that clients "
+        "Delete groups that no program uses: keylane group delete SUBJECT GROUP. One that clients "
         "have made at a broker alone "
         "is not listed: it is known, and can be deleted, after keylane group create SUBJECT GROUP"
     )

@@ -1,4 +1,4 @@
-"""Bodies of the calls that create a consumer group, change its settings and suspend it.  Pure.
+"""Bodies of the calls that create a consumer group, change its settings and suspend it. Pure.
 
 The metaserver stores these settings by subject and group, and sends them to the group's members
 with their grants.
@@ -62,7 +62,7 @@ class GroupStart(Struct, frozen=True, kw_only=True):
 
     at: StartAt = StartAt.EARLIEST
     at_ms: AtMs | None = None
-    """With TIME: milliseconds since 1970, by the brokers' calendars.  With CURSORS: when they were
+    """With TIME: milliseconds since 1970, by the brokers' calendars. With CURSORS: when they were
     taken, by any calendar; it distinguishes one backfill from another.
     """
     cursors: dict[int, Cursor] | None = None
@@ -123,7 +123,7 @@ class SetGroup(Struct, frozen=True, kw_only=True):
 
 
 class SuspendGroup(Struct, frozen=True, kw_only=True):
-    """Suspend a group or one of its clients, or resume it.  The group and each client have their
+    """Suspend a group or one of its clients, or resume it. The group and each client have their
     own switches.
     """
 

@@ -1,4 +1,4 @@
-"""Bodies of the control calls about access: tokens, grants, capabilities.  Pure."""
+"""Bodies of the control calls about access: tokens, grants, capabilities. Pure."""
 
 from __future__ import annotations
 

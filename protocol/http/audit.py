@@ -1,4 +1,4 @@
-"""Bodies of the control calls about the audit log.  Pure."""
+"""Bodies of the control calls about the audit log. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoding and checks of the JSON in calls and answers.  Pure."""
+"""Encoding and checks of the JSON in calls and answers. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ encode_json = msgspec.json.Encoder(enc_hook=_plain).encode
 
 
 def encode_body(body: object) -> bytes:
-    """Return the bytes of a call's body, b"" for None.  Raises InvalidRequestError if a text in it
+    """Return the bytes of a call's body, b"" for None. Raises InvalidRequestError if a text in it
     is not valid Unicode.
     """
     try:

@@ -1,4 +1,4 @@
-"""A control call with method, path, bodies and rights; `endpoints.py` has the table.  Pure."""
+"""A control call with method, path, bodies and rights; `endpoints.py` has the table. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Endpoint(Generic[A_co]):
     answered_as: str = "application/json"
     """Content type of the answer."""
     idempotent: bool = False
-    """True for a POST that may be repeated when its outcome is unknown.  A GET may always be
+    """True for a POST that may be repeated when its outcome is unknown. A GET may always be
     repeated.
     """
     told_again: bool = False
@@ -64,7 +64,7 @@ class Endpoint(Generic[A_co]):
         return self.idempotent or self.is_get
 
     def path_of(self, **names: object) -> str:
-        """Return the path with its `{names}` filled in, percent-encoded.  Raises
+        """Return the path with its `{names}` filled in, percent-encoded. Raises
         InvalidRequestError if one is not valid Unicode.
         """
         try:

@@ -6,7 +6,7 @@ Pure.
     every partition         one batch of the request, with sequence 0; with sequence ASKED, the
                             broker only says whether it has the batch
 
-A broker remembers the batch like a producer's, durably.  A batch with the same id and epoch is its
+A broker remembers the batch like a producer's, durably. A batch with the same id and epoch is its
 repeat; one with another epoch contains other messages, and is refused.
 """
 

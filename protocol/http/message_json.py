@@ -4,8 +4,8 @@ Pure.
     bytes that are UTF-8 text      "value": "paid"
     other bytes                    "value_base64": "/w=="
 
-The same holds for `key`, so that the bytes of both are preserved.  `properties` is an object with
-the properties that are texts, `properties_base64` with those that are bytes.  If the stored bytes
+The same holds for `key`, so that the bytes of both are preserved. `properties` is an object with
+the properties that are texts, `properties_base64` with those that are bytes. If the stored bytes
 are not properties, which other programs may write, `properties_base64` is a text with all of them.
 Only output contains that: a message with it is refused.
 """

@@ -1,11 +1,11 @@
-"""The messages of an HTTP request, read from its body by its content type.  Pure.
+"""The messages of an HTTP request, read from its body by its content type. Pure.
 
     application/json          one object, or an array of objects       see `message_json`
     application/x-ndjson      an object a line
     any other                 the body is the value of one message; its key is in the query or in
                               a header
 
-All messages are checked before any is stored: one bad message refuses the request.  An error names
+All messages are checked before any is stored: one bad message refuses the request. An error names
 it by its index in the request, counted from 0 like receipts; blank lines do not count.
 """
 

@@ -1,4 +1,4 @@
-"""Bodies of the control calls about quotas of principals and limits of subjects.  Pure."""
+"""Bodies of the control calls about quotas of principals and limits of subjects. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings with which a client secures its connections.  Pure."""
+"""The settings with which a client secures its connections. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TlsSettings:
     TLS of a client: every connection uses it, and the server's certificate must contain the name to
     which the client connects.
 
-    The values are paths of PEM files; a `pathlib.Path` is converted to text.  Source: RFC 8446; RFC
+    The values are paths of PEM files; a `pathlib.Path` is converted to text. Source: RFC 8446; RFC
     9525 for host names.
 
     Raises:

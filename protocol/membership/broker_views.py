@@ -1,4 +1,4 @@
-"""The metaserver's view of brokers.  Pure."""
+"""The metaserver's view of brokers. Pure."""
 
 from __future__ import annotations
 

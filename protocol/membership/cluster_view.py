@@ -1,4 +1,4 @@
-"""The metaserver's view of its cluster: name, version and members.  Pure."""
+"""The metaserver's view of its cluster: name, version and members. Pure."""
 
 from __future__ import annotations
 

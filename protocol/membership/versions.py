@@ -1,10 +1,10 @@
-"""Versions of programs.  Programs work together if they are at most one minor version apart.  Pure.
+"""Versions of programs. Programs work together if they are at most one minor version apart. Pure.
 
     client ─ Hello(version) ─▶ server                 refused if they are further apart; the error
                                                       says which one to upgrade
     broker, metaserver ─ their version ─▶ database    cluster's version: the lowest of all members
 
-The cluster's version says which formats every member reads, and never falls.  So far all formats
+The cluster's version says which formats every member reads, and never falls. So far all formats
 are those of the first release (`tests/golden/versions/release_0_2_0.json`): a newer format is
 written only when the cluster's version includes it. A member more than one minor version away from
 the cluster's is refused, so an upgrade takes one minor version after another.
@@ -47,7 +47,7 @@ class MemberVersion(NamedTuple):
 
 
 def parse_version(text: str) -> Version:
-    """Return the version in "0.2.0" or "0.2".  Raises InvalidRequestError."""
+    """Return the version in "0.2.0" or "0.2". Raises InvalidRequestError."""
     match = _VERSION.fullmatch(text)
     if match is None:
         raise InvalidRequestError(f"{text!r:.80} is no version of keylane")
@@ -81,7 +81,7 @@ def check_client(told: str, own: str) -> None:
 
 
 def check_server(told: str, own: str) -> None:
-    """Check, in a client, the version that a server reports.  Raises like `check_client`."""
+    """Check, in a client, the version that a server reports. Raises like `check_client`."""
     _check_pair(client=own, server=told)
 
 

@@ -1,5 +1,5 @@
 """Messages that a consumer group has set aside: the terms, the limits, and the changes of a
-partition's parked messages.  Pure.
+partition's parked messages. Pure.
 
     failed too often ─▶ Park ─▶ parked, with all later messages of its key ─▶ Redrive (operator)
                                    ▲                                             │
@@ -7,7 +7,7 @@ partition's parked messages.  Pure.
                                                                    ╰─▶ Unpark, each ─▶ Free: the
                                                                        key is like any other
 
-A parked message is acked: the cursor passes it.  Its key is kept, and the place of its bytes.  A
+A parked message is acked: the cursor passes it. Its key is kept, and the place of its bytes. A
 change has the same form in the frame that requests it and in the record that makes it durable.
 
 Words
@@ -47,7 +47,7 @@ LOOSE: tuple[ParkKey, ...] = (b"", None, RETRIED)
 FAILURE_KIND_CHARS_MAX = 200
 FAILURE_TEXT_CHARS_MAX = 1_000
 PARKED_KEYS_MAX = 10_000
-"""Most keys that a group may have parked on one partition, and most dead keys.  A consumer fetches
+"""Most keys that a group may have parked on one partition, and most dead keys. A consumer fetches
 all of them when it begins.
 """
 PARKED_MESSAGES_MAX = 1_000_000
@@ -63,7 +63,7 @@ EDITS_BYTES_MAX = 16 << 20
 FAILURE_RUNS_MAX = 100_000
 """
 Most runs of messages without an order in one loose key, each with one failure and one time, at 40
-bytes of the broker's memory each.  Beyond that, the oldest neighbours are reported with the later
+bytes of the broker's memory each. Beyond that, the oldest neighbours are reported with the later
 of their times, and finally without details.
 """
 FAULTS_MAX = 10_000
@@ -113,7 +113,7 @@ class Park(Struct, frozen=True, array_like=True, tag=1):
     """
     Park messages of the partition itself, which are acked by this.
 
-    With a failure the key is parked from now on, whatever its state was.  Without one it is already
+    With a failure the key is parked from now on, whatever its state was. Without one it is already
     parked, and these messages follow its others.
     """
 
@@ -244,7 +244,7 @@ class AdoptedKey(Struct, frozen=True, array_like=True):
     marks: tuple[FailureMark, ...] = ()
     """Failures of messages without an order in these rows, or in earlier ones."""
     token: int = 0
-    """Same meaning as in Park.  Children leave it out, because no owner of the parent has messages
+    """Same meaning as in Park. Children leave it out, because no owner of the parent has messages
     with handlers any more.
     """
 
@@ -262,7 +262,7 @@ class Adopt(Struct, frozen=True, array_like=True, tag=5):
     passed: tuple[tuple[int, int], ...] = ()
     """
     (logical partition, offset), for parent 0: children need messages of the partition itself from
-    there on, though it was reset.  The logical partition is -1 for messages without an order.
+    there on, though it was reset. The logical partition is -1 for messages without an order.
     """
     children_tell: bool = False
     """True for parent 0 if children keep what they took over though the partition was reset, and
@@ -300,7 +300,7 @@ class Clear(Struct, frozen=True, array_like=True, tag=7):
 
     kept: tuple[int, ...] = ()
     """
-    Ancestors that are not part of the reset, so their messages stay parked.  Children that have
+    Ancestors that are not part of the reset, so their messages stay parked. Children that have
     begun to take them over may not have all of them.
     """
 
@@ -335,13 +335,13 @@ encode_parked = msgspec.msgpack.Encoder().encode
 
 
 def decode_changes(data: bytes | memoryview) -> list[AskedChange]:
-    """Return the changes of a request.  Raises msgspec.MsgspecError."""
+    """Return the changes of a request. Raises msgspec.MsgspecError."""
     changes: list[AskedChange] = _changes.decode(data)
     return changes
 
 
 def decode_adopted(data: bytes | memoryview) -> list[AdoptedKey]:
-    """Return the keys of an ancestor's answer.  Raises msgspec.MsgspecError."""
+    """Return the keys of an ancestor's answer. Raises msgspec.MsgspecError."""
     keys: list[AdoptedKey] = _keys.decode(data)
     return keys
 

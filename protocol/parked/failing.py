@@ -1,5 +1,5 @@
 """The message that holds up a consumer group on a partition, because it fails and is tried again,
-or its handler does not return.  Pure.
+or its handler does not return. Pure.
 """
 
 from __future__ import annotations

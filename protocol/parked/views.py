@@ -63,7 +63,7 @@ class ParkedList(Struct, frozen=True, kw_only=True):
 ParkedDetail = tuple[int, int, int, int]
 """
 Details of a row of failed messages: time when they were set aside, time of the last failure, index
-of the failure in `faults`, time of the next try.  A time of 0 and an index of -1 are not known.
+of the failure in `faults`, time of the next try. A time of 0 and an index of -1 are not known.
 """
 
 
@@ -92,7 +92,7 @@ class ChangeParkedKey(Struct, frozen=True, kw_only=True):
     skip: list[tuple[int, int, int]] | None = None
     """Messages to skip, as (source, start, end); None: redrive the key."""
     retry: list[tuple[int, int, int]] | None = None
-    """Messages without an order to handle again, in the same form; the others stay.  Not used
+    """Messages without an order to handle again, in the same form; the others stay. Not used
     together with `skip`.
     """
 
@@ -101,6 +101,6 @@ _rows = msgspec.msgpack.Decoder(list[ParkedKeyRow])
 
 
 def decode_key_rows(data: bytes | memoryview) -> list[ParkedKeyRow]:
-    """Return the keys of an answer.  Raises msgspec.MsgspecError."""
+    """Return the keys of an answer. Raises msgspec.MsgspecError."""
     rows: list[ParkedKeyRow] = _rows.decode(data)
     return rows

@@ -1,1 +1,1 @@
-"""The bounds of a read: instants, and first and end offsets of partitions.  Pure."""
+"""The bounds of a read: instants, and first and end offsets of partitions. Pure."""

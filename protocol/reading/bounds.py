@@ -1,5 +1,5 @@
 """Bodies of the call that plans a read: first and end offsets of partitions, and the offsets of a
-time or a group in them.  Pure.
+time or a group in them. Pure.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Instants that programs and operators give, as a datetime or as a time ago, in milliseconds since
-1970.  Pure.
+1970. Pure.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
 
 
 def _time_of(text: str) -> datetime:
-    """Return the time of a text of ISO 8601 with a zone.  Raises InvalidRequestError."""
+    """Return the time of a text of ISO 8601 with a zone. Raises InvalidRequestError."""
     try:
         given = datetime.fromisoformat(text)
     except ValueError:

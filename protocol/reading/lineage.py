@@ -1,4 +1,4 @@
-"""The lineage of a subject, reduced to some of its partitions.  Pure."""
+"""The lineage of a subject, reduced to some of its partitions. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Places a point in time in partitions that continue one another, so that no unread message
-precedes a read one in order.  Pure.
+precedes a read one in order. Pure.
 
     parent   0 1 2 3 4 5│        the point is at 4: messages are left
     child                0 1 2   its broker's clock was slow: by its own times the point is at 2

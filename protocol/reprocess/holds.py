@@ -1,6 +1,6 @@
-"""Bodies of the call that holds messages of a partition against retention.  Pure.
+"""Bodies of the call that holds messages of a partition against retention. Pure.
 
-A hold belongs to a job.  It keeps the messages from an offset on, and expires a ttl after it was
+A hold belongs to a job. It keeps the messages from an offset on, and expires a ttl after it was
 last set or renewed.
 """
 
@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from ..ids import MAX_I64
 
 HOLD_TTL_MS_MAX = 86_400_000
-"""Longest ttl, one day.  A living job renews its hold; the hold of a dead one may fill a disk for
+"""Longest ttl, one day. A living job renews its hold; the hold of a dead one may fill a disk for
 that long.
 """
 HOLDS_PER_PARTITION_MAX = 16
@@ -22,7 +22,7 @@ TtlMs = Annotated[int, Meta(ge=0, le=HOLD_TTL_MS_MAX)]
 
 
 class SetHold(Struct, frozen=True, kw_only=True):
-    """Hold the messages of a partition from an offset on.  A repeat only renews the hold."""
+    """Hold the messages of a partition from an offset on. A repeat only renews the hold."""
 
     job: str
     """Job to which the hold belongs; a later hold of the same job replaces it."""

@@ -1,5 +1,5 @@
 """The manifest of reprocessed messages: the ranges, the code, and the rows and digests of the
-output.  Pure.
+output. Pure.
 
     {"format": 1, "job": …, "code": …, "subject": …, "planned_at_ms": …,
      "ranges": [{partition_id, start, end, …}, …],

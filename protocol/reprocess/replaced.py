@@ -1,4 +1,4 @@
-"""Partitions of rows that replaced messages, and those that are needless after a backfill.  Pure.
+"""Partitions of rows that replaced messages, and those that are needless after a backfill. Pure.
 
 P open ─▶ cut: P sealed, C open after P ─▶ rows in H made from P ─▶ published: P expired,
                                                                      H between P and C
@@ -62,7 +62,7 @@ def behind_rows(
         JobError: a partition has rows both of messages in the backfill and of others.
     """
     older = {each for number in cursors for each in _ancestors(number, parents)}
-    """Ancestors of the backfill's partitions.  They precede the backfill, which may have begun
+    """Ancestors of the backfill's partitions. They precede the backfill, which may have begun
     after them.
     """
     behind: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The source of a job's row, which its properties name.  Pure."""
+"""The source of a job's row, which its properties name. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time of a later delivery that a program gives, in milliseconds since 1970.  Pure."""
+"""The time of a later delivery that a program gives, in milliseconds since 1970. Pure."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def check_deliver_at(at_ms: int, *, now_ms: int, latest_ms: int | None = None) -
 
 def read_deliver_at(text: str, *, now_ms: int) -> int:
     """Return the time in a text like `deliver_at_ms`: milliseconds, or a time of ISO 8601 with a
-    zone.  Raises InvalidRequestError.
+    zone. Raises InvalidRequestError.
     """
     return check_deliver_at(read_instant_ms(text), now_ms=now_ms)
 

@@ -1,4 +1,4 @@
-"""The receipt of a message that is delivered later, and views of such messages.  Pure."""
+"""The receipt of a message that is delivered later, and views of such messages. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 class ScheduledReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """The receipt of a scheduled message, which a broker keeps durably and stores in its subject at
-    its time.  `cancel` takes it.
+    its time. `cancel` takes it.
     """
 
     scheduled_id: str

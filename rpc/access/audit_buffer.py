@@ -1,5 +1,5 @@
 """Events of the audit log on their way to the database: their number is limited, and equal refusals
-are counted as one.  Pure.
+are counted as one. Pure.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Details of calls in the audit log besides subject and group: names and numbers from their bodies,
-never keys or values.  Pure.
+never keys or values. Pure.
 """
 
 from __future__ import annotations

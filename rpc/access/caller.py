@@ -1,4 +1,4 @@
-"""The caller of a server, and its rights.  Pure."""
+"""The caller of a server, and its rights. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Caller(NamedTuple):
         return any(grant.right is Rights.CLUSTER for grant in self.grants)
 
     def check(self, right: Rights, subject: str, group: str = "", called: str = "") -> None:
-        """See `check_allowed`.  Raises AccessDeniedError."""
+        """See `check_allowed`. Raises AccessDeniedError."""
         check_allowed(self.principal, self.grants, right, subject, group, called)
 
 

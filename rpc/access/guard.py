@@ -84,11 +84,11 @@ _LEASING = frozenset({Rights.CONSUME, Rights.KNOWN})
 CALLER: ContextVar[Caller] = ContextVar("the caller of the request", default=UNKNOWN_CALLER)
 
 Identify = Callable[[str], Awaitable[Caller]]
-"""Function that returns the caller who sent this text after `Bearer`.  Raises UnauthenticatedError,
+"""Function that returns the caller who sent this text after `Bearer`. Raises UnauthenticatedError,
 CapabilityEndedError.
 """
 TargetsOf = Callable[[Endpoint[Any], Any, Mapping[str, str]], Awaitable[Sequence[AccessTarget]]]
-"""Function that returns the subjects and groups of a call, from its body and parameters.  Unknown
+"""Function that returns the subjects and groups of a call, from its body and parameters. Unknown
 names raise the errors of the call itself.
 """
 
@@ -115,11 +115,11 @@ class DataJudge(Protocol):
     """A broker's knowledge of callers and targets on its data plane."""
 
     async def authenticate(self, nonce: bytes, asked: Authenticate) -> HeldCapability:
-        """Return the capability of a caller.  Raises UnauthenticatedError, CapabilityEndedError."""
+        """Return the capability of a caller. Raises UnauthenticatedError, CapabilityEndedError."""
         ...
 
     def target(self, request: Request) -> AccessTarget:
-        """Return the subject and group of a frame.  Raises PartitionUnknownError."""
+        """Return the subject and group of a frame. Raises PartitionUnknownError."""
         ...
 
 
@@ -402,7 +402,7 @@ class ConnectionAccess:
 
         Args:
             take_place: takes a place for the principal before its capability is accepted; "": a
-                server of the cluster needs none.  It raises ConnectionQuotaError.
+                server of the cluster needs none. It raises ConnectionQuotaError.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
@@ -424,7 +424,7 @@ class ConnectionAccess:
 
     def _enter(self, principal: str, quota: Quota, take_place: Callable[[str], None]) -> None:
         """Count the connection as one of the principal, "" for a server, and no longer as one of
-        the previous principal.  Raises ConnectionQuotaError.
+        the previous principal. Raises ConnectionQuotaError.
         """
         pacing = self._guard.pacing
         if principal:
@@ -571,7 +571,7 @@ def _key(request: Request) -> tuple[object, ...]:
 
 
 def _check_names(request: Request) -> None:
-    """Check the names that are kept with a decision, because a sender can make them long.  Raises
+    """Check the names that are kept with a decision, because a sender can make them long. Raises
     InvalidRequestError.
     """
     group = getattr(request, "group", None)

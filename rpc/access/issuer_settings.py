@@ -1,4 +1,4 @@
-"""The settings of an outside issuer of tokens (JWT), whose keys a metaserver reads.  Pure."""
+"""The settings of an outside issuer of tokens (JWT), whose keys a metaserver reads. Pure."""
 
 from __future__ import annotations
 

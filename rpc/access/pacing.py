@@ -1,9 +1,9 @@
-"""Decides how long callers over their quota wait: token buckets of principals and subjects.  Pure.
+"""Decides how long callers over their quota wait: token buckets of principals and subjects. Pure.
 
     take(cost) ─▶ the level falls, even below 0 ─▶ the next call waits until it is 0 again
 
-A bucket holds one second of its rate.  A call that finds it empty waits for the debt of earlier
-calls.  The connections of one principal share its rate; callers of other principals do not wait for
+A bucket holds one second of its rate. A call that finds it empty waits for the debt of earlier
+calls. The connections of one principal share its rate; callers of other principals do not wait for
 it.
 
 Invariants
@@ -145,7 +145,7 @@ class Pacing:
             self.waited_ms = Counter(dict(self.waited_ms.most_common(KNOWN_MAX)))
 
     def enter(self, principal: str, quota: Quota) -> None:
-        """Count a new connection.  Raises ConnectionQuotaError."""
+        """Count a new connection. Raises ConnectionQuotaError."""
         if quota.connections and self.connections[principal] >= quota.connections:
             raise ConnectionQuotaError(
                 f"{principal!r} has {quota.connections} connections here, and may have no more",

@@ -1,4 +1,4 @@
-"""The access settings that server programs share.  Pure.
+"""The access settings that server programs share. Pure.
 
 access = auto    on if an address other than loopback is served, off on loopback
 access = off     everybody who reaches the server may do everything; must be set explicitly

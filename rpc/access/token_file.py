@@ -2,7 +2,7 @@
 
     token=  ▶  KEYLANE_TOKEN_FILE  ▶  KEYLANE_TOKEN  ▶  none: callers are not identified, or refused
 
-A file is read again at each use of the token, so a token is replaced without a restart.  A pipe,
+A file is read again at each use of the token, so a token is replaced without a restart. A pipe,
 such as the shell's `<(…)`, provides its token once.
 """
 
@@ -28,7 +28,7 @@ PIPE_S = 5.0
 """Seconds that a start waits for the writer of a token into a pipe."""
 
 TokenSource = Callable[[], str]
-"""Function that returns the current token.  Raises ConfigError."""
+"""Function that returns the current token. Raises ConfigError."""
 
 
 def token_in_file(path: Path, *, wait_s: float = PIPE_S) -> str:
@@ -52,7 +52,7 @@ def token_in_file(path: Path, *, wait_s: float = PIPE_S) -> str:
 
 
 def _read(path: Path, wait_s: float) -> bytes:
-    """Return at most FILE_BYTES_MAX of a file or a pipe.  Raises OSError, ValueError."""
+    """Return at most FILE_BYTES_MAX of a file or a pipe. Raises OSError, ValueError."""
     # A pipe without a writer would hold the program for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -72,7 +72,7 @@ def _read(path: Path, wait_s: float) -> bytes:
 
 
 def _wait_for_data(descriptor: int, wait_s: float) -> None:
-    """Wait until a pipe has data, or has ended.  Raises TimeoutError."""
+    """Wait until a pipe has data, or has ended. Raises TimeoutError."""
     # select.select takes no file number above 1,023.
     with selectors.DefaultSelector() as ready:
         try:
@@ -119,7 +119,7 @@ class TokenFile:
 
 
 def token_from_file(path: str) -> TokenSource:
-    """Return a source that reads the file at each use.  Raises ConfigError if the first read
+    """Return a source that reads the file at each use. Raises ConfigError if the first read
     fails.
     """
     return TokenFile(Path(path))

@@ -58,7 +58,7 @@ class Wallet:
         self._metaservers.update(dict.fromkeys(addresses))
 
     async def bearer(self, address: str) -> str | None:
-        """See `Credentials.bearer`.  Raises ConfigError, UnauthenticatedError,
+        """See `Credentials.bearer`. Raises ConfigError, UnauthenticatedError,
         NotSentError.
         """
         if address in self._metaservers:
@@ -67,7 +67,7 @@ class Wallet:
         return (have.bearer or None) if have is not None else None
 
     async def held(self) -> ShownCapability | None:
-        """See `Credentials.held`.  Raises the errors of `bearer`."""
+        """See `Credentials.held`. Raises the errors of `bearer`."""
         have = await self._current()
         if have is None or not have.held:
             return None

@@ -27,7 +27,7 @@ UPGRADE = "keylane/1"
 """The name of the frame protocol, with the version of its layout."""
 UPGRADE_HEADERS = {"Connection": "Upgrade", "Upgrade": UPGRADE}
 _HINT = (
-    "Only clients of keylane call this path.  A proxy before the server has to forward the headers "
+    "Only clients of keylane call this path. A proxy before the server has to forward the headers "
     "Connection and Upgrade, and the status 101."
 )
 

@@ -1,5 +1,5 @@
 """The names that were noted last; there may be any number in a long life, because servers return at
-other addresses.  Pure.
+other addresses. Pure.
 """
 
 from __future__ import annotations

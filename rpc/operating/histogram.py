@@ -1,4 +1,4 @@
-"""Counts of durations in buckets of fixed bounds, as a scraper of metrics takes them.  Pure.
+"""Counts of durations in buckets of fixed bounds, as a scraper of metrics takes them. Pure.
 
 Source: Prometheus' histograms, whose own class in Python takes a lock and 1.5 µs for each value;
 this one takes 0.3 µs.

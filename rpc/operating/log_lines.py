@@ -4,10 +4,10 @@
      "message": …, "program": …}
 
 Every JSON line has the same first fields, then the program's own (`broker_group`, `pid`), then
-`error` with a traceback.  The fields of a record's FIELDS, which the audit log uses, become fields
+`error` with a traceback. The fields of a record's FIELDS, which the audit log uses, become fields
 of the line too.
-A message with line breaks is one line of JSON.  In text its further lines are indented, like
-tracebacks, so that text of callers cannot begin a line of its own.  Other control characters are
+A message with line breaks is one line of JSON. In text its further lines are indented, like
+tracebacks, so that text of callers cannot begin a line of its own. Other control characters are
 escaped in both, so that they cannot control a terminal.
 """
 

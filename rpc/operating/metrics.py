@@ -4,7 +4,7 @@
     refusals, connections, event loop ──┼─▶ GET /metrics
     process: memory, CPU, open files ───┘
 
-Labels have few values: codes of errors, subjects, groups, never keys.  If a collector has more than
+Labels have few values: codes of errors, subjects, groups, never keys. If a collector has more than
 SERIES_MAX subjects or groups, it reports the largest, and the rest as one.
 
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/ and the naming rules of that

@@ -12,7 +12,7 @@ Invariants
     own connection with a typed error, and no other. A pull may wait for seconds, so pulls have a
     limit of their own, beyond which they are refused: acks, acquires and releases are read however
     many pulls wait. A client that reads nothing holds a few megabytes here at most (`answer_room`)
-    and delays no other client.  It is disconnected with a typed error after `stuck_s` seconds, or
+    and delays no other client. It is disconnected with a typed error after `stuck_s` seconds, or
     at once where others wait for its room. A connection is ended if it is silent for `SILENT_S`, or
     if one of its frames takes `FRAME_S` to arrive.
 """
@@ -109,7 +109,7 @@ further one takes the room of unknown ones.
 """
 RETRY_PLACE_MS = 5_000
 PLACE_HINT = (
-    "Each principal gets an equal share of a broker's connections.  Use one client for many "
+    "Each principal gets an equal share of a broker's connections. Use one client for many "
     "messages, or have the brokers "
     "take more: data_connections_max"
 )

@@ -17,10 +17,10 @@ class HostNames(ThreadedResolver):
     """
     A resolver like aiohttp's, but also for a program whose event loop has no thread for it.
 
-    A program may have shut down the pool, or may get no more threads.  Callers can handle a host
+    A program may have shut down the pool, or may get no more threads. Callers can handle a host
     that cannot be reached, but not a RuntimeError.
 
-    After the end of the main thread Python starts no thread for a pool.  Clients that were not
+    After the end of the main thread Python starts no thread for a pool. Clients that were not
     closed are closed then, and send what is left: a name is looked up in the event loop, which
     waits for that.
     """
@@ -43,7 +43,7 @@ class HostNames(ThreadedResolver):
 
 
 def look_up(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
-    """Return the addresses of a host, looked up in this thread.  Raises OSError if the name is
+    """Return the addresses of a host, looked up in this thread. Raises OSError if the name is
     unknown.
     """
     rows = socket.getaddrinfo(

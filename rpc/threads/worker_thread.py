@@ -1,7 +1,7 @@
 """A thread that runs blocking functions for an event loop, one after another.
 
 `loop.run_in_executor` makes two futures for each function, chains them, and takes five locks: more
-processor time than a small write to a file.  Here a function costs one entry in a queue, and one
+processor time than a small write to a file. Here a function costs one entry in a queue, and one
 callback for its result.
 """
 

@@ -72,7 +72,7 @@ class ServerTls:
         self.ends_s = ends_s
 
     def _check(self, settings: ServingSettings) -> tuple[frozenset[str], float]:
-        """Return the names of the certificate, and its end in seconds since 1970.  Raises
+        """Return the names of the certificate, and its end in seconds since 1970. Raises
         ConfigError.
         """
         assert settings.tls_cert is not None
@@ -96,7 +96,7 @@ class ServerTls:
 
 
 def read_certificate(path: Path) -> Certificate:
-    """Return the first certificate in a PEM file.  Raises ConfigError."""
+    """Return the first certificate in a PEM file. Raises ConfigError."""
     from cryptography.x509 import load_pem_x509_certificate
 
     try:
@@ -137,7 +137,7 @@ class ClientContexts:
         self.renew(tls)
 
     def renew(self, tls: TlsSettings) -> None:
-        """Read the files again, for later connections.  Raises the errors of the class; then the
+        """Read the files again, for later connections. Raises the errors of the class; then the
         old files stay in use.
         """
         # Before the content: a later change is seen at the next connection.
@@ -232,7 +232,7 @@ def _stamp_of(path: str) -> tuple[int, int, int] | None:
 
 
 def _content_of(tls: TlsSettings) -> bytes:
-    """Return a digest of the content of a client's files.  Raises ConfigError."""
+    """Return a digest of the content of a client's files. Raises ConfigError."""
     digest = sha256()
     for path in (tls.ca, tls.cert, tls.key):
         try:
@@ -274,7 +274,7 @@ def _use(context: ssl.SSLContext, settings: ServingSettings) -> None:
 
 
 def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    """Load a certificate and its key.  Raises ConfigError."""
+    """Load a certificate and its key. Raises ConfigError."""
     for path in (cert, key):
         try:
             path.read_bytes()

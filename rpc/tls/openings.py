@@ -78,7 +78,7 @@ class TlsOpenings:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _end(self, accepted: socket.socket) -> None:
-        """Cancel one connection.  It no longer counts, although it is closed in the next turns of
+        """Cancel one connection. It no longer counts, although it is closed in the next turns of
         the event loop.
         """
         task = self._under_way.pop(accepted)
@@ -86,7 +86,7 @@ class TlsOpenings:
         task.cancel()
 
     async def _shake(self, accepted: socket.socket) -> None:
-        """Do the handshake of a connection.  Raises OSError."""
+        """Do the handshake of a connection. Raises OSError."""
         await asyncio.get_running_loop().connect_accepted_socket(
             partial(_Handover, self._make, partial(self._under_way.pop, accepted, None)),
             accepted,

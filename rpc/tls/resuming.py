@@ -4,7 +4,7 @@ certificate.
     handshake ─▶ the server's tickets arrive with its first bytes ─▶ kept, one for each name
               ─▶ offered at the next handshake
 
-A server that cannot use a ticket, for example after its restart, does a full handshake.  A resumed
+A server that cannot use a ticket, for example after its restart, does a full handshake. A resumed
 session rests on the certificate of the first one, so it is offered until that certificate ends, and
 for at most RESUMED_S.
 
@@ -29,7 +29,7 @@ NAMES_MAX = 16
 usually has one name.
 """
 READ_BYTES = 64 << 10
-"""Bytes of the buffer that a read makes.  Event loops ask for 256 KiB and get a record of 16 KiB.
+"""Bytes of the buffer that a read makes. Event loops ask for 256 KiB and get a record of 16 KiB.
 """
 
 
@@ -103,7 +103,7 @@ class ResumingContext(ssl.SSLContext):
         Keep the session of a connection for the next ones to the same name.
 
         A connection that has resumed a session brings no new one: the offered session is offered
-        again until its time is over.  Each read of `session` leaves a copy of it in memory for
+        again until its time is over. Each read of `session` leaves a copy of it in memory for
         ever, with Python before 3.12.7, and with 3.13.0 (gh-116810), so it is read once for each
         full handshake.
         """

@@ -1,5 +1,5 @@
 """Carries consumer groups over: it finds where each group continues in the rows that replace the
-messages of a subject.  Pure, over Arrow columns.
+messages of a subject. Pure, over Arrow columns.
 
     row: stored at (partition, offset), made of (source partition, source offset)
     group: cursor of each source partition ─▶ in each new partition, the first row whose source the

@@ -3,9 +3,9 @@
     batch ─▶ source partition, source offset, hashes of key and row
           ─sort─▶ rows with the same place and key on both sides ─▶ equal or not
 
-Rows are columns of numbers, so there is no Python object per row.  Rows of the same message and key
-are matched by their order.  Rows without a key are matched by their hashes, because their order
-depends on the partitions in which they were stored.  The additions of a job to each row (`replay`,
+Rows are columns of numbers, so there is no Python object per row. Rows of the same message and key
+are matched by their order. Rows without a key are matched by their hashes, because their order
+depends on the partitions in which they were stored. The additions of a job to each row (`replay`,
 `keylane.source`, the time of its plan) do not count as a difference.
 
 Invariants

@@ -1,4 +1,4 @@
-"""Finds the keys whose rows differ between the old and the new output of a range.  Pure."""
+"""Finds the keys whose rows differ between the old and the new output of a range. Pure."""
 
 from __future__ import annotations
 

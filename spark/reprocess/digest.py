@@ -1,4 +1,4 @@
-"""A digest of a table's rows and types, which does not depend on its batches and buffers.  Pure."""
+"""A digest of a table's rows and types, which does not depend on its batches and buffers. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The output folder of a job: Parquet files of pieces, each with its facts in the footer, and the
-manifest.  Files.
+manifest. Files.
 
     DIR/part-<partition>-<start>-<end>.parquet   the rows of a piece; its facts are in the footer,
                                                  so that both appear together

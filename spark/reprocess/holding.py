@@ -3,7 +3,7 @@
     begin: hold [start, …) of every range ─▶ renew every third of the ttl
                                           ─▶ end: hold from the end of every range on, once
 
-A thread of its own renews the holds.  A partition that is opened during the job is held from its
+A thread of its own renews the holds. A partition that is opened during the job is held from its
 first message, so that a group can continue after the backfill.
 """
 

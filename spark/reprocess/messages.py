@@ -33,7 +33,7 @@ def messages_of(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
     Return the columns to store, with the properties of a replay, which replace properties of the
     same names.
 
-    Rows without a column `offset`, for example of a summary, get only the property of the job.  If
+    Rows without a column `offset`, for example of a summary, get only the property of the job. If
     the job's input has a source property itself, it is dropped, because it does not describe these
     rows.
 

@@ -1,4 +1,4 @@
-"""Compares the output of a job with that of another job, or with a subject.  Network only.
+"""Compares the output of a job with that of another job, or with a subject. Network only.
 
     two folders of files                compare table by table (`comparing.py`)
     a subject on one side or on both    match rows by the messages of which they were made
@@ -40,7 +40,7 @@ def compare_outputs(meta: str, old: str, new: OutputFolder) -> list[KeyDifferenc
 
     Args:
         meta: host:port of a metaserver; several are separated by commas.
-        old: the folder of another job, or subject:NAME.  Of a subject, only rows of the same ranges
+        old: the folder of another job, or subject:NAME. Of a subject, only rows of the same ranges
             are compared; if it is the subject that the job has read, its messages themselves.
         new: the folder of the job.
 

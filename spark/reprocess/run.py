@@ -1,4 +1,4 @@
-"""Runs a job over fixed ranges of a subject, into a folder of Parquet files or a subject.  Needs a
+"""Runs a job over fixed ranges of a subject, into a folder of Parquet files or a subject. Needs a
 Spark session.
 
     fix the ranges, hold them ─▶ missing pieces, a task for    ─▶ write the manifest, move the
@@ -7,7 +7,7 @@ Spark session.
             └──────────────────────┴─ a later run makes the missing pieces ┘
 
 Invariants
-    The ranges are those of the first run.  A later run must have the same job, subject and target,
+    The ranges are those of the first run. A later run must have the same job, subject and target,
     and the same code unless another one is accepted; each piece then names the code that made it.
     A killed job leaves only whole pieces; the same command continues after them.
 """
@@ -49,7 +49,7 @@ PIECE_BYTES = 64 << 20
 """Limits of a piece, in rows and bytes: a worker has one piece and its output in memory."""
 HANDOVER_MS = 3_600_000
 ACCEPT = (
-    "The code has changed: the module of the job, a module that it imports, or its version.  "
+    "The code has changed: the module of the job, a module that it imports, or its version. "
     "--accept-code keeps the pieces that are done, and makes the others with this code; in a new "
     "folder all are made with this code, and --compare compares the two."
 )
@@ -273,7 +273,7 @@ def run_job(
     Make the missing pieces, write the manifest into the folder and return it; this blocks.
 
     Args:
-        to: the subject that gets the rows; None: they become Parquet files.  If it is the source,
+        to: the subject that gets the rows; None: they become Parquet files. If it is the source,
             and the rows stay hidden, the source is cut first, because the rows will replace
             everything before the cut.
         handover_ms: milliseconds for which messages after the ranges are held when the job has

@@ -121,7 +121,7 @@ class JobTarget:
         return changed(manifest, output=changed(_output(manifest), messages=stored))
 
     def publish(self, manifest: Manifest) -> None:
-        """Publish the rows if the options say so; a repeat changes nothing.  Raises the errors of
+        """Publish the rows if the options say so; a repeat changes nothing. Raises the errors of
         `HiddenSubject.publish`.
         """
         if self.options.publish:

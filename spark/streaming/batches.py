@@ -1,4 +1,4 @@
-"""Decides where a stream begins, where its next batch ends, and which ranges a batch has.  Pure.
+"""Decides where a stream begins, where its next batch ends, and which ranges a batch has. Pure.
 
     parents  [0, 40) read in batch 4 ─▶ sealed end reached
     child                               [0, 10) offered in batch 5 ─▶ …
@@ -79,9 +79,9 @@ def next_offset(
     Return the end of the batch that begins at `start`.
 
     Args:
-        ends: the end of the stream by partition id; other partitions are not read.  None: the
+        ends: the end of the stream by partition id; other partitions are not read. None: the
             stream does not end.
-        rows_max: the limit for the messages of the batch; None: no limit.  `_limit_to_a_seal` may
+        rows_max: the limit for the messages of the batch; None: no limit. `_limit_to_a_seal` may
             lower it.
     """
     origin = replace(start, initial=False) if start.initial else None
@@ -241,7 +241,7 @@ def task_ranges(
     Return the ranges of each task: groups of parents and children stay together, and small groups
     share a task of up to `rows_max` rows.
 
-    A sink recognizes rows by the number of their task.  So tasks are made of all ranges that the
+    A sink recognizes rows by the number of their task. So tasks are made of all ranges that the
     batch had at first: rows that retention has removed since do not move others into another task.
     """
     tasks: list[list[BatchRange]] = []
@@ -271,7 +271,7 @@ def shares(
     If there are more partitions than rows, `turn` rotates which partitions are read.
 
     Args:
-        behind: the number of messages that wait until a partition is read, by its id.  They count
+        behind: the number of messages that wait until a partition is read, by its id. They count
             for its share: otherwise partitions without descendants would be read to the end while
             others lag days behind, and a watermark would then drop the rows of those.
     """
@@ -299,8 +299,8 @@ def _limit_to_a_seal(counts: Mapping[int, int], behind: Mapping[int, int]) -> in
     Return the limit for the messages of a batch in which some partitions have messages waiting
     behind them; None: no limit.
 
-    A watermark drops rows that are older than those of the batch before the last one.  So the batch
-    ends, in all partitions in proportion, where the first of them is read completely.  It has at
+    A watermark drops rows that are older than those of the batch before the last one. So the batch
+    ends, in all partitions in proportion, where the first of them is read completely. It has at
     least a sixteenth of all messages, so that a long lineage does not need many batches.
     """
     weights = {number: count + behind.get(number, 0) for number, count in counts.items()}

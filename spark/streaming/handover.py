@@ -25,7 +25,7 @@ from .lineage import View
 
 def after_backfill(options: ReadOptions) -> ReadOptions:
     """
-    The options with the ends of the backfill that their start names; others as they are.  Blocks.
+    The options with the ends of the backfill that their start names; others as they are. Blocks.
 
     Raises:
         JobError: there is no manifest, it is not complete, or it is of another subject.

@@ -1,4 +1,4 @@
-"""Computes the lag of streams from the progress that Spark reports to listeners.  Needs pyspark.
+"""Computes the lag of streams from the progress that Spark reports to listeners. Needs pyspark.
 
     lag = StreamLag(print)
     spark.streams.addListener(lag)

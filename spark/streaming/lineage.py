@@ -1,4 +1,4 @@
-"""The partitions that a stream reads, and the order in which it has to read them.  Pure.
+"""The partitions that a stream reads, and the order in which it has to read them. Pure.
 
 A partition that the stream does not read is skipped: its children follow its parents.
 """

@@ -1,4 +1,4 @@
-"""The offset of a stream, in the form in which Spark writes it to its checkpoint.  Pure.
+"""The offset of a stream, in the form in which Spark writes it to its checkpoint. Pure.
 
     {"keylane": 2, "subjects": {"flights": 7}, "keys": "", "offsets": {"3": 120, "4": 80},
     "waiting": {"9": 5}}

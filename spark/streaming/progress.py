@@ -4,7 +4,7 @@ Network only.
     Spark asks for the batch after `start`  ─▶  the sink has committed everything before `start`
                                             ─▶  set the cursors of the group
 
-Spark keeps the progress, and the group follows it.  The cursors are set as an operator sets them
+Spark keeps the progress, and the group follows it. The cursors are set as an operator sets them
 (`keylane group reset`), so no lock is taken, and a group with live consumers is refused.
 
 Invariants

@@ -1,4 +1,4 @@
-"""Streams a subject: offsets and batches for Spark's driver, ranges for its tasks.  Needs pyspark.
+"""Streams a subject: offsets and batches for Spark's driver, ranges for its tasks. Needs pyspark.
 
     driver   initialOffset ─▶ latestOffset(start) ─▶ checkpoint ─▶ partitions(start, end) ─▶ …
     tasks                                                            read(StreamTask)
@@ -320,7 +320,7 @@ class _Driver:
         Return the offset at which batch 0 begins, for a Spark that asks for its end first; None if
         messages at the start of the options were removed.
 
-        A stream that continues from its checkpoint does not need it.  For another stream, Spark
+        A stream that continues from its checkpoint does not need it. For another stream, Spark
         asks for it next, and `initial` raises the error.
         """
         if self._initial is None:

@@ -6,7 +6,7 @@ Pure.
     end                 where the stream ends, as in a batch       it does not end
     commitGroup         a group whose cursors follow the sink      no cursor moves
 
-All three need PySpark 4.2.  Older versions do not pass the start of a batch, so a batch cannot be
+All three need PySpark 4.2. Older versions do not pass the start of a batch, so a batch cannot be
 limited, and the progress of the sink is not known.
 """
 
@@ -28,7 +28,7 @@ class StreamSettings:
     bounded: bool = False
     """True if the option `end` was given."""
     refused: KeylaneError | None = None
-    """The reason why this cannot be streamed.  The first call raises it, because PySpark hides an
+    """The reason why this cannot be streamed. The first call raises it, because PySpark hides an
     error of `streamReader`.
     """
 

@@ -1,5 +1,5 @@
 """Watches the partitions of a stream: it asks the metaserver for their lineage, and the brokers for
-their stored offsets.  Network only.
+their stored offsets. Network only.
 
 The lineage is read again only after a partition was sealed or a call failed, because every new
 partition continues a sealed one.

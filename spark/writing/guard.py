@@ -1,9 +1,9 @@
 """Refuses rows of a key whose offsets do not rise in their source partition, because their order
-would be lost.  Pure.
+would be lost. Pure.
 
 The columns `partition` (or `queue`) and `offset` (or `logic_offset`), and with several subjects
-`subject`, say where a row was read.  Offsets must rise within each source partition and logical
-partition of a task.  That keeps each key in order; `keylane.spark.ordered` returns the logical
+`subject`, say where a row was read. Offsets must rise within each source partition and logical
+partition of a task. That keeps each key in order; `keylane.spark.ordered` returns the logical
 partitions of a source partition one after another.
 """
 

@@ -1,4 +1,4 @@
-"""Creates, counts, publishes and deletes the hidden subject of a job.  Network only.
+"""Creates, counts, publishes and deletes the hidden subject of a job. Network only.
 
 Each call is retried for the time of the options until the metaserver answers, because it may be
 restarting.

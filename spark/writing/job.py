@@ -1,4 +1,4 @@
-"""The options of a write, the reports of its tasks, and the check before a job is published.  Pure.
+"""The options of a write, the reports of its tasks, and the check before a job is published. Pure.
 
     tasks: rows ─▶ hidden subject;  each task ends with a TaskReport
     driver: check_job ─▶ publish, once

@@ -6,9 +6,9 @@
                        └▶ lanes of its children, with new numbers
 
 A task begins with the oldest partitions that have data, sealed ones included, because an earlier
-attempt may have stored rows there.  A sealed partition answers "duplicate" for rows that it has,
-and refuses the others, which go to its children.  So each attempt gives the rows of a lane the same
-numbers.  This holds even if partitions without rows of the task have expired between two attempts:
+attempt may have stored rows there. A sealed partition answers "duplicate" for rows that it has,
+and refuses the others, which go to its children. So each attempt gives the rows of a lane the same
+numbers. This holds even if partitions without rows of the task have expired between two attempts:
 lanes also end where the ranges of expired partitions end, which are in the history of the subject.
 If an expired partition had rows of the task, the lanes of its children get other rows than before,
 and their brokers refuse them.
@@ -351,7 +351,7 @@ class Lane:
         Raise an error that cannot pass, or has lasted too long.
 
         Args:
-            again: True if the refused batch was the first to be sent.  A later batch may have been
+            again: True if the refused batch was the first to be sent. A later batch may have been
                 refused because those before it were not stored yet.
         """
         where = {"task": self._sender.task, "partition_id": self._partition.partition_id}

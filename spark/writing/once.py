@@ -1,4 +1,4 @@
-"""A batch job with a name, whose rows are published once, however often it runs.  Network only.
+"""A batch job with a name, whose rows are published once, however often it runs. Network only.
 
     created      ─▶ fill the hidden subject, publish it
     taken        ─▶ a driver was killed before it had published: delete its hidden subject, and

@@ -1,5 +1,5 @@
 """Packs a column of properties into MessagePack, as messages have it, without a Python object per
-row.  Pure.
+row. Pure.
 
     maps ─▶ a list of pieces: head of the map, then for each entry head of the name, name,
             head of the text, text

@@ -1,4 +1,4 @@
-"""The columns that a DataFrame may have for a write, with their Spark types.  Pure."""
+"""The columns that a DataFrame may have for a write, with their Spark types. Pure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check_columns(schema: StructType) -> None:
     if problems:
         raise RowsError(
             Reason.ROWS_INVALID,
-            f"{'; '.join(problems)}.  A row has value (binary or string), and optionally key "
+            f"{'; '.join(problems)}. A row has value (binary or string), and optionally key "
             "(binary or string), properties (map<string,string>) and timestamp",
         )
 

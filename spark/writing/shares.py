@@ -4,7 +4,7 @@ Pure.
     1 [0, 512) expired ─┐
     2 [512, 1024) ──────┴▶ 3 [0, 1024)        shares: 3 has [0, 512); 2 has [512, 1024), then 3
 
-A share ends where the range of any older partition of the subject ends, expired ones included.  So
+A share ends where the range of any older partition of the subject ends, expired ones included. So
 partition 3 always has two shares, and the rows of a share are the same, whichever of the partitions
 before it have expired.
 

@@ -1,9 +1,9 @@
 """`df.writeStream.format("keylane")` stores the rows of a micro-batch once, however often it is
-replayed.  Needs pyspark.
+replayed. Needs pyspark.
 
-After a crash Spark runs a batch again, with the same query id, batch id and rows.  Each task
+After a crash Spark runs a batch again, with the same query id, batch id and rows. Each task
 numbers its rows under an id made of (query id, batch id, number of the task), so brokers recognize
-a row.  Rows are visible as soon as they are stored, so the commit of a batch publishes nothing.
+a row. Rows are visible as soon as they are stored, so the commit of a batch publishes nothing.
 """
 
 from __future__ import annotations

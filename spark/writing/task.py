@@ -1,4 +1,4 @@
-"""Runs one attempt of a task: it stores the rows of record batches, and returns a report.  Network
+"""Runs one attempt of a task: it stores the rows of record batches, and returns a report. Network
 only.
 """
 

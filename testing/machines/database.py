@@ -53,7 +53,7 @@ class ClockOfNow:
         return 0 if self.machine is None else self.read(self.machine)
 
     def read(self, machine: BootClock) -> int:
-        """Return the machine's boot clock.  It is looked up at each call, because the connection
+        """Return the machine's boot clock. It is looked up at each call, because the connection
         keeps the bound `boot_ms`.
         """
         return machine.boot_ms()
@@ -112,7 +112,7 @@ def forget_database() -> None:
 
 
 class MemoryDatabase:
-    """One cluster's database; it outlives the metaserver's processes.  See
+    """One cluster's database; it outlives the metaserver's processes. See
     `metaserver.sql.database.Database`.
     """
 
@@ -133,7 +133,7 @@ class MemoryDatabase:
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """See `Database.write`.  Other processes may run before it."""
+        """See `Database.write`. Other processes may run before it."""
         await asyncio.sleep(0)
         return self.transact(work, *args, **kwargs)
 

@@ -1,7 +1,7 @@
 """A disk in memory with a page cache: data that was not synced may be lost, kept in part, or torn
 at a crash.
 
-It keeps the contract of `keylane.broker.storage.files.Files`.  `crash_at` is the number of the
+It keeps the contract of `keylane.broker.storage.files.Files`. `crash_at` is the number of the
 changing operation in which `Crashed` is raised, and `after_crash` returns what the machine finds
 when it starts again.
 """

@@ -2,9 +2,9 @@
 seed.
 
 A process is a context variable: the tasks, timers and callbacks that a process creates belong to
-it.  Within a process callbacks run first in, first out, as asyncio promises; between processes the
-random generator chooses.  Time stands still while anything can run, and jumps to the next timer
-when nothing can.  A process's timers run at the rate of its clock; a paused process runs what was
+it. Within a process callbacks run first in, first out, as asyncio promises; between processes the
+random generator chooses. Time stands still while anything can run, and jumps to the next timer
+when nothing can. A process's timers run at the rate of its clock; a paused process runs what was
 due when it is resumed; a dead one never runs again.
 """
 

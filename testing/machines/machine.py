@@ -7,7 +7,7 @@ from .loop import SimLoop
 
 class Machine:
     """
-    `rate` is the speed of its clocks: 1.05 gains five seconds in a hundred.  The boot clock jumps
+    `rate` is the speed of its clocks: 1.05 gains five seconds in a hundred. The boot clock jumps
     only at a boot; the calendar jumps by `wall_jump_ms`.
     """
 

@@ -2,7 +2,7 @@
 starts after it.
 
 Each is killed at each point when it passes it for the first time, the second time, and so on until
-it comes to its end.  Then a real broker is started in the folder, with either index, and has
+it comes to its end. Then a real broker is started in the folder, with either index, and has
 everything that was acked before.
 
 `make test` kills one work of each command, at the first two passages of a point and at every

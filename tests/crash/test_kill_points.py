@@ -2,13 +2,13 @@
 stored twice.
 
 For each named point the broker is killed when it passes it for the first time, the second time, and
-so on until a whole run no longer gets there.  After each kill it is started again, and the client
+so on until a whole run no longer gets there. After each kill it is started again, and the client
 sends again what was not acked, under the same sequences.
 
 `make test` kills at every point in a new folder and at all points of RocksDB's library; in an old
 folder it kills at every sixth point, and at each that only an old folder has, and stops at every
-sixth moment with the file index, at every tenth with RocksDB.  Of the passages of a point it takes
-the first two, and every eighth.  `make kills`, a part of `make proof`, leaves nothing out.
+sixth moment with the file index, at every tenth with RocksDB. Of the passages of a point it takes
+the first two, and every eighth. `make kills`, a part of `make proof`, leaves nothing out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes queue_store_v1.json: what a broker keeps of a static subject and of a reset, in hex.  Run
+"""Writes queue_store_v1.json: what a broker keeps of a static subject and of a reset, in hex. Run
 it after a decision.
 """
 

@@ -1,4 +1,4 @@
-"""Writes store_v1.json: the files a broker leaves on its disk, in hex.  Run it after a decision to
+"""Writes store_v1.json: the files a broker leaves on its disk, in hex. Run it after a decision to
 change a format.
 """
 

@@ -3,7 +3,7 @@
     python judge.py FOLDER        FOLDER has one data folder per broker, *.events of producers and consumers, and
                                   *.orders: SQLite databases of users with outboxes
 
-Imports nothing of the product: all that it knows is in docs/FORMATS.md and below.  Prints one JSON
+Imports nothing of the product: all that it knows is in docs/FORMATS.md and below. Prints one JSON
 object; exit status 1 if anything is wrong.
 
 An .events file is a sequence of u32 length (little-endian) and msgpack `[boot clock in ns, kind,

@@ -1,6 +1,6 @@
-"""Whether a history of calls that overlap could have been made one at a time.  Pure.
+"""Whether a history of calls that overlap could have been made one at a time. Pure.
 
-A call takes effect at one instant between its invocation and its return.  A history is linearizable
+A call takes effect at one instant between its invocation and its return. A history is linearizable
 if such instants can be chosen so that a sequential object, the model, would have given the answers
 that were given.
 

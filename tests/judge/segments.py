@@ -1,4 +1,4 @@
-"""Reads the commit log of a broker's data folder as docs/FORMATS.md describes it.  Imports nothing
+"""Reads the commit log of a broker's data folder as docs/FORMATS.md describes it. Imports nothing
 of the product.
 
     folder/log/{base position, 20 digits}.log ─▶ records ─▶ Partition: messages by offset, lineage,

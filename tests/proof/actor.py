@@ -42,7 +42,7 @@ class Actor:
             anew: a Python of its own, with imports of its own, as a program of another version
                 needs; else a fork of a process that has imported our programs.
             place: where it runs: entered by a fork before all else, or while the process is
-                started.  It can be pickled.
+                started. It can be pickled.
         """
         self.name = name
         self.command = command

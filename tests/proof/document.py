@@ -1,4 +1,4 @@
-"""docs/PROOF.md out of docs/proof.jsonl: runs, their versions, their findings.  Pure but for the
+"""docs/PROOF.md out of docs/proof.jsonl: runs, their versions, their findings. Pure but for the
 paths.
 """
 
@@ -22,7 +22,7 @@ HEAD = """
 `make proof` writes this page out of `docs/proof.jsonl`; it is not edited by hand.
 Each row is one share that was really run; a version with `+` had changes that were not committed yet.
 Each table has the shares of the newest version that it was run on, and so do the five lines above; a line below the table
-sums up those of earlier versions.  Faults that a share found, and how they were mended, are in the log of commits.
+sums up those of earlier versions. Faults that a share found, and how they were mended, are in the log of commits.
 `make proof SEEDS=2000 FIRST=4000 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0` runs one share of the simulation alone; `SEEDS=0` leaves it out.
 `make proof RANDOM=2000 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0` draws the seeds at random from [10^6, 10^9); the row has the number of the drawing,
 with which `DRAWING=` gives the same seeds again, and the digest of their list.
@@ -43,7 +43,7 @@ cancellation, run until a signal, redeploy, share a group, use what is open from
 own, and have keys that fail for ever; in one seed of eight, silent brokers given up, the progress of consumer groups set
 anew, old messages removed; in one of sixteen, a disk lost for good whose loss an operator accepts; in another one of
 sixteen, a broker that dies around the creation of a second subject and stays away until that is open.
-Then everything is healed and has to drain.  `make sim SEED=k` replays one seed.
+Then everything is healed and has to drain. `make sim SEED=k` replays one seed.
 
 | date | version | seeds | faults | events | violations | seconds |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -76,7 +76,7 @@ The usual stories once more, in seeds from 3 * 10^9 on, with one to three reader
 a broadcast consumer: they begin at the beginning, at a time or at the end, want one key or all, are slow or give up waiting
 and ask again, are killed, frozen, cut off, closed, and opened again at the positions that they kept, or at none.
 Their judge reads what was sent and told and the disks at the end, and no lineage: of each key the order, nothing twice but
-what was given behind the kept positions, everything that is owed and was on no lost disk.  What retention has taken a reader may miss
+what was given behind the kept positions, everything that is owed and was on no lost disk. What retention has taken a reader may miss
 only if it was told so: when it was opened, or by a broker or a metaserver while it read.
 `make sim WORLD=followed SEEDS=100` runs some.
 
@@ -89,7 +89,7 @@ FOLLOWED_FEATURES = """
 The stories of features, in seeds from 4 * 10^9 on, with such followers of the subject of the feature: of three seeds one is cut
 over, one is deleted and created anew, the third has each feature in turn.
 Across a publication a message comes once, as itself or as the row that was made of it, in the order of its key; a reader
-that is opened with the positions of before goes on behind them.  Of a subject and a later one of its name no reader gives both.
+that is opened with the positions of before goes on behind them. Of a subject and a later one of its name no reader gives both.
 `make sim WORLD=followed_features SEEDS=100` runs some.
 
 | date | version | seeds | faults | events | violations | seconds |
@@ -107,9 +107,9 @@ docs/FORMATS.md and compares them with what the clients wrote down; its column h
 It reads what groups have parked, too: a parked message may be acked without having been handled, but no later message of
 its key may pass it, and what is parked no longer must have been handled.
 
-A handler begins with its first line, the worker's look at its lease comes just before.  A process that the test stops
+A handler begins with its first line, the worker's look at its lease comes just before. A process that the test stops
 between the two wakes up late without a fault of its own; that is counted as "stopped at a first line", and
-`tests/crash/test_troubled_processes.py` brings it about.  A first line behind the lease's end without such a stop is
+`tests/crash/test_troubled_processes.py` brings it about. A first line behind the lease's end without such a stop is
 a late start, unless it came within two milliseconds of a look that was in time: the margin of a lease is longer.
 In rows without that count stops were not told apart: such a stop is a late start there, and two grants with it.
 
@@ -128,7 +128,7 @@ KILLS = """
 ## Kill points
 
 A real broker killed at every point of its work on the disk, each time that it gets there, with both indexes; its index
-work killed likewise; stops at any moment: all of `tests/crash/`.  `make test` has a sample of it, `make kills` runs it alone.
+work killed likewise; stops at any moment: all of `tests/crash/`. `make test` has a sample of it, `make kills` runs it alone.
 A row of "all" has also what else `make test` leaves out: seeds that found a fault once, stores cut at every byte;
 `make proof KILLS=crash SEEDS=0 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 CYCLES=0` runs `tests/crash/` without these.
 
@@ -229,9 +229,9 @@ def _summary(read: list[dict[str, Any]]) -> str:
         (
             f"**Found**: {bad:,} of the simulated runs ended with a fault, of the product or of "
             f"the simulation itself; "
-            f"before, on earlier versions, {_sum(before, 'seeds'):,} runs had {bad_before:,}.  "
+            f"before, on earlier versions, {_sum(before, 'seeds'):,} runs had {bad_before:,}. "
             f"Each was mended, and is "
-            "replayed by the tests since.  In the runs of real programs one judge counted "
+            "replayed by the tests since. In the runs of real programs one judge counted "
             f"{wrong:,} violations, and another, which shares no code with the product and reads "
             f"the disks, "
             f"{sum(sum(verdict['findings'].values()) for verdict in judged):,} among "

@@ -38,7 +38,7 @@ class Frozen(NamedTuple):
     lease's end.
 
     No look can be close enough for that: the broker's fence keeps what such a handler does from
-    counting.  No process writes it down: `starts_placed` finds it.
+    counting. No process writes it down: `starts_placed` finds it.
     """
 
     partition_id: int
@@ -160,9 +160,9 @@ def starts_placed(timed: Iterable[Timed], stops: Sequence[Stop]) -> Iterator[Tim
     The events of one consumer, with each handler's beginning at its place in time.
 
     Its record says of each the instant of its first line, and as `clock_ns` the worker's look at
-    the lease.  A handler begins with its first line.  Only where the lease ended between the two it
+    the lease. A handler begins with its first line. Only where the lease ended between the two it
     begins with the look: if that was a moment before, for which the lease's margin is there, or if
-    its process was stopped in between; then it is `Frozen`.  Anything else between the two is the
+    its process was stopped in between; then it is `Frozen`. Anything else between the two is the
     product's own delay.
     """
     for first_line_ns, event in timed:

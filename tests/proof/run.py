@@ -71,7 +71,7 @@ def simulate(seeds: Sequence[int], workers: int, *, seconds: float) -> dict[str,
 
 def simulate_drawn(count: int, drawing: int, workers: int, *, seconds: float) -> dict[str, Any]:
     """
-    Seeds drawn at random.  The drawing's number is written down, from which `draw_seeds` gives them
+    Seeds drawn at random. The drawing's number is written down, from which `draw_seeds` gives them
     again, and the digest of their list.
     """
     seeds = draw_seeds(drawing, count)

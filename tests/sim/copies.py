@@ -1,7 +1,7 @@
 """In some seeds a running broker's folder is copied, and the copy runs later in place of the newer
 folder, for a while.
 
-It draws from a generator of its own.  Metaservers and networks are whole in these seeds: while no
+It draws from a generator of its own. Metaservers and networks are whole in these seeds: while no
 metaserver answers, a broker cannot know that another folder stands for its group.
 """
 

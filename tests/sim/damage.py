@@ -252,7 +252,7 @@ async def check(
     owed: Owed, files: Files, *, append: bool = True, again: bool = False, **settings: object
 ) -> dict[int, tuple[int, bytes]]:
     """One start: everything that is whole is served, nothing else is, and what is missing is missed
-    loudly.  Appended now.
+    loudly. Appended now.
     """
     appended: dict[int, tuple[int, bytes]] = {}
     clock = ManualClock()

@@ -1,4 +1,4 @@
-"""The faults: what each does to a world, and how it ends.  Every fault mends itself after a while,
+"""The faults: what each does to a world, and how it ends. Every fault mends itself after a while,
 or is healed at the end.
 """
 

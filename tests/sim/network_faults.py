@@ -132,7 +132,7 @@ class NetworkFaults:
 
     def _ghosts(self) -> None:
         """
-        Frames of a producer to a broker are stuck until its connection breaks.  The next connection
+        Frames of a producer to a broker are stuck until its connection breaks. The next connection
         works, and the stuck frames reach the broker later; their answers are lost.
         """
         world, rng = self._world, self._rng

@@ -1,5 +1,5 @@
 """The plans of usual seeds: what each has drawn, changed for what operators, retention, copies,
-lost disks and users do in it.  Pure.
+lost disks and users do in it. Pure.
 """
 
 from __future__ import annotations

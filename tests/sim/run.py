@@ -57,7 +57,7 @@ NO_CATCH = tuple(
     if isinstance(kind, type) and issubclass(kind, Exception) and kind is not AssertionError
 )
 """An exception of the language itself says that something broke, not what: the mutant's own code
-may be at fault.  A typed error of ours, and an assertion that says what should hold, name what they
+may be at fault. A typed error of ours, and an assertion that says what should hold, name what they
 found.
 """
 

@@ -45,7 +45,7 @@ class Service:
     Looks at the brokers' partitions from time to time.
 
     A partition may be read when it has something unread, and its group is through with all that it
-    continues.  Then it waits, from the moment it is seen so or from the group's last progress
+    continues. Then it waits, from the moment it is seen so or from the group's last progress
     there, for no longer than a silent owner takes to expire and a silent broker to be found, each
     by a clock that drifts, and `PATIENCE_S`.
     """

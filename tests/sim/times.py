@@ -2,13 +2,13 @@
 last of its parents.
 
 So the ranges of times `[a, b)` and `[b, c)` have every message once, also when a partition is moved
-between two reads to a broker whose calendar is behind.  A child's first message is compared with
+between two reads to a broker whose calendar is behind. A child's first message is compared with
 the last one of each parent; the calendar of the parent's broker at the seal, which may be later, is
-not known here.  In a run where a metaserver gave up to tell one child's broker when its parents
+not known here. In a run where a metaserver gave up to tell one child's broker when its parents
 ended, or could not know it, no child is judged.
 
 What lies behind a cut takes messages while the rows before it are stored, so their times overlap:
-decision 102.  It is compared with what was sealed by the cut, and not with the rows.
+decision 102. It is compared with what was sealed by the cut, and not with the rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One seed: a cluster built, troubled, healed, drained and judged.  The same seed is the same run,
+"""One seed: a cluster built, troubled, healed, drained and judged. The same seed is the same run,
 to the byte.
 """
 
@@ -614,7 +614,7 @@ def _cut_rings() -> None:
     Empty the objects that messages and futures of sends refer to.
 
     The garbage collector does not look into messages and futures (`gc=False`), so a ring through
-    one of them would keep the whole world.  What the seed made is in the youngest generation:
+    one of them would keep the whole world. What the seed made is in the youngest generation:
     nothing was collected meanwhile.
     """
     for thing in gc.get_objects(generation=0):

@@ -1,4 +1,4 @@
-"""Spark Connect on loopback: a server of its own, and a client that has no JVM.  Needs grpcio:
+"""Spark Connect on loopback: a server of its own, and a client that has no JVM. Needs grpcio:
 `make spark-connect`.
 """
 

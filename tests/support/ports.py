@@ -1,7 +1,7 @@
 """Ports of loopback for programs that start again on the port they had.
 
-The kernel answers a request for port 0 from `ip_local_port_range`, 32768 and up.  A port below that
-range stays free while its program is down.  Each process of tests has ports of its own, also beside
+The kernel answers a request for port 0 from `ip_local_port_range`, 32768 and up. A port below that
+range stays free while its program is down. Each process of tests has ports of its own, also beside
 another run on this machine: between the look at a port and the start of its program, no other test
 takes it.
 """

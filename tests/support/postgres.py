@@ -1,7 +1,7 @@
 """A real PostgreSQL for the tests: the machine's own programs, else those of a Python package.
 
 It listens on a Unix socket in a folder of its own, so that no two runs can meet; where hosts of a
-test use it, on their address too.  PostgreSQL refuses to run as root: there it runs as another
+test use it, on their address too. PostgreSQL refuses to run as root: there it runs as another
 user.
 """
 

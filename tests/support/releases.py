@@ -1,8 +1,8 @@
 """keylane of several versions: copies of this tree under other version numbers, each in a folder of
 its own.
 
-A version has a tag once it is released; until then this tree stands for it under its number.  0.2.0
-is the first release, so an upgrade begins at this tree's version.  The later ones have a migration
+A version has a tag once it is released; until then this tree stands for it under its number. 0.2.0
+is the first release, so an upgrade begins at this tree's version. The later ones have a migration
 more, which adds a table and a column.
 """
 

@@ -1,7 +1,7 @@
 """Our programs as processes that start in a few hundredths of a second.
 
 They are forked from a process that has imported them, one for each worker; that process,
-multiprocessing's fork server, has no threads and runs nothing else.  What a start with `python -m`
+multiprocessing's fork server, has no threads and runs nothing else. What a start with `python -m`
 adds is tested by tests/acceptance and tests/crash.
 """
 
@@ -103,7 +103,7 @@ class ForkedProcess:
     `python -m module arguments…`, with some of its standard files; ends with the tests' process at
     the latest.
 
-    The module may be the path of a script, whose name ends in `.py`, or the lines of one.  What a
+    The module may be the path of a script, whose name ends in `.py`, or the lines of one. What a
     script registers with `atexit` is not called.
     """
 
@@ -117,7 +117,7 @@ class ForkedProcess:
     ) -> None:
         """
         Args:
-            place: entered by the process before all else: where it runs.  It can be pickled.
+            place: entered by the process before all else: where it runs. It can be pickled.
         """
         given = {number: _File(file) for number, file in files.items()}
         self._process = _FORKING.Process(
@@ -139,7 +139,7 @@ class ForkedProcess:
             return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; return the exit status.  Raises `subprocess.TimeoutExpired`."""
+        """Wait for its end; return the exit status. Raises `subprocess.TimeoutExpired`."""
         multiprocessing.connection.wait([self._process.sentinel], timeout)
         status = self.poll()
         if status is None:
@@ -203,7 +203,7 @@ def run_keylane(
     terminal: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """
-    Run `keylane ARGUMENTS` to its end, with `text` as its standard input.  Raises
+    Run `keylane ARGUMENTS` to its end, with `text` as its standard input. Raises
     `subprocess.TimeoutExpired`.
 
     Args:

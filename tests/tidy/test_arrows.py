@@ -1,6 +1,6 @@
 """Which room may import which: the arrows of docs/ARCHITECTURE.md, read from the source.
 
-A failure prints `file:line imports X: the reason`.  A new exception is a decision: write it here,
+A failure prints `file:line imports X: the reason`. A new exception is a decision: write it here,
 with its reason, and in docs/ARCHITECTURE.md.
 """
 
@@ -63,7 +63,7 @@ MACHINE = [
     "spark/session.py",  # PySpark takes its settings from the environment
 ]
 
-# Who may import a module.  A pattern is a path under the root; every other file may not.
+# Who may import a module. A pattern is a path under the root; every other file may not.
 HOME_OF: dict[str, list[str]] = {
     "aiohttp": ["rpc/*"],
     "uvloop": ["rpc/program.py", "cli/*"],

@@ -80,7 +80,7 @@ class StampedHandling(Handling):
 
 
 class System(ABC):
-    """A system in a setting.  Its servers are children of the measuring process, and end with
+    """A system in a setting. Its servers are children of the measuring process, and end with
     `stop`.
     """
 
@@ -169,7 +169,7 @@ class System(ABC):
 
 
 class Client(ABC):
-    """Runs in a process of its own.  All is async; where a library blocks, so does the method."""
+    """Runs in a process of its own. All is async; where a library blocks, so does the method."""
 
     library: str
     """What `load` imports: "module:name"."""

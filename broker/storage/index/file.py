@@ -1,10 +1,10 @@
-"""Consume queues in files that all partitions share.  Disk, through `Files`.
+"""Consume queues in files that all partitions share. Disk, through `Files`.
 
     dispatch ─▶ tail in memory ─▶ a block of 127 units ─▶ index/….blocks          file_blocks.py
     checkpoint ─▶ sync of the blocks ─▶ a frame with the changes of every partition
         ─▶ index/journal-…
 
-A lookup bisects the partition's blocks in memory and reads one block.  Units that were dispatched
+A lookup bisects the partition's blocks in memory and reads one block. Units that were dispatched
 after the last checkpoint are not durable; a start dispatches them again from the log.
 
 Source: RocketMQ's file per queue costs a descriptor, a map and a sync per queue (its issues #202,

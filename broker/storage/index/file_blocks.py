@@ -1,4 +1,4 @@
-"""Units of all partitions in blocks of 4 KiB, one block after another.  Disk, through `Files`.
+"""Units of all partitions in blocks of 4 KiB, one block after another. Disk, through `Files`.
 
     index/00000000000000000000.blocks   index/00000000000000016384.blocks   …
         named by their first block
@@ -9,7 +9,7 @@
     └─────────────────┴──────────────┴────────────────────┴────────────┴───────────┘
 
 The blocks of all partitions are numbered together and share the files, so ten thousand partitions
-need one sync and a few descriptors.  A block has units of one partition, so one read gets 127
+need one sync and a few descriptors. A block has units of one partition, so one read gets 127
 units.
 """
 

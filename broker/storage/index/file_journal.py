@@ -1,4 +1,4 @@
-"""The journal of the file index: its state apart from the blocks, a frame per checkpoint.  Disk,
+"""The journal of the file index: its state apart from the blocks, a frame per checkpoint. Disk,
 through `Files`.
 
     index/journal-0000000001
@@ -14,7 +14,7 @@ through `Files`.
            blocks
 
 `position` is the log position up to which every batch is in the index, `end` the number of its next
-block.  The first damaged frame ends the journal: a frame is promised only when it is durable.  The
+block. The first damaged frame ends the journal: a frame is promised only when it is durable. The
 first frame of a new journal has every partition; it is durable before the old journal is removed.
 """
 

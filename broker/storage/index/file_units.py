@@ -1,4 +1,4 @@
-"""Units as the file index stores them: 32 bytes each, little-endian, 127 in a block.  Pure.
+"""Units as the file index stores them: 32 bytes each, little-endian, 127 in a block. Pure.
 
 ┌─────────────────┬──────────────┬────────────────────┬────────────┬───────────┐
 │ base_offset  u64│ position  u64│ appended_at_ms  i64│ length  u32│ count  u32│

@@ -1,4 +1,4 @@
-"""The interface of consume queues, which find the batches of a partition in the commit log.  Pure.
+"""The interface of consume queues, which find the batches of a partition in the commit log. Pure.
 
 Invariants
     Consume queues are derived: they may be deleted, and are rebuilt from the log.
@@ -147,7 +147,7 @@ class ConsumeQueues(Protocol):
             position: the log position at which the replay begins.
 
         Returns:
-            The log position, `<= position`, from which units have to be dispatched again.  0 means
+            The log position, `<= position`, from which units have to be dispatched again. 0 means
             a complete rebuild.
         """
         ...

@@ -1,4 +1,4 @@
-"""The kinds of index that a broker may have, by their names in the settings.  Disk, through
+"""The kinds of index that a broker may have, by their names in the settings. Disk, through
 `Files`.
 
 index/         "file"                 rocksdb/       "rocksdb"

@@ -1,4 +1,4 @@
-"""Consume queues in RocksDB, for brokers with very many partitions.  Disk, through the library.
+"""Consume queues in RocksDB, for brokers with very many partitions. Disk, through the library.
 
     dispatch ─▶ one atomic batch: units, ends of their partitions, the log position
     checkpoint ─▶ one sync of the write-ahead log
@@ -8,15 +8,15 @@
 
 Invariants
     Units, bounds and position change together, in one batch of the library.
-    The write-ahead log is on, and is synced at a checkpoint only.  So a checkpoint costs one sync
-    and makes no small tables.  After a crash a start dispatches only the units since the last
+    The write-ahead log is on, and is synced at a checkpoint only. So a checkpoint costs one sync
+    and makes no small tables. After a crash a start dispatches only the units since the last
     checkpoint.
 
-The ends of many partitions are read with one multi-get.  Units are read by an iterator, because the
+The ends of many partitions are read with one multi-get. Units are read by an iterator, because the
 key of a unit is known only from the unit before it.
 
-Source: RocketMQ's RocksDB consume queue.  Its write-ahead log is off, so after a crash it
-dispatches again from the last flush of its tables.  Its multi-get is one lookup per unit (RocksDB's
+Source: RocketMQ's RocksDB consume queue. Its write-ahead log is off, so after a crash it
+dispatches again from the last flush of its tables. Its multi-get is one lookup per unit (RocksDB's
 issue #10432).
 """
 

@@ -1,4 +1,4 @@
-"""The RocksDB database of the index: its two families, their keys and values, its settings.  Disk,
+"""The RocksDB database of the index: its two families, their keys and values, its settings. Disk,
 through the library.
 
     units    partition u64, base_offset u64  → position u64, appended_at_ms i64, length u32,

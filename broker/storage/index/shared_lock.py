@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 class SharedLock:
-    """A readers-writer lock; a waiting writer keeps new readers out.  Not reentrant."""
+    """A readers-writer lock; a waiting writer keeps new readers out. Not reentrant."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

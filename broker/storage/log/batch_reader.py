@@ -1,4 +1,4 @@
-"""Reads batches of a partition from the log, in which the index finds them.  Disk, through
+"""Reads batches of a partition from the log, in which the index finds them. Disk, through
 `CommitLog`; any thread.
 
 Invariants

@@ -1,4 +1,4 @@
-"""The commit log: all records of a broker, one after another, in segment files.  Disk, through
+"""The commit log: all records of a broker, one after another, in segment files. Disk, through
 `Files`.
 
     log/00000000000000000000.log   log/00000000001073741712.log   …
@@ -68,7 +68,7 @@ def segment_bases(files: Files) -> list[int]:
 
 
 class WritePlan:
-    """The writes of a group commit: places records, rolls segments, stamps headers.  Pure."""
+    """The writes of a group commit: places records, rolls segments, stamps headers. Pure."""
 
     def __init__(self, *, base: int, end: int, segment_bytes: int) -> None:
         self._segment_bytes = segment_bytes

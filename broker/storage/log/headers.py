@@ -1,4 +1,4 @@
-"""Reads the headers of a segment's records, and the partitions that they describe.  Disk, through
+"""Reads the headers of a segment's records, and the partitions that they describe. Disk, through
 `Files`.
 """
 

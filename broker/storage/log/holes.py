@@ -1,4 +1,4 @@
-"""Holes in the log: lost records, as recovery reports them.  Pure."""
+"""Holes in the log: lost records, as recovery reports them. Pure."""
 
 from __future__ import annotations
 

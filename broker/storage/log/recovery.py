@@ -1,4 +1,4 @@
-"""Reads the log at a start: every whole record from a position on, and every hole.  Disk, through
+"""Reads the log at a start: every whole record from a position on, and every hole. Disk, through
 `Files`.
 
     whole record ──▶ visitor.record

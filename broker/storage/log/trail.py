@@ -1,4 +1,4 @@
-"""The trail of a segment: its durable records without their messages.  Disk, through `Files`.
+"""The trail of a segment: its durable records without their messages. Disk, through `Files`.
 
     log/{position}.trail      headers of 96 bytes as they are in the log, one after another;
                               records that are not messages have their bodies as well, up to
@@ -61,7 +61,7 @@ def bytes_kept(kind: int, length: int) -> int:
 
 
 class TrailWriter:
-    """Writes trails.  A failed write ends the trail of that segment, and nothing else."""
+    """Writes trails. A failed write ends the trail of that segment, and nothing else."""
 
     def __init__(self, files: Files) -> None:
         self._files = files

@@ -24,7 +24,7 @@ FolderArgument = Annotated[
 
 @broker_app.command("verify")
 def broker_verify(folder: FolderArgument, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Check every byte of a data folder; change nothing.  Exit status 1 if anything is wrong."""
+    """Check every byte of a data folder; change nothing. Exit status 1 if anything is wrong."""
     from .folder import verify_folder
 
     verify_folder(folder, output)
@@ -64,7 +64,7 @@ def broker_health(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of the broker.")],
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show whether a broker accepts writes, and if not, why.  Exit status 1 if it does not."""
+    """Show whether a broker accepts writes, and if not, why. Exit status 1 if it does not."""
     from ...screen import run
     from .health import show_health
 
@@ -90,7 +90,7 @@ def broker_cordon(
     *,
     answer: Answer,
 ) -> None:
-    """Give a broker group no new partitions; it keeps those that it has.  An evacuation does the
+    """Give a broker group no new partitions; it keeps those that it has. An evacuation does the
     same.
     """
     from .groups import show_cordon
@@ -131,7 +131,7 @@ def evacuate(
         typer.Option(
             "--accept-loss",
             help="The broker's disk is lost for good: strict and static subjects continue too, and "
-            "messages that only it had are given up.  Use --dry-run first.",
+            "messages that only it had are given up. Use --dry-run first.",
         ),
     ] = False,
     dry_run: DryRunOption = False,
@@ -143,8 +143,8 @@ def evacuate(
     Continue all partitions of a broker group, of every subject, on other broker groups.
 
     From then on the group gets no new partitions, even if the evacuation is canceled, until keylane
-    broker uncordon GROUP.  With --without-source the exit status is 1 if partitions of a subject
-    stay there.  With --accept-loss the command shows what is given up, and asks on a terminal.
+    broker uncordon GROUP. With --without-source the exit status is 1 if partitions of a subject
+    stay there. With --accept-loss the command shows what is given up, and asks on a terminal.
     """
     from ..operations import change_partitions, confirm_loss
 
@@ -220,7 +220,7 @@ def index_switch(
 
 @index_app.command("verify")
 def index_verify(folder: FolderArgument, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Compare every index with the log, and the two with each other.  Exit status 1 if they
+    """Compare every index with the log, and the two with each other. Exit status 1 if they
     differ.
     """
     from .index import verify

@@ -1,4 +1,4 @@
-"""Finds problems in the reports of a cluster's servers, with advice for each.  Pure."""
+"""Finds problems in the reports of a cluster's servers, with advice for each. Pure."""
 
 from __future__ import annotations
 

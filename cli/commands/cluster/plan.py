@@ -101,7 +101,7 @@ class ClusterPlan:
         if host in self.hosts:
             tables.append(_table("broker", self._broker_of(host, tokens)))
         head = (
-            "# Paths of certificates are relative to this file.  SIGHUP makes a running program "
+            "# Paths of certificates are relative to this file. SIGHUP makes a running program "
             "read it again.\n\n"
         )
         return head + "\n".join(tables)

@@ -69,7 +69,7 @@ def parked_redrive(
     redriving: Redriving,
     answer: Answer,
 ) -> None:
-    """Have parked messages handled again, the oldest of each key first.  Without a key the command
+    """Have parked messages handled again, the oldest of each key first. Without a key the command
     asks first.
     """
     from .keys import redrive_parked
@@ -94,7 +94,7 @@ def parked_edit(
     Replace the value of a parked message.
 
     Name the message by its partition and offset, or by its key: then it is the oldest message of
-    the key, which is the one that fails.  The original stays in the log, and the key stays the
+    the key, which is the one that fails. The original stays in the log, and the key stays the
     same.
     """
     from .messages import edit_parked
@@ -141,8 +141,8 @@ _DEAD_COMMANDS = (
         "retry",
         parked_redrive,
         (
-            "Have dead letters handled again; those that fail again stay.  Later messages of their "
-            "keys may already be handled.  Without --key the command asks first."
+            "Have dead letters handled again; those that fail again stay. Later messages of their "
+            "keys may already be handled. Without --key the command asks first."
         ),
     ),
     ("redrive", parked_redrive, "Another name for retry."),
@@ -153,14 +153,14 @@ _DEAD_COMMANDS = (
         Replace the value of a dead letter.
 
         Name it by its partition and offset, or by its key: then it is the oldest dead letter of
-        the key.  The original stays in the log, and the key stays the same.
+        the key. The original stays in the log, and the key stays the same.
         """,
     ),
     (
         "skip",
         parked_skip,
         (
-            "Skip the oldest dead letter, or more: no consumer will handle them.  The command "
+            "Skip the oldest dead letter, or more: no consumer will handle them. The command "
             "shows them, and asks."
         ),
     ),

@@ -160,7 +160,7 @@ class Skipping:
 
     @property
     def count(self) -> int | None:
-        """The number of messages of each key that are skipped; None: all.  Raises ConfigError if
+        """The number of messages of each key that are skipped; None: all. Raises ConfigError if
         both options are given.
         """
         if self.all_messages and self.first is not None:

@@ -28,7 +28,7 @@ HiddenOption = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="With --to SUBJECT: leave the rows in this hidden subject, to be published later.  If "
+        help="With --to SUBJECT: leave the rows in this hidden subject, to be published later. If "
         "the subject is the source, it is sealed first and continued, for a cut-over.",
     ),
 ]

@@ -119,14 +119,14 @@ def subject_publish(
         typer.Option(
             metavar="DIR",
             help="With --replace: carry the consumer groups over, by the manifest of `keylane "
-            "spark reprocess` in this folder.  Producers may continue; stop the consumers.",
+            "spark reprocess` in this folder. Producers may continue; stop the consumers.",
         ),
     ] = "",
     yes: YesOption = False,
     wait: WaitOption = True,
     answer: Answer,
 ) -> None:
-    """Publish a hidden subject: its messages are appended to those of the subject, all at once.  A
+    """Publish a hidden subject: its messages are appended to those of the subject, all at once. A
     repeat changes nothing.
     """
     from ..deletion import confirm
@@ -246,7 +246,7 @@ def subject_resize(
     wait: WaitOption = True,
     answer: Answer,
 ) -> None:
-    """Change the number of partitions.  Partitions whose range stays the same are kept, and every
+    """Change the number of partitions. Partitions whose range stays the same are kept, and every
     key keeps its order.
     """
     from ..operations import change_partitions
@@ -275,7 +275,7 @@ def subject_grow(
     wait: WaitOption = True,
     answer: Answer,
 ) -> None:
-    """Split logic queues.  A queue keeps its number, offsets and first half; its second half is a
+    """Split logic queues. A queue keeps its number, offsets and first half; its second half is a
     new queue from 0.
     """
     from ..operations import change_partitions
@@ -382,7 +382,7 @@ def subject_cancel(
     *,
     answer: Answer,
 ) -> None:
-    """Cancel an operation that has not begun to seal.  Later it can only be completed."""
+    """Cancel an operation that has not begun to seal. Later it can only be completed."""
     from ..operations import show_canceled
 
     answer.ask(lambda admin: admin.cancel(operation), show_canceled)

@@ -21,11 +21,11 @@ def test_release_keeps_what_it_promised(version: str) -> None:
     """A later version may only add; the newest record is compared to the letter."""
     found = changes(RELEASES[version], NOW, additions=version == NEWEST)
     assert not found, (
-        f"what users of {version} rely on has changed.  Semantic Versioning: a "
+        f"what users of {version} rely on has changed. Semantic Versioning: a "
         f"patch version changes "
         "none of it; a minor version adds, and takes away only what was "
         "announced one minor version "
-        "before.  If that is meant, raise the version and record it: "
+        "before. If that is meant, raise the version and record it: "
         "PYTHONPATH=tests python -m golden.versions.release\n" + "\n".join(found)
     )
 

@@ -1,7 +1,7 @@
 """A consumer process for tests that runs until it is told to stop, and writes what it handled to a
 file.
 
-Run as `python runner.py HOW META SUBJECT GROUP TTL_MS FILE SLEEP_S`.  HOW: "alone", "opened" or
+Run as `python runner.py HOW META SUBJECT GROUP TTL_MS FILE SLEEP_S`. HOW: "alone", "opened" or
 "iterating". One line of a file per handled message: PARTITION OFFSET BOOT_MS, written when its
 handling ends.
 """

@@ -47,7 +47,7 @@ def lines_of_killed(cluster: Cluster, subject: str, mode: str, count: int) -> li
 async def test_killed_consumer_had_each_message_acked_before_the_next_of_its_key(
     shared_cluster: Cluster,
 ):
-    """At most: that whose ack was not durable.  The others are never handled twice."""
+    """At most: that whose ack was not durable. The others are never handled twice."""
     await fill(shared_cluster, "each-killed", 400)
     before = await asyncio.to_thread(lines_of_killed, shared_cluster, "each-killed", "each", 120)
     seen: list[tuple[str, str]] = [tuple(line.split()) for line in before]  # type: ignore[misc]

@@ -262,7 +262,7 @@ async def test_killed_session_repeats_only_its_messages_in_flight(cluster: Clust
 async def test_messages_of_a_killed_session_are_free_after_its_ttl(
     cluster: Cluster, tmp_path: Path
 ):
-    """However long `in_flight_ms` is: ten minutes here.  Messages of the other consumer are not
+    """However long `in_flight_ms` is: ten minutes here. Messages of the other consumer are not
     handled twice.
     """
     await fill(cluster, "dead-shared", 300)

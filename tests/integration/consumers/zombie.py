@@ -1,7 +1,7 @@
 """A consumer process for tests that notes in a file when each handler starts and ends.
 
 Run as `python zombie.py META SUBJECT GROUP TTL_MS FILE SLEEP_S [shared IN_FLIGHT_MS | instance
-NAME]`.  One JSON line per event: {"event": "start" | "end" | "cancelled", "partition", "offset",
+NAME]`. One JSON line per event: {"event": "start" | "end" | "cancelled", "partition", "offset",
 "token", "key", "boot_ms", "deadline_ms"}
 """
 

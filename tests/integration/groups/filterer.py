@@ -1,6 +1,6 @@
 """A consumer process with a filter, for tests that kill it.
 
-Run as `python filterer.py META SUBJECT FILE MANNER`.  MANNER: "tags", "property" or "batch".  One
+Run as `python filterer.py META SUBJECT FILE MANNER`. MANNER: "tags", "property" or "batch". One
 line of the file per message that a handler gets: PARTITION OFFSET VALUE.
 """
 

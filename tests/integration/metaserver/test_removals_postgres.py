@@ -145,7 +145,7 @@ async def test_group_is_deleted_at_both_metaservers_at_once_while_others_consume
 async def test_settings_are_set_at_both_metaservers_at_once_while_messages_flow(
     pair: Cluster, admins: tuple[Admin, Admin]
 ):
-    """One change is made; the other call finds it running, or done.  Both show it, and no key loses
+    """One change is made; the other call finds it running, or done. Both show it, and no key loses
     its order.
     """
     await pair.create("steady-2", partitions=4)

@@ -1,4 +1,4 @@
-"""All metaservers but one stop (SIGSTOP): they accept connections and answer nothing.  No client
+"""All metaservers but one stop (SIGSTOP): they accept connections and answer nothing. No client
 waits for them.
 """
 

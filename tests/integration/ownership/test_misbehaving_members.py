@@ -1,5 +1,5 @@
 """Handlers that hang, end with what is no Exception, or ack what is not theirs; calls that cannot
-be right.  Others go on.
+be right. Others go on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A consumer process for tests that ends when a handler gets a message of the key `bad`.
 
-Run as `python crasher.py META SUBJECT FILE MANNER`.  MANNER: "one", "slow", "dead", "batch",
-"iterated", "arrow" or "shared".  One line of the file per message that a handler gets: KEY VALUE
+Run as `python crasher.py META SUBJECT FILE MANNER`. MANNER: "one", "slow", "dead", "batch",
+"iterated", "arrow" or "shared". One line of the file per message that a handler gets: KEY VALUE
 ATTEMPT.
 """
 

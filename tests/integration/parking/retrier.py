@@ -2,7 +2,7 @@
 exists.
 
 Run as `python retrier.py META SUBJECT FILE MENDED DIES_FROM`; from try DIES_FROM on the process
-ends.  One line of FILE per message that the handler gets: KEY VALUE ATTEMPT.
+ends. One line of FILE per message that the handler gets: KEY VALUE ATTEMPT.
 """
 
 import asyncio

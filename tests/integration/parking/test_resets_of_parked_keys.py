@@ -67,7 +67,7 @@ async def test_key_parked_anew_is_redriven_when_its_parent_alone_was_reset(file_
 
 
 async def test_key_of_a_parent_stays_parked_when_its_child_alone_was_reset(file_cluster: Cluster):
-    """The child has taken two over, and handled one: that is as any other key.  The parent keeps
+    """The child has taken two over, and handled one: that is as any other key. The parent keeps
     nothing once both are.
     """
     subject, handler = "reset-child", Handler()

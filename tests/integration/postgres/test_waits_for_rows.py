@@ -113,13 +113,13 @@ class WaitingPair:
         return await waiting
 
     async def impatient(self, work: Work) -> Any:
-        """Return what it returns.  Raises DBAPIError: it waits for a lock."""
+        """Return what it returns. Raises DBAPIError: it waits for a lock."""
         async with self._engine.begin() as connection:
             await connection.execute(sa.text("SET LOCAL lock_timeout = '1s'"))
             return await connection.run_sync(work)
 
     async def beside(self, first: Work, second: Work) -> Any:
-        """Return what `second` returns while `first` is not committed.  Raises DBAPIError: it waits
+        """Return what `second` returns while `first` is not committed. Raises DBAPIError: it waits
         for a row of it.
         """
         async with self.held(first):

@@ -1,5 +1,5 @@
 """Readers of ranges beside programs that hang (SIGSTOP): they accept connections and answer
-nothing.  Without a JVM.
+nothing. Without a JVM.
 """
 
 from __future__ import annotations

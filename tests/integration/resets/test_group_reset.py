@@ -357,7 +357,7 @@ async def brokers_known(cluster: Cluster, ask: ResetGroup) -> GroupReset:
 
 @pytest.mark.crash
 async def test_reset_is_refused_or_unfinished_when_a_broker_does_not_answer(cluster: Cluster):
-    """Silent before it begins: nothing is changed.  Silent in the middle: UNKNOWN, and the same
+    """Silent before it begins: nothing is changed. Silent in the middle: UNKNOWN, and the same
     call finishes it.
     """
     await fill(cluster, "cut")

@@ -1,5 +1,5 @@
 """What a job has stored in a subject, compared with older rows: down to the first offset of each
-key.  No Java.
+key. No Java.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Writes beside programs that hang (SIGSTOP): calls run into their limit, are made again, and each
-row is stored once.  No JVM.
+row is stored once. No JVM.
 """
 
 from __future__ import annotations

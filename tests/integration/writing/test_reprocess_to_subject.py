@@ -1,5 +1,5 @@
 """Jobs whose rows go to a subject: published at once, each row once, each key in order; run again,
-done again.  No Java.
+done again. No Java.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Holds `linearizable.py` against Porcupine: `python cross_check.py [COUNT]`.  Needs Go; a tool for
+"""Holds `linearizable.py` against Porcupine: `python cross_check.py [COUNT]`. Needs Go; a tool for
 developers.
 
 Histories that are too long for trying every order are judged by both; any difference is printed,

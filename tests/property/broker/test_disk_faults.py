@@ -1,7 +1,7 @@
 """Disks that fail in every way, life after life: what was acked is there once, at its offset, and
 nothing else is.
 
-A seed is a few lives of one broker.  Each life has a fault of its own: a crash of the machine, a
+A seed is a few lives of one broker. Each life has a fault of its own: a crash of the machine, a
 kill of the process, a write or a sync that fails, a disk that fills up and gets room again; then
 the sender sends again what was not acked.
 """

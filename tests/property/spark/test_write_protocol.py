@@ -131,7 +131,7 @@ def test_published_job_has_each_row_once_and_in_order(steps, counts, commits):
     again=st.permutations(range(45)),
 )
 def test_job_of_a_task_with_other_rows_is_never_published(stored, rows, again):
-    """A first attempt dies after some batches; the second has the rows in another order.  It fails,
+    """A first attempt dies after some batches; the second has the rows in another order. It fails,
     or it is the same.
     """
     work = Written()

@@ -1,7 +1,7 @@
 """In some seeds a broker dies around the creation of a second subject, and stays away until that is
 open on the other one.
 
-It draws from a generator of its own.  A creation that waits for the dead broker is a starvation:
+It draws from a generator of its own. A creation that waits for the dead broker is a starvation:
 nothing else of the seed can end before it.
 """
 

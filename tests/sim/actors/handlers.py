@@ -1,4 +1,4 @@
-"""Handlers as users write them.  Each hands the message to the host of the process that runs it,
+"""Handlers as users write them. Each hands the message to the host of the process that runs it,
 and waits for it.
 """
 

@@ -1,4 +1,4 @@
-"""Simulated machines with the real programs on them: metaservers, brokers.  Each can crash, and
+"""Simulated machines with the real programs on them: metaservers, brokers. Each can crash, and
 start again.
 """
 

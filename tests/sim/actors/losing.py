@@ -1,10 +1,10 @@
 """In some seeds a broker's disk is lost for good: an operator accepts the loss, and an empty broker
 takes its place.
 
-The loser draws from a generator of its own.  Messages that only the lost disk had need not be
+The loser draws from a generator of its own. Messages that only the lost disk had need not be
 handled any more from the moment at which the database says that their partition is lost; until then
-the partition's children wait for it.  The database may say so only of partitions that were on the
-lost disk.  Everything else is judged as in other seeds: messages of the disk count as stored once,
+the partition's children wait for it. The database may say so only of partitions that were on the
+lost disk. Everything else is judged as in other seeds: messages of the disk count as stored once,
 at their place; the order of messages before and behind them holds; a producer is told of each
 message that may have been on the disk, and of no other.
 """

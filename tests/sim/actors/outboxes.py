@@ -1,8 +1,8 @@
 """In seeds from FIRST_SEED on users have a database with an outbox, and two programs that write to
 it and send.
 
-It draws from generators of its own.  Programs die before any statement of theirs, before a commit
-and after it, and are frozen with the lease in their hands.  What was committed is sent in the order
+It draws from generators of its own. Programs die before any statement of theirs, before a commit
+and after it, and are frozen with the lease in their hands. What was committed is sent in the order
 of the commits, each once; what was rolled back never.
 """
 
@@ -53,7 +53,7 @@ def has_outbox(seed: int) -> bool:
 
 
 class UserDatabase:
-    """The users' database; it outlives their programs.  Its time is the world's."""
+    """The users' database; it outlives their programs. Its time is the world's."""
 
     def __init__(self, loop: SimLoop, record: Callable[[Any], None]) -> None:
         address = f"file:/users{next(_numbers)}?vfs=memdb"

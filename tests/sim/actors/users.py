@@ -1,6 +1,6 @@
 """What users do beside sending and handling: the habits of a seed's users, and how often they show.
 
-They draw from rng of their own.  An object that is opened, closed, cancelled, copied or shared has
+They draw from rng of their own. An object that is opened, closed, cancelled, copied or shared has
 to keep what it promises, or to refuse with a typed error.
 
     seeded     producers and consumers get generators that repeat each other

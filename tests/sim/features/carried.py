@@ -1,5 +1,5 @@
 """What became of the messages of a subject that is cut over: where they are at the end, and what
-the group handled.  Pure.
+the group handled. Pure.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ consume and programs die.
 
 An operator hides a subject with a cut, holds what lies before it, fills the hidden subject from
 there, each row once however often a piece is begun again, and publishes it in the place of the
-messages.  Consumers stand still for the publication.
+messages. Consumers stand still for the publication.
 """
 
 from __future__ import annotations
@@ -389,7 +389,7 @@ class CutOvers(Feature):
                 try:
                     ask = await self._asked(round_)
                 except SubjectUnknownError:
-                    # A copy of a refused request may come late, and publish.  A repeat says whether
+                    # A copy of a refused request may come late, and publish. A repeat says whether
                     # it did.
                     if ask is None:
                         raise
@@ -431,7 +431,7 @@ class CutOvers(Feature):
         What became of a publication that was first asked for at `asked_s`.
 
         A repeat that comes when it is over and forgotten is told that there is no such subject, as
-        is one for a hidden subject that was lost: the route tells them apart.  A canceled one is
+        is one for a hidden subject that was lost: the route tells them apart. A canceled one is
         never forgotten.
         """
         try:

@@ -234,7 +234,7 @@ def owners_of(history: Sequence[Event], lives: Sequence[Life]) -> dict[Any, int]
     """
     The messages that belong to one life, and to no other.
 
-    One that is acked belongs to the life of its partition.  So does one that was sent before the
+    One that is acked belongs to the life of its partition. So does one that was sent before the
     deletion was asked for, if its sender had an ack of that life, and no error since.
     """
     owners: dict[Any, int] = {}
@@ -308,7 +308,7 @@ def check_groups(seen: Sequence[Any], findings: Findings) -> None:
             findings.note("duplicate token", f"{token} on {partition_id} of groups {groups}")
 
     def groups_of(event: Any) -> set[int] | None:
-        """Ids of the groups that the event concerns; None: all.  A session that joins again may be
+        """Ids of the groups that the event concerns; None: all. A session that joins again may be
         of several groups.
         """
         match event:

@@ -85,7 +85,7 @@ class Feature:
         """Do deeds until the world is healed."""
 
     async def look(self) -> None:
-        """Ask metaservers for what the judge needs, after the draining.  Raises KeylaneError: it is
+        """Ask metaservers for what the judge needs, after the draining. Raises KeylaneError: it is
         asked again.
         """
 

@@ -90,7 +90,7 @@ def pieces(hosted: dict[int, HostedPartition], members: set[int], subject: str) 
     """
     What is wrong with a subject's partitions.
 
-    Those of its route that continue no others are PARTITIONS, and cover all keys once.  What a
+    Those of its route that continue no others are PARTITIONS, and cover all keys once. What a
     broker was asked to host before the creation went to another one is in no route, and has no
     messages.
     """

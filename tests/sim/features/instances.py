@@ -104,7 +104,7 @@ class NamedHost(ConsumerHost):
         a session of this process.
 
         No metaserver had heard of it, so that it is taken for the join of a process that was
-        started last.  Once its session has expired, the twin and this process are as good as each
+        started last. Once its session has expired, the twin and this process are as good as each
         other; see decision 35.
         """
         return any(

@@ -72,7 +72,7 @@ class Damaged(Retries):
         Once every message was looked at, spoil some that wait, and have no handler fail: all others
         are handled.
 
-        A dead letter waits for nothing either, so an operator redrives all of them.  Then the
+        A dead letter waits for nothing either, so an operator redrives all of them. Then the
         batches are mended.
         """
         await self.look_at_all()

@@ -233,7 +233,7 @@ class FeatureWorld(World):
         Let every broker group take new partitions, once all is healed.
 
         An evacuation leaves its group cordoned, and a lift that no metaserver has heard leaves the
-        other one so: no subject is created then until an operator lifts a cordon.  What an operator
+        other one so: no subject is created then until an operator lifts a cordon. What an operator
         began before the healing may cordon after it.
         """
         while not self.faults.healed:

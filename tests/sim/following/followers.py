@@ -420,7 +420,7 @@ def _is_through(hosted: HostedPartition, position: int | None, lineage: LineageO
     Whether nothing is left to read behind a position, nor to be told of; None: the partition is
     finished, or not begun.
 
-    Where retention has removed all, the follower is told so by its next read.  That may be a while:
+    Where retention has removed all, the follower is told so by its next read. That may be a while:
     a read that waited when its broker lost power is given up when its time is over.
     """
     end, partition_id = hosted.readable_offset, int(hosted.facts.partition.partition_id)

@@ -1,14 +1,14 @@
 """The judge of followers: what each was given, held against what was sent and what the brokers'
-disks have at the end.  Pure.
+disks have at the end. Pure.
 
-It knows no lineage.  Of the partitions that have a key's logical partition in their range, one is
+It knows no lineage. Of the partitions that have a key's logical partition in their range, one is
 open at a time and a later one has a higher id: so a key's messages come in the order of partition
-id and offset.  And they come in the order in which each producer has numbered them, where that is
+id and offset. And they come in the order in which each producer has numbered them, where that is
 promised.
 
 A subject that is cut over has a message at its first place, and later at the place of its row,
 which has the same value: it comes once, from whichever place; but a row of a row may come after the
-message, where docs/SPARK.md allows that.  A subject that is deleted and created anew has several
+message, where docs/SPARK.md allows that. A subject that is deleted and created anew has several
 lives: none of two comes together.
 """
 
@@ -185,7 +185,7 @@ class FollowingLife:
         Whether the row may come after the message: it was made of another row, and the program was
         in the middle of a partition.
 
-        What a row of a row was made of at first is not known once the first row is gone.  So a
+        What a row of a row was made of at first is not known once the first row is gone. So a
         reader which had a part of a partition when its rows were replaced too is promised all rows
         of it, some of them a second time.
         """

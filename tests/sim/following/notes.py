@@ -1,5 +1,5 @@
 """What a follower notes: when its reader was opened, what it was given, when it kept its positions,
-how far it is, and what it was told to be removed.  Pure.
+how far it is, and what it was told to be removed. Pure.
 """
 
 from __future__ import annotations

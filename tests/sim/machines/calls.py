@@ -15,7 +15,7 @@ WINDOW_S = 5.0
 CONTROLS_MAX = 300
 """Control calls of one path, and new connections, by one process, in such a window of true time."""
 FRAMES_MAX = 1_000
-"""Requests on its connections, likewise.  Each is four times the most that ordinary seeds show."""
+"""Requests on its connections, likewise. Each is four times the most that ordinary seeds show."""
 READS_MAX = 5_000
 """Of a reader, which asks each of its partitions again for each small chunk of any."""
 

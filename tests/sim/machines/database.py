@@ -1,7 +1,7 @@
 """The metaserver's database in a simulation: SQLite in memory, the real SQL functions run in place.
 
 A call waits, runs whole, and waits again: between the two the process may die, so that what is
-committed is never told.  What was committed without a sync (renewals) may be lost with the machine.
+committed is never told. What was committed without a sync (renewals) may be lost with the machine.
 After every transaction the leases are compared with those before it: each new grant goes into the
 history.
 """

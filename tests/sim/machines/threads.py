@@ -2,7 +2,7 @@
 does between real loops.
 
 A future of one loop cannot be awaited in another, a task runs where it was made, and
-`asyncio.get_running_loop` is the loop of the thread that runs.  Threads take turns between
+`asyncio.get_running_loop` is the loop of the thread that runs. Threads take turns between
 callbacks, not between instructions.
 """
 

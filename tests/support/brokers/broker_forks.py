@@ -2,7 +2,7 @@
 start takes a few hundredths of a second.
 
 As a program it reads one JSON line per process to fork, {"program": "broker", "index" or "outbox",
-"arguments": […], "environment": {…}, "fifo": path}; its standard output goes to the fifo.  It
+"arguments": […], "environment": {…}, "fifo": path}; its standard output goes to the fifo. It
 answers with a line per process that began, {"pid": …}, and one when it ended: {"pid": …, "status":
 …}.
 """

@@ -6,7 +6,7 @@ slow or lossy.
     host c ─ veth ─┘
 
 No interface of the machine itself has a part in it, and no route leads out: the addresses are those
-of RFC 5737, which exist in these namespaces alone.  The delays and losses are the wire's own:
+of RFC 5737, which exist in these namespaces alone. The delays and losses are the wire's own:
 kernels without netem have them too.
 """
 
@@ -123,7 +123,7 @@ class HostNetwork:
         loss: float = 0.0,
         delay_ms: float = 0.0,
     ) -> None:
-        """What happens from now on to frames from `source` to `target`; "" is every host.  Nothing
+        """What happens from now on to frames from `source` to `target`; "" is every host. Nothing
         else: all is well.
         """
         wire = self._wire

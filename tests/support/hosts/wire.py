@@ -3,7 +3,7 @@ told; a program.
 
 python wire.py SEED PORT=MAC…
 
-Every host has a port, an interface of this network namespace.  Lines of JSON on the standard input
+Every host has a port, an interface of this network namespace. Lines of JSON on the standard input
 say what happens to frames from one host to another; "" stands for all:
 
     {"source": "a", "target": "b", "cut": true, "loss": 0.02, "delay_ms": 50}

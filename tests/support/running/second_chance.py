@@ -1,7 +1,7 @@
 """A second chance for tests of real processes: what failed beside other work may pass alone.
 
 With `--second-chance`, if only a few tests of these folders failed and nothing else did, they run
-once more, alone, after everything else has ended.  If all pass now the run passes, and says which
+once more, alone, after everything else has ended. If all pass now the run passes, and says which
 tests have to be mended.
 """
 

@@ -37,7 +37,7 @@ def end_with_tests() -> None:
     """
     In a child of multiprocessing's fork server: be killed when the process that asked for it ends.
 
-    The fork server is the parent, and it lives as long as any child.  The kernel tells by a signal
+    The fork server is the parent, and it lives as long as any child. The kernel tells by a signal
     that the other end of a pipe is closed, so no thread has to wait for that.
     """
     asking = multiprocessing.parent_process()

@@ -28,7 +28,7 @@ class FileByFile(LoadScopeScheduling):
     """
     As pytest-xdist's own by module, but for a worker that dies, which a test that hangs ends in.
 
-    The test at which it died has failed and is not run again.  A worker that replaces it is given
+    The test at which it died has failed and is not run again. A worker that replaces it is given
     no work before it has collected the tests.
     """
 

@@ -1,7 +1,7 @@
 """A real MariaDB for the tests: the machine's own server, else Debian's package, unpacked into a
 cache and not installed.
 
-It listens on a Unix socket in a folder of its own.  Its data needs no grants, so it starts without
+It listens on a Unix socket in a folder of its own. Its data needs no grants, so it starts without
 a system database.
 """
 

@@ -78,7 +78,7 @@ class Rows:
         self.drive(operation_id)
 
     def drive(self, operation_id: int, *, driver: str = "d") -> OperationState | None:
-        """With brokers that answer at once unless they are silent; every parent ends at 100.  The
+        """With brokers that answer at once unless they are silent; every parent ends at 100. The
         state in which it waits, None if it is done.
         """
         while True:

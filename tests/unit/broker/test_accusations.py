@@ -37,7 +37,7 @@ def told(answer: Any) -> tuple[int, tuple[tuple[int, int], ...]]:
 
 
 async def test_next_owner_learns_what_two_have_pulled_and_what_was_begun(desk: ParkedDesk):
-    """Also when it asks again under its token.  Behind the first end nothing that is not acked is a
+    """Also when it asks again under its token. Behind the first end nothing that is not acked is a
     suspect.
     """
     assert told(await desk.acquire(2, OTHER)) == (0, ())

@@ -2,7 +2,7 @@
 moves.
 
 While faults strike, pairs of a consumer and a broker are cut, for longer than a consumer is patient
-too.  Once all is healed, one thing happens alone, and is judged: one consumer is cut off from a
+too. Once all is healed, one thing happens alone, and is judged: one consumer is cut off from a
 broker; all are; or the broker is away for everybody.
 """
 

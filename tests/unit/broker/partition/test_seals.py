@@ -191,7 +191,7 @@ async def test_empty_partition_is_sealed_when_it_should_be_empty(office):
 
 
 async def test_partition_takes_no_more_messages_than_it_may_hold(office, monkeypatch):
-    """Logic offsets behind a loss rest on it.  A batch that does not fit is refused whole, and what
+    """Logic offsets behind a loss rest on it. A batch that does not fit is refused whole, and what
     is stored is told.
     """
     monkeypatch.setattr(partition, "PARTITION_MESSAGES_MAX", 5)

@@ -513,7 +513,7 @@ async def test_message_that_waits_for_its_next_try_is_stored_soon_when_the_calen
 async def test_message_is_not_due_early_when_the_calendar_is_set_forward_by_hours(
     ending: str, caplog: pytest.LogCaptureFixture
 ):
-    """Nothing takes an early delivery back.  An operator's word, or a day, has the calendar
+    """Nothing takes an early delivery back. An operator's word, or a day, has the calendar
     believed.
     """
     clock, subjects = SteppedClock(), ScriptedSubjects()

@@ -232,7 +232,7 @@ async def test_reset_without_its_end_is_finished_by_a_repeat():
 
 
 async def test_reset_of_a_child_alone_keeps_which_parents_it_has_adopted():
-    """Under the tokens of before; also after a restart, and of a repeat.  What it never adopted it
+    """Under the tokens of before; also after a restart, and of a repeat. What it never adopted it
     may still adopt.
     """
     desk = await ParkedDesk(SimDisk()).fill()
@@ -279,7 +279,7 @@ async def test_reset_of_a_child_alone_keeps_what_it_took_over_of_its_parents():
 async def test_reset_of_a_partition_leaves_its_ancestors_to_its_children(children):
     """
     They have taken over what it had adopted, so an ancestor that it told would forget what they
-    still need; also those that are set with it.  A child that has not begun to take it over finds
+    still need; also those that are set with it. A child that has not begun to take it over finds
     it here.
     """
     desk = await ParkedDesk(SimDisk()).fill()

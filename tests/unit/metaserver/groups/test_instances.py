@@ -83,7 +83,7 @@ def test_restarted_instance_gets_what_its_predecessor_waited_for(rows: Rows):
 
 
 def test_process_that_joins_again_does_not_take_its_place_back(rows: Rows):
-    """It ends; the one that was started later goes on.  Once that is gone, the place is free."""
+    """It ends; the one that was started later goes on. Once that is gone, the place is free."""
     join(rows, A, "a")
     join(rows, A_AGAIN, "a")
     rows.run(renew_sessions, [A_AGAIN])

@@ -78,7 +78,7 @@ def test_merged_partition_takes_over_the_part_that_did_not_come_by_way_of_a_chil
 
 
 def test_partition_takes_nothing_over_of_ancestors_that_share_no_range_with_the_way_to_them():
-    """2 and 3 are lost, and 3 continues no part of 1.  What 1 had came by way of 4, which lives."""
+    """2 and 3 are lost, and 3 continues no part of 1. What 1 had came by way of 4, which lives."""
     known = {
         1: drained(4, end=341, left=True),
         2: drained(0, 1, start=256, end=512),

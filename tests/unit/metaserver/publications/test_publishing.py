@@ -292,7 +292,7 @@ def test_groups_of_a_replaced_subject_begin_where_they_are_placed(published):
 
 @pytest.mark.parametrize("change", ["reset", "consumer"])
 def test_replacement_is_refused_when_a_group_has_changed_since_the_look_at_it(published, change):
-    """Its cursors may be others; a new look has its new revision.  Nothing is changed."""
+    """Its cursors may be others; a new look has its new revision. Nothing is changed."""
     group_id = published.join()
     with_consumer = published.run(read_group, "s", "g").revision
     published.run(end_sessions, [SESSION])

@@ -164,7 +164,7 @@ def test_rebuild_is_refused_when_messages_are_left_before_a_gone_partition() -> 
 def test_rebuild_is_refused_for_messages_left_of_keys_that_the_gone_partition_had(
     left: int,
 ) -> None:
-    """1 and 2 were merged into 3, and 3 was split into 4 and 5, which is gone.  Of 1, which has no
+    """1 and 2 were merged into 3, and 3 was split into 4 and 5, which is gone. Of 1, which has no
     key of 5, all waits as before.
     """
     first = status(1, 0, 512, sealed=True, group="g2", token=4)

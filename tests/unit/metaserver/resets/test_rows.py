@@ -115,7 +115,7 @@ def test_reset_tokens_continue_above_the_brokers_fence(rows: ResetRows):
 
 
 def test_reset_is_planned_anew_when_partitions_opened_since(rows: ResetRows):
-    """A consumer may have read the new ones, so nothing is set.  A reset of one partition does not
+    """A consumer may have read the new ones, so nothing is set. A reset of one partition does not
     depend on others.
     """
     all_of_them, alone = rows.scope(), rows.scope(partition_id=2)

@@ -103,7 +103,7 @@ def test_columns_are_looked_at_when_they_are_there():
 
 
 def test_columns_dropped_from_rows_of_a_subject_are_missed():
-    """The key says that the rows had an order.  Nothing is missed with order=none, or while the
+    """The key says that the rows had an order. Nothing is missed with order=none, or while the
     columns are there.
     """
     for names in (["key", "value"], ["key", "value", "partition"]):

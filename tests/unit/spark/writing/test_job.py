@@ -113,7 +113,7 @@ def test_id_of_a_task_is_the_same_for_each_attempt_and_of_no_other_task():
 
 
 def test_job_has_as_many_messages_as_its_tasks_have_rows():
-    """More are rows of an attempt that was another one; fewer are lost.  A task without rows may
+    """More are rows of an attempt that was another one; fewer are lost. A task without rows may
     say nothing.
     """
     reports = [TaskReport(task=0, rows={1: 5, 2: 1}), TaskReport(task=1, rows={2: 3}), None]
@@ -125,7 +125,7 @@ def test_job_has_as_many_messages_as_its_tasks_have_rows():
 
 
 def test_two_tasks_with_rows_of_one_key_are_refused():
-    """They run at the same time.  Tasks with other logical partitions of the source keep the order
+    """They run at the same time. Tasks with other logical partitions of the source keep the order
     of each key.
     """
     first, second = (
