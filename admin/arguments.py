@@ -42,15 +42,15 @@ def checked(kind: type[T], given: object, **arguments: str) -> T:
 
 def check_where(name: str, given: object, **arguments: str) -> None:
     """
-    Check an argument whose value is one word for a place: where a group begins or is reset to.
+    Check an argument that takes a keyword for a position, such as "earliest", "offset" or "time".
 
     Args:
         name: name of the argument.
-        arguments: word → name of the further argument that the word needs.
+        arguments: keyword → name of the further argument that it needs.
 
     Raises:
-        InvalidRequestError: the value is the place itself and not a word; the hint says which
-            argument takes it.
+        InvalidRequestError: the caller passed the position itself; the hint names the
+            argument for it.
     """
     for word, kinds in _PLACES:
         if word in arguments and isinstance(given, kinds) and not isinstance(given, bool):

@@ -85,7 +85,10 @@ class Peers:
             return await self.newest_route(subject)
 
     async def newest_route(self, subject: str) -> Route:
-        """Ask for the route in order to send. Requests that arrive meanwhile share the answer."""
+        """
+        Fetch the route from the metaserver, which creates the subject if auto-create allows it.
+        Concurrent callers share one request.
+        """
         asked = self._newest.get(subject)
         if asked is None:
             asked = self._newest[subject] = asyncio.create_task(self._ask_newest(subject))

@@ -82,7 +82,9 @@ def route_cause(error: KeylaneError) -> WaitCause:
 
 
 class WaitReport:
-    """The waits of one partition, one after another; all times are boot times in milliseconds."""
+    """
+    Tracks when a partition's messages wait, for log lines. All times are monotonic milliseconds.
+    """
 
     def __init__(self) -> None:
         self._since_ms: int | None = None

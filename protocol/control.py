@@ -314,8 +314,8 @@ class Grant(Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
-    """Renew the session and its leases at once. The answer is sent when the grants differ from
-    `known_version`.
+    """Renew the session and all its leases in one call. The server replies as soon as the grants
+    differ from `known_version`, and after `wait_ms` at the latest.
     """
 
     session: str

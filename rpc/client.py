@@ -200,9 +200,7 @@ class BrokerClient:
 
     @property
     def live_channel(self) -> Channel | None:
-        """The channel if it is open and no call waits for one; otherwise None, and `channel` gives
-        one.
-        """
+        """The channel if it is open and nobody is waiting for it, else None: use `channel()`."""
         channel = self._channel
         return None if channel is None or channel.closed or self._queued else channel
 
@@ -283,10 +281,10 @@ class BrokerClient:
         Make one control call.
 
         Args:
-            query: parameters after the question mark; those that are None are left out.
+            query: query parameters; those that are None are omitted.
             names: values for the names in braces in the path.
 
-            Raises:
+        Raises:
             KeylaneError: the refusal of the broker, or the reason why it did not answer.
         """
         return await self._asking.ask(

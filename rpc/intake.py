@@ -174,9 +174,7 @@ class _Handler(web.RequestHandler):
             self._callers.keep(self, principal)
 
     def free(self) -> None:
-        """Note that the connection takes no place, because the data plane has it, or it has
-        ended.
-        """
+        """Release the connection's slot: it moved to the data plane, or it was closed."""
         if self._callers is not None:
             self._callers.free(self)
 

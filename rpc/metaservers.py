@@ -71,14 +71,14 @@ class Metaservers:
         Make one control call.
 
         Args:
-            query: parameters after the question mark; those that are None are left out.
+            query: query parameters; those that are None are omitted.
             wait_ms: milliseconds for which the metaserver itself may wait; None: `wait_ms` of the
                 body, if it has one.
-            timeout_ms: time for each metaserver, beyond `wait_ms`; None: that of the endpoint, else
-                that of this client.
+            timeout_ms: time for each metaserver, beyond `wait_ms`; None: the endpoint's timeout,
+                else this client's.
             names: values for the names in braces in the path.
 
-            Raises:
+        Raises:
             KeylaneError: the metaserver's refusal, or the reason why none has answered.
         """
         # A copy: concurrent calls each try every address, while any of them reorders the list.

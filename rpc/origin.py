@@ -44,9 +44,9 @@ def check_host(
             case.
         patterns: setting `metrics_hosts` if it applies to the call, else None.
 
-        Raises:
-        InvalidRequestError: it is no loopback name or address, not in `names`, and matches none of
-            `patterns`.
+    Raises:
+        InvalidRequestError: it is not a loopback name or address, it is not in `names`, and it
+            matches none of `patterns`.
     """
     match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
     name = match[1].strip("[]").lower() if match is not None else ""

@@ -95,7 +95,7 @@ class SettingSources(Generic[Settings]):
             config: TOML file with settings by name; None: the one that the environment names, if
                 any.
 
-            Raises:
+        Raises:
             ConfigError: the file is unreadable, names are unknown or missing, or values are
                 invalid; the text names all problems.
         """

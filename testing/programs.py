@@ -316,7 +316,7 @@ class SyncsInTasks:
     Runs syncs in tasks; see `QuickSync`.
 
     Args:
-        blocking: function that runs another one, perhaps after a while.
+        blocking: runs a function, possibly later.
     """
 
     def __init__(self, blocking: Callable[..., Coroutine[Any, Any, Any]]) -> None:

@@ -55,9 +55,9 @@ HOLES_MAX = PROBLEMS_MAX // 2
 
 class Replay:
     """
-    A `Visitor` that folds the log from position `start` on into a state.
+    A `Visitor` that replays the log from position `start` into a state.
 
-    The state has the records before `start`.
+    The state already contains all earlier records.
     """
 
     def __init__(self, state: BrokerState, *, start: int = 0) -> None:

@@ -226,9 +226,7 @@ def same_table(actual: CarrierTable, expected: CarrierTable) -> bool:
 
 
 def show_verdict(form: OutputFormat, verdict: Verdict, *, left: str = "") -> None:
-    """Show the tables, the problems, what is `left` on the disk, and as the last line the
-    result.
-    """
+    """Print the tables, the problems and what is `left` on disk; the last line is the result."""
     if form is OutputFormat.TABLE:
         _show_tables(verdict)
         sys.stdout.flush()

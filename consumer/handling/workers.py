@@ -806,7 +806,7 @@ class Workers:
             await self._cancel(client, warn_ms=max(timeout_ms, CANCEL_WARN_MS))
 
     def _drop(self, client: PullClient) -> None:
-        """Forget the waiting messages of `client`'s partition: first tries and later ones."""
+        """Drop the queued messages of `client`'s partition: first attempts and retries."""
         now_ms = self._now_ms()
         failed = self._retries.drop(client.is_of)
         self._retries.resume(client.partition_id)

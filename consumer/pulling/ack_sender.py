@@ -320,11 +320,11 @@ class AckSender:
     # ── without a task ────────────────────────────────────────────────────────────────────────────
     async def _without_task(self) -> int | None:
         """
-        Let the timers send requests, until something must be waited for.
+        Let the timers send requests until one needs the task.
 
         Returns:
-            A version of parked messages that is newer than the one that is known; None if the task
-            has to send the next request.
+            The newer version of the parked messages if there is one; None if the task must send the
+            next request.
 
         Raises:
             KeylaneError: a request failed.

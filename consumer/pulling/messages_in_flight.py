@@ -85,13 +85,13 @@ class MessagesInFlight:
             await self._down_to(limit // RESUME_SHARE + min(self._retrying, self._retrying_max))
 
     async def changed(self) -> None:
-        """Wait until a message is handled or forgotten, or waits for its next try, or `wake` is
+        """Wait until a message is handled, dropped or scheduled for a retry, or `wake` is
         called.
         """
         await self._down_to(self.count - 1)
 
     async def wait_until_empty(self) -> None:
-        """Wait until every message is handled or forgotten."""
+        """Wait until every message is handled or dropped."""
         while self.count > 0:
             await self._down_to(0)
 

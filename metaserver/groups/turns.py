@@ -29,7 +29,10 @@ WAIT_MS = 10_000
 
 
 class Turns:
-    """Runs works with the same key in one transaction after the other, in the order of arrival."""
+    """
+    Serializes work by key: one transaction at a time, in order of arrival. Callers that wait may
+    share a transaction.
+    """
 
     def __init__(self, run: Callable[[Work], Awaitable[Any]]) -> None:
         self._run = run

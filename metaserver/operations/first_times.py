@@ -1,14 +1,14 @@
-"""Sends the times at which parents end to the brokers of their children, so that no message of a
+"""Tells the brokers of child partitions when their parents were sealed, so that no message of a
 child has an earlier time.
 
     SEAL: each parent's broker has sealed, and reports the time
       ─▶ the brokers of its children on other broker groups get the time
-      ─▶ the round ends: SQL has the seal, and perhaps the route changes
+      ─▶ the round ends: the database has the seal, and perhaps the route changes
 
 Invariants
     Correctness does not depend on it, so no operation waits for it longer than SEND_MS:
     see docs/decisions/0102.
-    A seal that SQL does not have yet is asked for again, and its time is sent again.
+    A seal not yet stored in the database is requested again, and its time is sent again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plans operations: which partitions are sealed and which are opened. Pure.
 
-    resize     The subject gets the exact split of the wanted count. A partition whose range is in
-               that split stays.
+    resize     The subject is repartitioned into `count` equal ranges. A partition that already
+               has one of these ranges stays.
     grow       Logic queues of a static subject are cut in the middle. The first half continues its
                queue, the second half begins a new one.
     split      One partition becomes two.
@@ -17,8 +17,8 @@ Invariants
     Only the plan of `set` seals a partition whose range and broker group stay the same.
     A child continues its parent's queue exactly if its range begins where the range of its only
     parent begins. New queues of a static subject have the numbers that follow the highest one.
-    A child goes to the broker group with the fewest partitions of the subject; among equals to one
-    that has a parent of the child, and then to the one with the fewest partitions of all subjects.
+    A child goes to the broker group with the fewest partitions of the subject. Ties go to a group
+    that has a parent of the child, then to the group with the fewest partitions of all subjects.
 """
 
 from __future__ import annotations

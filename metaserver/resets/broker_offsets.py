@@ -1,4 +1,4 @@
-"""Asks brokers for the offsets of a partition and the progress of a group there. Shell."""
+"""Asks brokers for the offsets of a partition and the progress of a group. Network only."""
 
 from __future__ import annotations
 

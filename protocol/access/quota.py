@@ -23,10 +23,10 @@ SUBJECT_LIMITS_MAX: Final = 1_000
 
 
 class Quota(Struct, frozen=True, array_like=True):
-    """The rates that a principal may use of one server."""
+    """The rate limits of a principal on one server."""
 
     bytes_per_s: int = 0
-    """Bytes a second of messages, sent and received together."""
+    """Message bytes per second, sent and received together."""
     requests_per_s: int = 0
     connections: int = 0
     """Open connections of the data plane."""

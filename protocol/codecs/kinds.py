@@ -1,5 +1,5 @@
-"""Finds the classes that the values of a type annotation have, whether it is a class, a union, a
-generic alias or a new type. Pure.
+"""Resolves a type annotation (class, union, generic alias or NewType) to the runtime classes of its
+values. Pure.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, is_type
 
 def classes_of(kind: Any) -> tuple[type, ...] | None:
     """
-    Return the classes of which each value of `kind` has one; None if they are not known, for
-    example for Any.
+    Return the classes that a value of `kind` can have; None if they are unknown, as for Any.
 
     An int is a value of float, as type checkers see it; the caller must distinguish bool, which is
     a subclass of int.

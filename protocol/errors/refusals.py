@@ -619,10 +619,10 @@ class VersionError(RefusedError):
 
 def too_many_groups(where: str, limit: int) -> OverloadedError:
     """
-    Return the refusal of one more consumer group.
+    Return the error for one consumer group too many.
 
     Args:
-        where: the thing that is full: "the subject", or a partition.
+        where: what has reached its limit: "the subject", or a partition.
         limit: the largest number of groups.
     """
     error = OverloadedError(

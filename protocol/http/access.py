@@ -23,12 +23,12 @@ class CreateToken(Struct, frozen=True, kw_only=True):
     begins_at_ms: Instant = 0
     """Time of the calendar from which it is valid, in milliseconds since 1970; 0: at once."""
     ends_at_ms: Instant = 0
-    """Time of the calendar when it ends, in milliseconds since 1970; 0: it does not end by itself.
+    """Wall-clock time of its expiry, in milliseconds since 1970; 0: it does not expire.
     """
 
 
 class TokenView(Struct, frozen=True, kw_only=True):
-    """The stored facts of a token, which do not contain the token itself."""
+    """What is stored about a token; never the token itself."""
 
     token_id: int
     principal: str

@@ -97,15 +97,16 @@ class IncomingRoom:
             self._give_up_slowest(now_s, self.bytes_max, only_stuck=True)
 
     def pause(self, connection: Hashable, now_s: float) -> None:
-        """Note that the server does not read a connection from now on; the connection may have no
-        message.
+        """
+        Record that the server has stopped reading a connection. This does nothing if it has no
+        unfinished message.
         """
         begun = self._held.get(connection)
         if begun is not None and begun.paused_s is None:
             begun.paused_s = now_s
 
     def resume(self, connection: Hashable, now_s: float) -> None:
-        """Note that the server reads a connection again."""
+        """Record that the server reads a connection again."""
         begun = self._held.get(connection)
         if begun is not None and begun.paused_s is not None:
             begun.from_s += now_s - begun.paused_s

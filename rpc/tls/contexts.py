@@ -44,7 +44,7 @@ class ServerTls:
     Args:
         wall_ms: returns the time in milliseconds since 1970; None: the machine's.
 
-        Raises:
+    Raises:
         ConfigError: see `reload`.
     """
 
@@ -61,8 +61,7 @@ class ServerTls:
         resumed.
 
         Raises:
-            ConfigError: a file cannot be used; the old ones stay in
-                use.
+            ConfigError: a file cannot be used; the old ones stay in use.
         """
         names, ends_s = self._check(settings)
         context = _server_context()

@@ -102,7 +102,7 @@ def from_json(form: object) -> StreamOffset:
 
 
 def keys_text(keys: Collection[bytes] | None) -> str:
-    """Return the text by which an offset names the order keys that are read; "" for all keys."""
+    """Return how an offset identifies the selected order keys; "" means all keys."""
     if keys is None:
         return ""
     digest = xxhash.xxh3_64()

@@ -30,7 +30,7 @@ class WaitingUnits:
         self._of: dict[int, list[Unit]] = {}
 
     def add(self, rows: Sequence[tuple[int, Unit]], new: set[int]) -> None:
-        """Add units, which follow the waiting units of their partitions."""
+        """Add units; each must come after those already waiting for its partition."""
         self.rows += rows
         self.new |= new
         for partition_id, unit in rows:
@@ -55,8 +55,8 @@ class WaitingUnits:
 def more(
     batches: list[Unit], units: Sequence[Unit], offset: int, *, end: int, bytes_max: int
 ) -> None:
-    """Extend the result of a `find` by `units`, beginning with the unit that contains `offset`,
-    within the limits of the call.
+    """Extend the result of a `find` with the waiting `units`, from the unit that contains `offset`
+    on, within the limits of the call.
     """
     left = bytes_max - sum(unit.length for unit in batches)
     for unit in units:

@@ -118,7 +118,7 @@ def _which(view: ParkedKeyView) -> tuple[int, bytes | None, int | None, ParkStat
 
 
 def _state(view: ParkedKeyView) -> str:
-    """Return the state for a table; for messages without an order, why they are set aside."""
+    """Return the text of the state column; for unordered messages, why they are parked."""
     if view.state is not ParkState.PARKED:
         return view.state
     if view.tries:

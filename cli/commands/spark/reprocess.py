@@ -121,8 +121,11 @@ def _check_older(compare: str) -> None:
 
 
 def _goal(asked: Asked) -> tuple[str, JobTarget | None]:
-    """Return the folder, and the subject that gets the rows, or None if they become Parquet files;
-    raise ConfigError.
+    """
+    Return the output folder and the target subject, which is None for Parquet.
+
+    Raises:
+        ConfigError: the options conflict.
     """
     from ....spark.reprocess.target import JobTarget
     from ....spark.writing.job import parse_write_options

@@ -2,8 +2,9 @@
 messages.
 
 Producers may continue: the job has sealed the messages of which its rows are made, and new messages
-are stored after both. The groups must not move between this look and the publication, which is
-refused if a group has live consumers, was reset, or had a consumer since. It may take minutes to
+are stored after those and after the rows. The cursors of the groups must not change between reading
+them here and the publication, which is refused if a group has live consumers, was reset, or has had
+a consumer since. It may take minutes to
 read the rows; if a group was reset or had a consumer in that time, they are read again.
 """
 
