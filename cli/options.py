@@ -49,7 +49,9 @@ MetaOption = Annotated[
         help="Address of the metaserver; several are separated by commas.",
     ),
 ]
-OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Template of a line.")]
+OutputOption = Annotated[
+    OutputFormat, typer.Option("--output", "-o", help="table for people, json for programs.")
+]
 LineFormatOption = Annotated[str, typer.Option(help="Template of a line.")]
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the plan, change nothing.")]
