@@ -289,23 +289,26 @@ class Redrives:
         try:
             failures = 0
             passed = PassedOver()
-            async with self._alone if careful else self._turns:
-                while not self._client.acked_to_end:
-                    try:
-                        if not await self._next_window(key, passed, alone=careful):
-                            return
-                        careful = False
-                        if not passed:
-                            failures = 0
-                            self._context.log_recovery(self._troubles, "parked messages")
-                    except FencedError:
-                        raise
-                    except KeylaneError as error:
-                        failures += 1
-                        passed.clear()
-                        self.forget_sources()
-                        self._context.log_failure(self._troubles, "parked messages", error)
-                        await self._context.pause(failures)
+            while not self._client.acked_to_end:
+                try:
+                    # A key that cannot be read waits without a turn, so that no other key waits.
+                    async with self._alone if careful else self._turns:
+                        while await self._next_window(key, passed, alone=careful):
+                            careful = False
+                            if not passed:
+                                failures = 0
+                                self._context.log_recovery(self._troubles, "parked messages")
+                            if self._client.acked_to_end:
+                                return
+                        return
+                except FencedError:
+                    raise
+                except KeylaneError as error:
+                    failures += 1
+                    passed.clear()
+                    self.forget_sources()
+                    self._context.log_failure(self._troubles, "parked messages", error)
+                    await self._context.pause(failures)
         finally:
             del self._tasks[key]
             self._client.settled()

@@ -148,6 +148,7 @@ FOUND = (
     2_001_010_233,
     2_004_302_209,
     2_712_340_006,
+    4_052_006_028,
 )
 """Later seeds that found a fault once, of the product or of the simulation."""
 FOUND_SAMPLE = FOUND[1::12]

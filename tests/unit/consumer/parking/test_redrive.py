@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.consumer import ConsumerSettings
+from keylane.consumer.parking import redrive
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.errors import (
@@ -218,6 +219,25 @@ async def test_redrive_of_a_key_waits_for_its_oldest_message_when_that_cannot_be
             await asyncio.sleep(0.001)
         assert not owner.messages
         assert set(broker.reads) == {0}
+
+
+@pytest.mark.parametrize("careful", [True, False])
+async def test_key_is_redriven_when_another_one_cannot_be_read(monkeypatch, careful):
+    """After an owner that ended without a release, and where the turns are few."""
+    monkeypatch.setattr(redrive, "AT_ONCE_MAX", 1)
+    broker, owner = DamagedBroker(KEY), NotingOwner()
+    broker.parked = {KEY: [(1, 0, 2)], b"other": [(1, 2, 4)]}
+    owner.redrives = True
+    async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:
+        client.parking._redrives.careful = careful
+        client.parking._redrives.begin(KEY)
+        client.parking._redrives.begin(b"other")
+        while not owner.messages:
+            await asyncio.sleep(0.001)
+        assert [message.offset for message in owner.messages] == [2, 3]
+        broker.parked[b"other"] = []
+        for message in owner.messages:
+            message.delivery.done(message.offset)
 
 
 async def test_message_that_may_have_ended_a_process_is_alone_behind_one_that_cannot_be_read():
