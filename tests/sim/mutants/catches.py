@@ -253,7 +253,7 @@ CATCHES: dict[str, int] = {
     "sessions_of_the_users_generator": 3,
     "settled_messages_go_with_their_segment": 2_000_002_597,
     "shared_messages_held_for_an_hour": 21,
-    "state_kept_over_grants": 17,
+    "state_kept_over_grants": 86,
     "strict_gives_up": 0,
     "strict_gives_up_at_a_broken_disk": 36,
     "strict_is_given_up_too": 213,
