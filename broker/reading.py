@@ -81,7 +81,8 @@ class MessageReading:
         try:
             page = await self._read_by(route, asked)
         except KeylaneError as error:
-            stale = isinstance(error, NotSentError | NotFoundError | OffsetOutOfRangeError)
+            stale = isinstance(error, NotSentError | OffsetOutOfRangeError)
+            stale = stale or error.reason is Reason.QUEUE_UNKNOWN
             if not stale and error.retry is not RetryRule.AFTER_NEW_ROUTE:
                 raise
             newer = await self._peers.new_route(asked.subject)

@@ -32,8 +32,9 @@ def failing_lines(
         )
     advice = (
         f"  keylane group set {subject} {group} --on-failure park sets its key aside (then: "
-        "keylane parked redrive or skip), --on-failure dead only the message; or pass it: keylane "
-        f"group reset {subject} {group} --partition {partition_id} --to {failing.offset + 1} --live"
+        "keylane parked redrive or skip), --on-failure dead sets only the message aside; or pass "
+        f"it: keylane group reset {subject} {group} --partition {partition_id} "
+        f"--to {failing.offset + 1} --live"
     )
     return what, advice
 

@@ -59,6 +59,7 @@ from .settings import (
     AckMode,
     ConsumerSettings,
     FailurePolicy,
+    inheriting,
     settings_with,
 )
 from .several import several_if
@@ -526,7 +527,8 @@ class Consumer(Resident, Generic[V]):
             subject: an existing subject.
             group: the consumer group; a broadcast consumer has none.
             options: arguments of `Consumer`, such as `codec` or `settings`, which replace those of
-                this consumer; `batch=True`: the function is a batch handler.
+                this consumer; settings without a name, a filter or callbacks have this consumer's.
+                `batch=True`: the function is a batch handler.
 
         Raises:
             InvalidRequestError: this consumer has a subject of its own.
@@ -553,6 +555,8 @@ class Consumer(Resident, Generic[V]):
             "start": self._begins_at,
             "codec": self._codec,
         } | options
+        if isinstance(own := known["settings"], ConsumerSettings):
+            known["settings"] = inheriting(own, self._settings)
         kind = "batch_handler" if known.pop("batch", False) else "handler"
 
         def add(handler: H) -> H:

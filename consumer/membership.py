@@ -23,10 +23,8 @@ from ..protocol.clock import Clock
 from ..protocol.control import Grants, Heartbeat, Join, Leave, ReleaseGrant, Suspend
 from ..protocol.errors import (
     AccessDeniedError,
-    ConfigError,
     InvalidRequestError,
     KeylaneError,
-    QuotaExceededError,
     Reason,
     RetryRule,
     SessionUnknownError,
@@ -46,8 +44,8 @@ from .log_names import consumer_name, partition_name
 from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
-_REFUSALS = (UnauthenticatedError, AccessDeniedError, ConfigError, QuotaExceededError)
-"""Refusals during which a consumer gets nothing."""
+_REFUSALS = (Reason.TOKEN_INVALID, Reason.SESSION_QUOTA)
+"""Reasons of refusals, beside those of access, during which a consumer gets nothing."""
 _REFUSED = "refused"
 """The key of a refusal among the troubles of a membership."""
 FAREWELL_MS_MIN = 500
@@ -319,7 +317,8 @@ class Membership:
         """Log why a heartbeat failed; a refusal is a warning, because the consumer gets nothing
         until it ends.
         """
-        refused = isinstance(error, _REFUSALS)
+        refused = isinstance(error, UnauthenticatedError | AccessDeniedError)
+        refused = refused or error.reason in _REFUSALS
         line = self._troubles.met(
             error.message, self._clock.boot_ms(), _REFUSED if refused else None
         )

@@ -312,6 +312,18 @@ def settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerSe
     return changed if tries_max is None else replace(changed, retry_tries_max=tries_max)
 
 
+_INHERITED = ("name", "tags", "filter", "on_assigned", "on_revoked", "on_lost")
+
+
+def inheriting(settings: ConsumerSettings, parent: ConsumerSettings) -> ConsumerSettings:
+    """Return settings with the name, the filter and the callbacks of `parent` where they have
+    none.
+    """
+    given = {name: getattr(settings, name) for name in _INHERITED}
+    missing = [name for name, value in given.items() if value is None or value == ""]
+    return replace(settings, **{name: getattr(parent, name) for name in missing})
+
+
 OTHER_WORDS = {
     "topic": "give subject=",
     "topics": "give subject=, or leave it out and add functions with "

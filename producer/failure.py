@@ -13,7 +13,6 @@ import enum
 from ..protocol.errors import (
     BrokerReadOnlyError,
     CapabilityEndedError,
-    ConflictError,
     CorruptBatchError,
     InternalError,
     KeylaneError,
@@ -25,7 +24,6 @@ from ..protocol.errors import (
     SequenceReusedError,
     StaleRouteError,
     StorageError,
-    SubjectDeletedError,
     UnpackError,
     UnreachableError,
     WrongBrokerError,
@@ -68,10 +66,6 @@ _TRY_AGAIN = (
     InternalError,
     StorageError,
 )
-REFUSED = (ConflictError, SubjectDeletedError)
-"""Refusals of a route after which no message of the subject can be sent: the strategy of the
-subject was changed, or the subject was deleted.
-"""
 NOT_HERE = (PartitionUnknownError, WrongBrokerError)
 """Refusals that may come from a different broker, which now has the address of the right one."""
 

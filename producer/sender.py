@@ -24,7 +24,14 @@ from typing import TypeGuard
 
 from ..protocol import endpoints
 from ..protocol.clock import Clock
-from ..protocol.errors import ClosedError, Fate, KeylaneError, RetryRule
+from ..protocol.errors import (
+    ClosedError,
+    Fate,
+    KeylaneError,
+    Reason,
+    RetryRule,
+    SubjectDeletedError,
+)
 from ..protocol.limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX, PULL_WAIT_MS_MAX
 from ..protocol.log_filter import LogFilter
 from ..protocol.routing import OrderStrategy, Partition, Route, logical_partition, route_table
@@ -33,7 +40,7 @@ from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.race import Race, start_task
 from .executor import Executor
 from .executor_state import ExecutorEvent, MessageGroup
-from .failure import REFUSED, Step
+from .failure import Step
 from .flight import Turn
 from .halts import Halts
 from .held import HeldMessages
@@ -299,9 +306,7 @@ class SubjectSender:
         """
         error = self._failure(raised)
         if error is raised:
-            if error.retry is RetryRule.NEVER and (
-                self._route is None or isinstance(error, REFUSED)
-            ):
+            if error.retry is RetryRule.NEVER and (self._route is None or _is_final(error)):
                 self._refusal = error
                 return True
             if line := self._troubles.met(error.message, self._clock.boot_ms()):
@@ -649,3 +654,10 @@ class SubjectSender:
 
 def _answers(executor: Executor | None) -> TypeGuard[Executor]:
     return executor is not None and executor.state.available
+
+
+def _is_final(error: KeylaneError) -> bool:
+    """Return True if a refused route means that no message of the subject can be sent: its order
+    strategy was changed, or it was deleted.
+    """
+    return isinstance(error, SubjectDeletedError) or error.reason is Reason.ORDER_STRATEGY

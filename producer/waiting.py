@@ -186,7 +186,7 @@ class PartitionWaits:
         self._report.over(self._clock.boot_ms())
 
     def over(self) -> None:
-        """Note that the messages wait elsewhere; the cause stays."""
+        """Note that messages are stored again, or that none are left."""
         self.cause = NOT_WAITING
         if self._report.since_ms is None:
             return

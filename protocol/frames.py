@@ -1,10 +1,11 @@
 """Frames of the data plane: requests and answers on one connection between a client and a broker.
 Pure.
 
-    ┌──────────────────┬────────────────────────────────────────────────┬───────────────┐
-    │ header bytes u32 │ header: msgpack array [tag, correlation id, …] │ payload       │  one frame
-    └──────────────────┴────────────────────────────────────────────────┴───────────────┘
+    ┌──────────┬──────────────────┬────────────────────────────────────────────────┬─────────┐
+    │ size u32 │ header bytes u32 │ header: msgpack array [tag, correlation id, …] │ payload │
+    └──────────┴──────────────────┴────────────────────────────────────────────────┴─────────┘
 
+`size` counts the bytes after it; a frame of size 0 asks for a sign of life, or is one.
 The tag and the fields after the correlation id are those of a struct below. An answer repeats the
 correlation id of its request; answers may arrive in any order. No request has the id 0: with it a
 broker says why it closes the connection. Durations are in milliseconds. `token` is a fencing
@@ -238,7 +239,6 @@ class TakeParked(Frame, frozen=True, array_like=True, tag=14):
 
     The owner of a child asks, and needs no token of the parent. From then on nothing changes
     there.
-    changes there.
     """
 
     partition_id: int

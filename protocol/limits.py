@@ -27,7 +27,7 @@ BATCH_BYTES_MAX = (1 << 20) + (1 << 16) + 4096
 """Longest batch: one message of the largest size fits into it, with its lengths."""
 
 UNPACKED_RATIO_MAX = 64
-"""Most times that the unpacked length of a batch may exceed its stored length; it limits what a
+"""Largest ratio of a batch's unpacked length to its stored length; it limits what a
 reader unpacks from one answer.
 """
 
@@ -99,7 +99,7 @@ ACK_RANGES_MAX = 10_000
 """Most ranges of acked messages above one cursor. At this limit the consumer stops pulling."""
 
 TOKEN_STEP_MAX = 1 << 32
-"""Most by which a fencing token may exceed the last one. Tokens count grants, so a larger step is
+"""Largest step of a fencing token above the last one. Tokens count grants, so a larger step is
 a mistake.
 """
 IN_FLIGHT_MS_MAX = 3_600_000

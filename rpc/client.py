@@ -21,7 +21,7 @@ from ..protocol.control import (
     PartitionStatusList,
     SubjectView,
 )
-from ..protocol.errors import SubjectUnknownError, UnfinishedError, UnreachableError
+from ..protocol.errors import Reason, SubjectUnknownError, UnfinishedError, UnreachableError
 from ..protocol.frames import (
     Answer,
     CancelScheduled,
@@ -67,6 +67,8 @@ async def _created(ask: Callable[[], Awaitable[T]]) -> T:
         try:
             return await ask()
         except UnfinishedError as error:
+            if error.reason is not Reason.CREATION_UNFINISHED:
+                raise
             if (error.partitions_hosted or 0) > hosted:
                 hosted, since = error.partitions_hosted or 0, clock()
             elif clock() >= since + CREATION_STALLED_S:

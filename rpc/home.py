@@ -33,20 +33,20 @@ ENDED_HINT = (
     "That event loop does not run again: open the client again in the present "
     "one, with `async with`."
 )
-"""Hint of an UsageError if the event loop has ended."""
+"""Hint of a UsageError if the event loop has ended."""
 SAME_THREAD_HINT = (
     "Open one in each event loop, or come back to its loop. pytest-asyncio gives each test a loop "
     "of its own: a test that takes a fixture of a wider "
     "scope needs @pytest.mark.asyncio(loop_scope=...), and the fixture the same loop_scope."
 )
-"""Hint of an UsageError if two event loops run one after another in a thread, so that no call
+"""Hint of a UsageError if two event loops run one after another in a thread, so that no call
 can reach the other one.
 """
 NO_LOOP_HINT = (
     "Start the program with asyncio.run(...), or anyio.run(..., backend='asyncio'); without an "
     "event loop use keylane.sync."
 )
-"""Hint of an UsageError if no asyncio event loop runs."""
+"""Hint of a UsageError if no asyncio event loop runs."""
 _STARTS = frozenset({"start", "stop", "open", "connect"})
 """Methods with which other systems' clients are opened and closed."""
 NO_THREAD = 0

@@ -165,6 +165,8 @@ class TakenMessage(Generic[V]):
 
 
 _CALLBACKS = ("on_assigned", "on_revoked", "on_lost")
+_OF_HANDLERS = (*_CALLBACKS, "threads", "concurrency", "max_wait_ms")
+"""Settings that only a consumer with a handler uses."""
 
 
 class SyncConsumer(Uncopied, Generic[V]):
@@ -430,7 +432,8 @@ def _refuse_others(others: Collection[str]) -> None:
         TypeError: no consumer takes it; the text says what to pass instead.
     """
     for name in others:
-        if name in signature(Consumer).parameters and not name.startswith("_"):
+        of_both = name in signature(Consumer).parameters and not name.startswith("_")
+        if of_both or name in _OF_HANDLERS:
             raise _of_handlers(name)
     refuse_others("Consumer", others, ConsumerSettings, OTHER_WORDS)
 

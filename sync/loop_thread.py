@@ -33,19 +33,19 @@ T = TypeVar("T")
 HINT = "Use it inside its `with` block, or between `open()` and `close()`."
 """The hint of a ClosedError, for programs without an event loop."""
 OWN_LOOP_HINT = "Call it from another thread: its event loop would wait for itself."
-"""The hint of an UsageError in a callback that runs on the client's own thread."""
+"""The hint of a UsageError in a callback that runs on the client's own thread."""
 SHARED_THREAD_HINT = (
     "Where gevent has patched threads, only one client of keylane.sync can run; greenlets may "
     "share it. To run several clients, use real threads, for example with gunicorn "
     "--worker-class gthread."
 )
-"""The hint of an UsageError where a patched `threading` starts no real thread."""
+"""The hint of a UsageError where a patched `threading` starts no real thread."""
 
 NO_THREAD_HINT = (
     "Python starts no thread after the main thread has ended: open the client earlier, and end the "
     "main thread last. Or the process has reached the system's limit of threads."
 )
-"""The hint of an UsageError when no thread could be started."""
+"""The hint of a UsageError when no thread could be started."""
 
 
 class _Gate:

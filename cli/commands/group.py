@@ -149,8 +149,9 @@ def group_set(
     on_failure: Annotated[
         FailurePolicy | None,
         typer.Option(
-            help="What happens to a message after its last try. block: it is tried again, and its "
-            "key waits; park: its key is set aside, in order; dead: only the message is set aside."
+            help="What happens to a message that keeps failing. block: it is tried again for ever, "
+            "and its key waits; after --tries-max tries, park sets its key aside, in order, and "
+            "dead sets only the message aside."
         ),
     ] = None,
     on_full: Annotated[
@@ -161,7 +162,10 @@ def group_set(
         ),
     ] = None,
     tries_max: Annotated[
-        int | None, typer.Option(min=1, max=TRIES_MAX_MAX, help="Number of tries.")
+        int | None,
+        typer.Option(
+            min=1, max=TRIES_MAX_MAX, help="Number of tries, after which --on-failure applies."
+        ),
     ] = None,
     backoff_first_ms: Annotated[
         int | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import asdict
 
 from ...consumer import QueueProgress, QueueReader
-from ...protocol.errors import ConflictError, KeylaneError
+from ...protocol.errors import ConflictError, KeylaneError, Reason
 from ...protocol.groups import GroupSettings
 from ...protocol.routing import PartitionState
 from ...protocol.text import counted
@@ -129,7 +129,9 @@ async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProg
     async with QueueReader(meta, subject=subject, wait_s=WAIT_S.get()) as reader:
         try:
             views = await reader.queues()
-        except ConflictError:
+        except ConflictError as error:
+            if error.reason is not Reason.SUBJECT_NOT_STATIC:
+                raise
             return []
         answers = await asyncio.gather(
             *(reader.progress(view.queue, group) for view in views), return_exceptions=True

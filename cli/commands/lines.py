@@ -158,7 +158,9 @@ class NumberedLines:
                 yield self.count, line
         except (MessageTooLargeError, InputError) as error:
             number = self.count + 1
-            raise type(error)(f"{error.message}, in line {number}", line=number) from error
+            named = error.copy(message=f"{error.message}, in line {number}")
+            named.details["line"] = number
+            raise named from error
 
 
 async def numbered_lines(

@@ -74,8 +74,8 @@ def meta_rebuild(
         bool,
         typer.Option(
             "--complete",
-            help="These are all brokers: finish the creation of unused subjects "
-            "that have partitions on none of them.",
+            help="These are all brokers: finish the creation of unused subjects, of which some "
+            "partitions are on none of them.",
         ),
     ] = False,
     gone: Annotated[

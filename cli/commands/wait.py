@@ -54,7 +54,7 @@ async def wait_for_servers(
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
             text = f"after {timeout_s:g} s: {lack.message}"
-            raise type(lack)(text, **lack.details) from lack
+            raise lack.copy(message=text) from lack
     waited_s = time.monotonic() - started
     if output is OutputFormat.JSON:
         show_json({"ready": True, "brokers": names, "waited_s": round(waited_s, 3)})

@@ -289,7 +289,7 @@ class Redrives:
         try:
             failures = 0
             passed = PassedOver()
-            while not self._client.acked_to_end:
+            while True:
                 try:
                     # A key that cannot be read waits without a turn, so that no other key waits.
                     async with self._alone if careful else self._turns:
@@ -298,8 +298,6 @@ class Redrives:
                             if not passed:
                                 failures = 0
                                 self._context.log_recovery(self._troubles, "parked messages")
-                            if self._client.acked_to_end:
-                                return
                         return
                 except FencedError:
                     raise
@@ -333,8 +331,8 @@ class Redrives:
 
     async def _next_window(self, key: ParkKey, passed: PassedOver, *, alone: bool) -> bool:
         """
-        Let the first messages of a key be handled, and return False if there are none, or the key
-        is parked again.
+        Let the first messages of a key be handled, and return False if there are none, the key is
+        parked again, or the partition is drained.
 
         Raises:
             KeylaneError: the broker does not answer, or only unreadable messages are left.
@@ -343,6 +341,8 @@ class Redrives:
             passed: the messages of a loose key that are left out because they could not be read.
             alone: whether they may end the process: if they do, the key stays parked.
         """
+        if self._client.acked_to_end:
+            return False
         if alone:
             async with self._context.owner.alone.taken(ALONE_S):
                 await self._park_again(key)

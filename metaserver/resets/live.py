@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable
 
 from ...protocol.clock import Clock, SystemClock
 from ...protocol.errors import (
-    BusyError,
     ConflictError,
     KeylaneError,
     Reason,
@@ -44,6 +43,8 @@ from .live_rows import (
 from .service import ResetService
 
 log = logging.getLogger("keylane.metaserver")
+_LATER = (Reason.GROUP_BUSY, Reason.RESET_UNFINISHED)
+"""Reasons for which a live reset is tried again."""
 ANSWER_MS = 20_000
 """Time, in milliseconds, after which a call is answered; a reset that takes longer continues
 without it.
@@ -167,9 +168,9 @@ class LiveResets:
             await self._resets.run(
                 live.subject, live.group, live.ask, reset_id=live.reset_id, begun=live.begun
             )
-        except (BusyError, UnfinishedError, StorageError) as error:
-            return error.message
         except KeylaneError as error:
+            if isinstance(error, StorageError) or error.reason in _LATER:
+                return error.message
             if await self._database.write(give_up_live_reset, live.reset_id, live.group_id):
                 await self._settle(live.group_id)
                 log.warning(

@@ -24,7 +24,6 @@ from ...protocol.access.quota import Quota
 from ...protocol.access.tokens import check_no_token
 from ...protocol.clock import Clock
 from ...protocol.errors import (
-    InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
     PartitionUnknownError,
@@ -543,9 +542,11 @@ class ConnectionAccess:
             _check_names(request)
             target = self._judge.target(request)
             self._caller.check(FRAME_RIGHTS.get(kind, Rights.CONSUME), *target)
-        except (PartitionUnknownError, InvalidRequestError):
+        except PartitionUnknownError:
             raise
         except KeylaneError as error:
+            if error.reason is Reason.NAME_INVALID:
+                raise
             self._guard.note(self._caller, self._remote, kind.__name__, target, error)
             raise
         if kind in _AUDITED:

@@ -44,6 +44,8 @@ TURN_FRAMES_MAX = 1_000
 """The number of frames that are taken from a peer in one turn of the event loop; uvloop reads a
 socket up to 32 times in one turn.
 """
+SIGNS_MAX = 1_000
+"""The most requests for a sign of life that a server takes between two checks of a connection."""
 WRITELINES_HOLD_BACK = not (
     (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
 )
@@ -132,6 +134,8 @@ class FrameSocket(asyncio.BufferedProtocol):
         """The number of bytes that were given to the transport."""
         self.heard = True
         """True once something arrived; whatever watches for silence sets it to False."""
+        self.signs = 0
+        """The number of signs of life that arrived; whatever watches for silence sets it to 0."""
         self.closed = self._ended = False
         """`closed` is True once nothing can be sent."""
         self._takes = True
@@ -193,6 +197,7 @@ class FrameSocket(asyncio.BufferedProtocol):
             stop = start + size
             if size == SIZE.size:
                 asked, start = True, stop
+                self.signs += 1
             elif size > self.bytes_max:
                 self.refuse(f"a frame of {size} bytes, over the limit of {self.bytes_max}")
             elif stop <= end:
@@ -208,6 +213,8 @@ class FrameSocket(asyncio.BufferedProtocol):
                 break
         if asked and self._room is not None and self.writable and not self.closed:
             self.write((SIGN_OF_LIFE,))
+        if self.signs > SIGNS_MAX and self._room is not None:
+            self.refuse(f"over {SIGNS_MAX} requests for a sign of life between two checks")
         if frames > TURN_FRAMES_MAX // 16:
             self._count_frames(frames)
 
@@ -219,10 +226,12 @@ class FrameSocket(asyncio.BufferedProtocol):
         if not self._size:
             room.free(self)
             return
-        late = "a frame whose end is late"
-        room.note(self, self._filled, self._loop.time(), lambda: self.refuse(late))
+        room.note(self, self._filled, self._loop.time(), self._refuse_late)
         if not self.reading:
             room.pause(self, self._paused_s)
+
+    def _refuse_late(self) -> None:
+        self.refuse("the rest of a frame did not arrive in time")
 
     def waits_for_end_s(self) -> float:
         """Return the seconds since the unfinished frame began, without the time in which the socket
@@ -409,17 +418,21 @@ class FrameSocket(asyncio.BufferedProtocol):
         """
         End the connection once all sent data has left, and wait for this for `CLOSE_S` at most.
 
-        A server waits for the client to end the connection: data that a client has not read would
-        be lost if bytes arrived from it after the end.
+        Either end reads on until then, and drops what it reads: the kernel resets a connection that
+        is closed before all that arrived was read, and the peer loses what it has not read yet. A
+        client says that it sends nothing more; TLS has no such half, and reads to its own end.
         """
         self.closed = True
         self._write_gathered()
         self._take_no_more()
-        if self._room is None:
+        if self._room is None and not self._transport.can_write_eof():
             self.end()
-        elif not (self.reading or self._ended):
-            self.reading = True
-            self._transport.resume_reading()
+        elif not self._ended and not self._transport.is_closing():
+            if self._room is None:
+                self._transport.write_eof()
+            if not self.reading:
+                self.reading = True
+                self._transport.resume_reading()
         if not self._lost.done():
             await asyncio.wait([self._lost], timeout=CLOSE_S)
         self.end()

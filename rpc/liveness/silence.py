@@ -30,7 +30,7 @@ the first look.
 """
 GRACE_S = 1.5
 """Seconds for the answer to a ping while the server answers on another connection; longer than the
-interval between two looks.
+interval between two looks while a sign of life is awaited.
 """
 LOST_S = 20.0
 """Seconds of silence that end the connection, whatever another one does."""

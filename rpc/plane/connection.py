@@ -63,7 +63,8 @@ class PlaneConnection:
         self._taken: int | None = None
         self._taken_at = 0.0
         self._silent_s = 0.0
-        self._said_bytes = 0
+        self._sent_bytes = 0
+        """The bytes that the kernel had taken at the last check."""
         self._refused = self.ended = False
         self.greeted = False
         """True once the client has sent its version, and it is supported."""
@@ -183,13 +184,18 @@ class PlaneConnection:
         return now - self._taken_at
 
     def silent_s(self, look_s: float) -> float:
-        """Return the seconds for which nothing has arrived on the connection, which grow by
-        `look_s` since the last call: a server that was stopped for a while counts that time once.
+        """
+        Return the seconds for which nothing has arrived, and the kernel has taken no answer.
+
+        They grow by `look_s` with each call: a server that was stopped for a while counts that
+        time once.
         """
         socket = self.socket
-        if socket.heard or not socket.reading or socket.written_bytes != self._said_bytes:
+        socket.signs = 0
+        taken = socket.written_bytes - self.transport.get_write_buffer_size()
+        if socket.heard or not socket.reading or taken != self._sent_bytes:
             socket.heard = False
-            self._said_bytes = socket.written_bytes
+            self._sent_bytes = taken
             self._silent_s = 0.0
         else:
             self._silent_s += look_s

@@ -532,12 +532,12 @@ class DataPlane:
                     continue
                 try:
                     ended = self._why_parted(connection, now_s, look_s)
-                    if ended is None:
-                        continue
-                    self._note(connection, ended)
                 except Exception:  # a fault in one connection leaves the others watched
                     log.exception("closing a connection whose deadline cannot be watched")
                     ended = InternalError()
+                if ended is None:
+                    continue
+                self._note(connection, ended)
                 # This is a task of its own: its goodbye delays no check of the others.
                 parting = self._part(connection, reading, ended)
                 self._partings[connection] = start_task(parting)
@@ -553,16 +553,16 @@ class DataPlane:
             look_s: seconds since the last check.
         """
         if connection.silent_s(look_s) >= SILENT_S:
-            return FrameError(f"nothing was said for {SILENT_S:g} s")
+            return _disconnected(f"nothing was received for {SILENT_S:g} s")
         if connection.socket.waits_for_end_s() > FRAME_S:
-            return FrameError("a frame whose end is late")
+            return _disconnected(f"a frame did not arrive completely within {FRAME_S:g} s")
         if connection.access is not None:
             try:
                 connection.access.check_still()
             except KeylaneError as ended:
                 return ended
         elif not connection.greeted and now_s - connection.opened_s > AUTHENTICATE_S:
-            return FrameError(f"no Hello came within {AUTHENTICATE_S:g} s")
+            return _disconnected(f"no Hello arrived within {AUTHENTICATE_S:g} s")
         waiting_s = connection.waiting_s(now_s)
         if waiting_s < self._stuck_s and not (self._room.short and waiting_s >= SHORT_S):
             return None
@@ -608,4 +608,11 @@ def _no_place(text: str, principal: str, limit: int) -> ConnectionQuotaError:
         retry_after_ms=RETRY_PLACE_MS,
     )
     error.hint = PLACE_HINT
+    return error
+
+
+def _disconnected(why: str) -> FrameError:
+    """Return the error for a client that a broker disconnects because it is late."""
+    error = FrameError(why)
+    error.hint = "Open a new connection; a client of keylane does so by itself."
     return error

@@ -166,7 +166,7 @@ class HiddenSubject:
             if self._clock.boot_ms() >= until:
                 raise NotSentError(
                     f"partitions of {self._options.subject!r} are not sealed yet; `keylane "
-                    "operations` shows why"
+                    "subject operations` shows why"
                 )
             await asyncio.sleep(POLL_S)
 

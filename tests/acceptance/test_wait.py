@@ -67,6 +67,7 @@ def test_commands_wait_when_they_begin_before_the_cluster(tmp_path: Path):
         )
         problem = json.loads(errors)
         assert (status, out, problem["name"]) == (1, "", "UnavailableError")
+        assert problem["code"] == 1151
         assert "after 1 s: 2 of 3 broker groups are available" in problem["message"]
     finally:
         cluster.terminate()

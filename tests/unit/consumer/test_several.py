@@ -186,3 +186,18 @@ def test_consumers_of_one_object_have_its_arguments_unless_they_have_their_own()
     assert (orders._settings.name, payments._settings.name) == ("till", "book")
     assert orders._filter is not None
     assert orders._filter.tags == ("paid",)
+
+
+def test_member_with_settings_of_its_own_has_the_filter_of_the_object():
+    """Without it the member would ack messages that the object was told to leave out."""
+    consumer = Consumer("127.0.0.1:1", settings=ConsumerSettings(name="till", tags=["paid"]))
+
+    @consumer.on("orders", group="billing", settings=ConsumerSettings(concurrency=4))
+    def handle(message: Message[bytes]) -> None: ...
+
+    assert consumer._several is not None
+    (member,) = consumer._several.members
+    assert isinstance(member, Consumer)
+    assert (member._settings.name, member._settings.tags) == ("till", ["paid"])
+    assert member._settings.concurrency == 4
+    assert member._filter is not None

@@ -211,7 +211,7 @@ def test_consumer_refuses_a_name_that_no_consumer_has_as_python_does():
         ("handler_timout_ms", r"did you mean handler_timeout_ms\?"),
         ("poll_wait_ms", r"did you mean pull_wait_ms\?"),
         ("handover_ms", r"settings=ConsumerSettings\(handover_ms=\.\.\.\)"),
-        ("threads", r"settings=ConsumerSettings\(threads=\.\.\.\)"),
+        ("ttl_ms", r"settings=ConsumerSettings\(ttl_ms=\.\.\.\)"),
     ],
 )
 @pytest.mark.parametrize("kind", [Consumer, keylane.Consumer])

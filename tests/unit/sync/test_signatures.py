@@ -9,6 +9,7 @@ import pytest
 
 import keylane
 import keylane.sync
+from keylane.errors import ConfigError
 
 MISSING = {
     ("Consumer", "__init__"): {"handler", "batch_handler"},
@@ -56,3 +57,10 @@ def test_consumer_takes_what_the_readme_shows():
         *("meta", "subject", "group", "handler", "batch_handler", "codec", "start"),
         *("ack", "on_failure", "tries_max", "settings", "wait_s", "tls", "token"),
     ]
+
+
+@pytest.mark.parametrize("name", ["handler", "threads", "concurrency", "max_wait_ms", "on_lost"])
+def test_consumer_refuses_what_only_a_handler_uses(name: str):
+    """At once, and not with an advice that leads into another refusal."""
+    with pytest.raises(ConfigError, match=f"takes no {name}=: take messages in a loop"):
+        keylane.sync.Consumer("127.0.0.1:1", subject="s", group="g", **{name: 3})

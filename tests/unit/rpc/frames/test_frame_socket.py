@@ -317,3 +317,31 @@ def test_connection_is_opened_when_the_system_cannot_have_its_kernel_watch_it(ne
             await socket.close()
 
     run(new_loop, body)
+
+
+def test_frames_arrive_when_their_sender_closes_before_it_has_read_all(new_loop, monkeypatch):
+    """The kernel resets a connection that is closed with bytes unread, and the frames are lost."""
+    monkeypatch.setattr(frame_socket, "CLOSE_S", 10)
+    count = 3_000
+    arrived: list[bytearray] = []
+
+    async def body():
+        desk = EchoingDesk()
+        desk.echoes = False
+        async with serving(desk) as (session, url):
+            socket = await open_socket(session, url, bytes_max=BYTES_MAX)
+            while desk.socket is None:
+                await asyncio.sleep(0)
+            desk.socket.write((sized(bytes(2 << 20)),))
+            socket._pause_reading()
+            for _ in range(count):
+                socket.write((sized(bytes(200)),))
+            await asyncio.sleep(0.05)
+            closing = asyncio.create_task(socket.close())
+            await asyncio.sleep(0.2)
+            while (frame := await desk.socket.receive()) is not None:
+                arrived.append(frame)
+            await closing
+
+    run(new_loop, body)
+    assert len(arrived) == count

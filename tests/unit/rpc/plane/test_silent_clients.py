@@ -47,7 +47,7 @@ async def test_connection_is_ended_when_nothing_is_said(server, monkeypatch):
         await alive.send(SIGN_OF_LIFE)
         assert await alive.receive() == SIGN_OF_LIFE
         await asyncio.sleep(0.1)
-    assert "nothing was said" in ending.result()
+    assert "nothing was received" in ending.result()
     await alive.send(encode_frame(2, Append(1)))
     assert isinstance((await alive.answer())[1], Released)
 
@@ -67,6 +67,20 @@ async def test_connection_stays_while_the_server_says_something(server, monkeypa
     assert data is not None
 
 
+async def test_connection_stays_while_its_client_takes_a_large_answer(server, monkeypatch):
+    """Slowly: it asks for no sign of life, because something arrives."""
+    monkeypatch.setattr(data_plane, "SILENT_S", 1.6)
+    client = await connect(server.address, read_bytes_max=1 << 18)
+    await client.greet()
+    (connection,) = server._plane._connections
+    connection.socket.write((bytes(64 << 20),))
+    for _ in range(40):  # 4 s
+        await client.reader.readexactly(1 << 20)
+        await asyncio.sleep(0.1)
+    assert server._plane._partings == {}
+    client.abort()
+
+
 async def test_frame_whose_end_is_late_is_refused(server, monkeypatch):
     """Its sender sends a byte now and then."""
     monkeypatch.setattr(data_plane, "FRAME_S", 0.3)
@@ -77,7 +91,7 @@ async def test_frame_whose_end_is_late_is_refused(server, monkeypatch):
     while not ending.done():
         client.transport.write(b"x")
         await asyncio.sleep(0.02)
-    assert "whose end is late" in ending.result()
+    assert "did not arrive completely" in ending.result()
 
 
 @pytest.mark.parametrize("data", [b"\x01", encode_frame(1, Append(1))[:6]], ids=["size", "frame"])
