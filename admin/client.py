@@ -100,7 +100,7 @@ from ..protocol.verification import Verification
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.connections import Connections, clean_up, in_turns
 from ..rpc.environment import environment_of
-from ..rpc.home import Resident
+from ..rpc.home import LoopBoundClient
 from ..rpc.race import outlives_cancel
 from . import views
 from .arguments import check_where, checked, grant_change, instant_ms, mapping_of, principal_query
@@ -146,7 +146,7 @@ TOGETHER = 64
 """Number of keys that are redriven at once; a broker makes them durable together."""
 
 
-class Admin(Resident):
+class Admin(LoopBoundClient):
     """Administers a cluster.
 
         async with Admin("127.0.0.1:7000") as admin:

@@ -91,7 +91,7 @@ class _LagScan:
                     heapq.heappushpop(self.behind, behind)
 
 
-class _Rest:
+class _MonotonicSum:
     """A sum of counters that may lose some of them, for example those of a deleted subject. It is
     reported as a counter that never falls.
     """
@@ -128,7 +128,7 @@ class BrokerMetrics:
         self._files = files
         self._clock = clock
         self._waiting = waiting
-        self._rests: dict[str, _Rest] = {}
+        self._rests: dict[str, _MonotonicSum] = {}
         """Family of counters → its sample for the subjects that have none of their own."""
 
     async def collect(self) -> Iterable[Metric]:
@@ -190,7 +190,7 @@ class BrokerMetrics:
             }
             family = f"keylane_broker_{name}_{unit}_total"
             samples = largest(samples)
-            rest = self._rests.setdefault(family, _Rest())
+            rest = self._rests.setdefault(family, _MonotonicSum())
             if OTHERS in samples or rest.told:
                 samples[OTHERS] = rest.tell(samples.get(OTHERS, 0))
             yield labelled(family, f"{unit.capitalize()} that {text}.", samples, counts=True)

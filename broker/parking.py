@@ -59,9 +59,9 @@ from ..protocol.message import (
 from ..protocol.parked import (
     PARKED_ROWS_MAX,
     AskedChange,
-    Bury,
     ChangeParkedKey,
     Clear,
+    DeadLetterKey,
     Edit,
     EditedMessage,
     Freeze,
@@ -98,7 +98,7 @@ from .store.parking import change_parked
 from .store.store import Store
 
 log = logging.getLogger("keylane.broker")
-_NOT_OF_OWNERS = Bury | Clear | Edit | Freeze | Redrive | Unneeded
+_NOT_OF_OWNERS = DeadLetterKey | Clear | Edit | Freeze | Redrive | Unneeded
 LISTED_DEFAULT = 100
 LISTED_MAX = 1_000
 

@@ -53,8 +53,8 @@ from ..protocol.scheduled.receipt import (
 from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .peers import Peers
-from .scheduled.agenda import ScheduledEntry
 from .scheduled.records import Waits, waits_for
+from .scheduled.schedule_index import ScheduledEntry
 from .scheduled.scheduler import Scheduler
 from .standing import Standing, check_standing
 from .store.store import DURABLE
@@ -239,7 +239,7 @@ class Scheduling:
         """Return the next `limit` messages by their times, of all subjects or of one."""
         check_params(SCHEDULED, params)
         limit = whole_number(params, "limit", LISTED_DEFAULT, low=1, high=SCHEDULED_LISTED_MAX)
-        now_ms = self._scheduler.calendar.told_ms()
+        now_ms = self._scheduler.calendar.reported_ms()
         count, entries = await self._scheduler.soonest(limit, params.get("subject"))
         drops = await self._drops(entries)
         return ScheduledPage(

@@ -34,7 +34,7 @@ from ..protocol.settings import range_problems, refuse_call, refuse_others
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up, to_the_end
 from ..rpc.environment import Environment, environment_of
-from ..rpc.home import Home, Resident
+from ..rpc.home import Home, LoopBoundClient
 from ..rpc.race import Race, error_of, shield, start_ending
 from .assignments import Assignments
 from .broadcast import Broadcast, check_broadcast
@@ -101,7 +101,7 @@ class Lag:
     """
 
 
-class Consumer(Resident, Generic[V]):
+class Consumer(LoopBoundClient, Generic[V]):
     """
     Handles the messages of a subject for a consumer group.
 

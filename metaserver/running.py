@@ -140,7 +140,7 @@ async def running_metaserver(
         if access is not None:
             access.audit.buffer.server = f"metaserver {server.address}"
         await stack.enter_async_context(member.at_work(server.address))
-        attending = asyncio.create_task(services.attendant.run())
+        attending = asyncio.create_task(services.periodic_tasks.run())
         watching = _watching(metrics, access)
         try:
             yield RunningMetaserver(server, attending, served, access)

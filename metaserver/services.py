@@ -11,13 +11,13 @@ from ..protocol import endpoints
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Params, document_route
 from .access.off import AccessOff
-from .attendant import Attendant
 from .calls import control_routes
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
 from .health import HealthyDatabase, MetaserverHealth
 from .membership import ClusterMember
 from .operations.driver import OperationDriver
+from .periodic_tasks import PeriodicTasks
 from .publications.service import PublicationService
 from .removals.service import RemovalService
 from .resets.live import LiveResets
@@ -43,7 +43,7 @@ class Services:
     catalogue: Catalogue
     groups: GroupService
     operations: OperationDriver
-    attendant: Attendant
+    periodic_tasks: PeriodicTasks
     health: MetaserverHealth
     routes: list[ControlRoute]
 
@@ -109,7 +109,7 @@ def services_of(
     hidden = HiddenExpirer(
         database, network, settings, removals.delete_subject, catalogue=catalogue, holder=driver
     )
-    attendant = Attendant(
+    periodic_tasks = PeriodicTasks(
         database,
         groups,
         catalogue,
@@ -139,7 +139,7 @@ def services_of(
         catalogue=catalogue,
         groups=groups,
         operations=operations,
-        attendant=attendant,
+        periodic_tasks=periodic_tasks,
         health=health,
         routes=[
             *(_over_database(route, agreement) for route in routes),

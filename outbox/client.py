@@ -29,7 +29,7 @@ from ..protocol.settings import kind_problems, refuse
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment, environment_of
-from ..rpc.home import Resident
+from ..rpc.home import LoopBoundClient
 from ..user_database.autocommit import check_transaction
 from ..user_database.transactions import EngineOrUrl
 from .commits import CommitWatch
@@ -45,7 +45,7 @@ from .waiters import RowWaiters
 T = TypeVar("T")
 
 
-class Outbox(Resident, Generic[V]):
+class Outbox(LoopBoundClient, Generic[V]):
     """
     Messages are added in a transaction of the user's database: they are sent if it commits, and
     vanish if it rolls back.

@@ -42,7 +42,7 @@ from ..protocol.text import counted
 from ..rpc.client import BrokerClient
 from ..rpc.network import Calling, Channel, Gathering, is_answered
 from ..rpc.race import start_task
-from .executor_state import STEADY, ExecutorEvent, ExecutorState, MessageGroup, Reach
+from .executor_state import STEADY, ExecutorEvent, ExecutorState, MessageGroup, SendResult
 from .failure import Step, decide_after_failure, wait_stage
 from .flight import CROWD, ExecutorOwner, Turn
 from .identity import Identity
@@ -86,7 +86,7 @@ class Executor:
     ) -> None:
         self.group = group
         self.partition = partition
-        self.state = ExecutorState(Reach.FAILS) if broker is None else STEADY
+        self.state = ExecutorState(SendResult.FAILS) if broker is None else STEADY
         self._waits = PartitionWaits(group.partition_name, group.broker_group, clock)
         self._broker = broker
         self._owner = owner

@@ -28,7 +28,7 @@ class MessageGroup(NamedTuple):
     broker_group: str
 
 
-class Reach(enum.Enum):
+class SendResult(enum.Enum):
     """The result of the last try to send."""
 
     ANSWERS = "the broker stores batches"
@@ -67,11 +67,11 @@ class ExecutorEvent(enum.Enum):
 
 _E = ExecutorEvent
 _REACH = {
-    (Reach.ANSWERS, _E.FAILED): Reach.FAILS,
-    (Reach.FAILS, _E.ANSWERED): Reach.ANSWERS,
-    (Reach.FAILS, _E.ROUTE_NEEDED): Reach.REFUSES,
-    (Reach.REFUSES, _E.ANSWERED): Reach.ANSWERS,
-    (Reach.REFUSES, _E.FAILED): Reach.FAILS,
+    (SendResult.ANSWERS, _E.FAILED): SendResult.FAILS,
+    (SendResult.FAILS, _E.ANSWERED): SendResult.ANSWERS,
+    (SendResult.FAILS, _E.ROUTE_NEEDED): SendResult.REFUSES,
+    (SendResult.REFUSES, _E.ANSWERED): SendResult.ANSWERS,
+    (SendResult.REFUSES, _E.FAILED): SendResult.FAILS,
 }
 _LISTING = {
     (Listing.OPEN, _E.CLOSED_IN_ROUTE): Listing.LEFT,
@@ -90,7 +90,7 @@ _STORING = {
 class ExecutorState(NamedTuple):
     """The state of an executor, in three independent parts."""
 
-    broker: Reach
+    broker: SendResult
     listing: Listing = Listing.OPEN
     storing: Storing = Storing.TAKES
 
@@ -108,12 +108,12 @@ class ExecutorState(NamedTuple):
         """Return False from a failure until the broker answers; meanwhile messages without a key go
         to other partitions.
         """
-        return self.broker is Reach.ANSWERS
+        return self.broker is SendResult.ANSWERS
 
     @property
     def refuses(self) -> bool:
         """Return True while messages for this partition are held for a newer route."""
-        return self.broker is Reach.REFUSES
+        return self.broker is SendResult.REFUSES
 
     @property
     def in_use(self) -> bool:
@@ -141,7 +141,7 @@ class ExecutorState(NamedTuple):
         return self.available and self.in_use and not self.left
 
 
-STEADY = ExecutorState(Reach.ANSWERS)
+STEADY = ExecutorState(SendResult.ANSWERS)
 """The state of an executor whose broker answers and whose partition is open; each batch compares
 with it by `is`.
 """

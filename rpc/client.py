@@ -38,7 +38,7 @@ from ..protocol.operations import (
     HideSubject,
 )
 from ..protocol.routing import OrderStrategy, Route
-from .liveness.asking_again import Asking
+from .liveness.asking_again import ControlCaller
 from .metaservers import CALL_TIMEOUT_MS, Metaservers, of_program
 from .network import Channel, Network
 
@@ -188,7 +188,7 @@ class BrokerClient:
         self._network = network
         self._timeout_ms = timeout_ms
         self._on_opening = on_opening
-        self._asking = Asking(network)
+        self._control = ControlCaller(network)
         self._channel: Channel | None = None
         self._opening = asyncio.Lock()
         self._queued = 0
@@ -289,7 +289,7 @@ class BrokerClient:
         Raises:
             KeylaneError: the refusal of the broker, or the reason why it did not answer.
         """
-        return await self._asking.ask(
+        return await self._control.ask(
             endpoint,
             self.address,
             endpoint.path_of(**names),

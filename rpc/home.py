@@ -253,7 +253,7 @@ def at_fork(call: Callable[[], None]) -> None:
     os.register_at_fork(after_in_child=call)
 
 
-class Uncopied:
+class NonCopyable:
     """Base of clients, which can be neither copied nor pickled."""
 
     def __reduce_ex__(self, _protocol: object) -> Any:
@@ -263,7 +263,7 @@ class Uncopied:
         )
 
 
-class Resident(Uncopied, ABC):
+class LoopBoundClient(NonCopyable, ABC):
     """Base of clients with a home; the end of `async with` closes them."""
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """The real network: aiohttp sessions for control calls and data-plane connections.
 
 An address is `host:port`; with a certificate authority every connection uses TLS. A network with
-an identity shows it to servers (`access.wallet`). Pools, redirects and proxies are aiohttp's; the
-data plane uses none of them.
+an identity shows it to servers (`access.client_credentials`). Pools, redirects and proxies are
+aiohttp's; the data plane uses none of them.
 """
 
 from __future__ import annotations
@@ -118,11 +118,11 @@ class HttpNetwork:
         self._contexts = None if tls is None else ClientContexts(tls, follows_files=follows_files)
         source = token if callable(token) else token_source(token)
         if identity is None and (source is not None or by_certificate):
-            from .access.wallet import (
-                Wallet,  # it loads a library that clients without a token need not have
+            from .access.client_credentials import (
+                ClientCredentials,  # it loads a library that clients without a token need not have
             )
 
-            identity = Wallet(source, self._ask_capabilities)
+            identity = ClientCredentials(source, self._ask_capabilities)
         self._identity = identity
         self._token_source = source
         self._renewing: set[asyncio.Task[None]] = set()

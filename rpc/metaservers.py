@@ -20,7 +20,7 @@ from ..protocol.errors import (
     UnauthenticatedError,
 )
 from ..protocol.http.endpoint import Endpoint
-from .liveness.asking_again import Asking
+from .liveness.asking_again import ControlCaller
 from .network import KnowsMetaservers, Network
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Metaservers:
         if isinstance(network, KnowsMetaservers):
             network.know_metaservers(self._addresses)
         self._timeout_ms = timeout_ms
-        self._asking = Asking(network)
+        self._control = ControlCaller(network)
 
     def put_last(self, address: str) -> None:
         """Ask the metaserver at `address` last from now on, because it has not answered."""
@@ -92,7 +92,7 @@ class Metaservers:
         for address in addresses:
             until_s = now_s() + time_ms / 1000
             try:
-                return await self._asking.ask(
+                return await self._control.ask(
                     endpoint, address, path, body, texts, wait_ms=wait_ms, timeout_ms=time_ms
                 )
             except (InvalidRequestError, UnauthenticatedError) as error:

@@ -35,7 +35,7 @@ from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Lease, Message
 from ..protocol.reading.instants import GroupBegin
 from ..protocol.settings import refuse_others
-from ..rpc.home import Uncopied
+from ..rpc.home import NonCopyable
 from .arrow_batch import TakenBatch
 from .loop_thread import LoopThread
 from .process_end import AtProcessEnd
@@ -169,7 +169,7 @@ _OF_HANDLERS = (*_CALLBACKS, "threads", "concurrency", "max_wait_ms")
 """Settings that only a consumer with a handler uses."""
 
 
-class SyncConsumer(Uncopied, Generic[V]):
+class SyncConsumer(NonCopyable, Generic[V]):
     """
     Takes messages in programs without an event loop, and in notebooks next to their own.
 

@@ -29,7 +29,7 @@ from ..protocol.message import Receipt, TableReceipt
 from ..protocol.routing import OrderStrategy
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from ..protocol.settings import flag_problems, refuse_call
-from ..rpc.home import Uncopied
+from ..rpc.home import NonCopyable
 from .loop_thread import LoopThread
 from .process_end import AtProcessEnd
 
@@ -108,7 +108,7 @@ class ScheduledMessage(_OnItsWay[ScheduledReceipt]):
     """
 
 
-class SyncProducer(Uncopied, Generic[V]):
+class SyncProducer(NonCopyable, Generic[V]):
     """
     Sends messages from programs without an event loop, and from notebooks next to their own.
 

@@ -293,7 +293,7 @@ class MetaserverProgram(StoryProgram):
         listener = Listener(self._process, self._machine, services.routes)
         for address in (self.address, USUAL_ADDRESS):
             self._internet.listen(address, listener)
-        attending = asyncio.create_task(services.attendant.run())
+        attending = asyncio.create_task(services.periodic_tasks.run())
         with SimStopSignals() as stop:
             await stop.event.wait()
         services.close()

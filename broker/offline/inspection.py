@@ -13,7 +13,7 @@ from ..partition.damage import damage_of
 from ..partition.state import BrokerState
 from ..scheduled.journal import ScheduledJournal
 from ..scheduled.records import Place, Record
-from ..scheduled.scheduler import open_agenda
+from ..scheduled.scheduler import open_schedule
 from ..storage.files import Files
 from ..storage.identity import FolderIdentity, read_identity
 from ..storage.log.commit_log import segment_bases
@@ -98,8 +98,8 @@ def inspect_folder(files: Files) -> Inspection:
         for number, partition in state.partitions.items()
         if partition.lost or partition.fences_lost
     )
-    agenda, journal = open_agenda(files, cut=False)
-    inspection.scheduled = len(agenda.entries)
+    schedule_index, journal = open_schedule(files, cut=False)
+    inspection.scheduled = len(schedule_index.entries)
     inspection.problems = [
         *damage_of(state),
         *_missing(state, from_snapshot),

@@ -38,8 +38,8 @@ from ...protocol.parked import (
     AdoptedKey,
     AncestorTold,
     AskedChange,
-    Bury,
     Clear,
+    DeadLetterKey,
     Edit,
     FailAgain,
     Free,
@@ -47,7 +47,7 @@ from ...protocol.parked import (
     Park,
     ParkChange,
     ParkKey,
-    ParkOrBury,
+    ParkOrDeadLetter,
     ParkState,
     Redrive,
     Shift,
@@ -122,7 +122,7 @@ class _Checks:
         self._alive, self._dead = _rooms(parked)
         self._checks: dict[type[Any], Callable[[Any], ParkChange | None]] = {
             Park: self._park,
-            ParkOrBury: self._park_or_bury,
+            ParkOrDeadLetter: self._park_or_bury,
             Unpark: self._unpark,
             Free: self._free,
             Shift: self._shift,
@@ -228,7 +228,7 @@ class _Checks:
             return change.token
         return parked.token  # another loose message fails; the others stay with handlers
 
-    def _park_or_bury(self, change: ParkOrBury) -> Park | Bury | None:
+    def _park_or_bury(self, change: ParkOrDeadLetter) -> Park | DeadLetterKey | None:
         key, failure = change.key, change.failure
         known, state = self._state(key) is not None, self._state(key)
         new = message_count(part for part in self._new_of(change, take=False))
@@ -254,9 +254,9 @@ class _Checks:
         before = parked.messages if parked is not None and state is not ParkState.DEAD else 0
         self._dead.messages += before + message_count(ranges)
         self._dead.keys += 1
-        return Bury(key, ranges, failure)
+        return DeadLetterKey(key, ranges, failure)
 
-    def _new_of(self, change: Park | ParkOrBury, *, take: bool = True) -> tuple[Range, ...]:
+    def _new_of(self, change: Park | ParkOrDeadLetter, *, take: bool = True) -> tuple[Range, ...]:
         """Return the messages of a change that are not acked and not yet parked by the request;
         with `take`, mark them as parked by it.
         """

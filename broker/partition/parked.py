@@ -26,8 +26,8 @@ from ...protocol.parked import (
     Adopt,
     AdoptedKey,
     AncestorTold,
-    Bury,
     Clear,
+    DeadLetterKey,
     Edit,
     EditedMessage,
     FailAgain,
@@ -225,7 +225,7 @@ class Parked:
         match change:
             case Park():
                 return self._park(change, ParkState.PARKED, at_ms, acked)
-            case Bury():
+            case DeadLetterKey():
                 return self._park(change, ParkState.DEAD, at_ms, acked)
             case Shift():
                 return self._shift(change, at_ms)
@@ -252,7 +252,7 @@ class Parked:
                 return self._fail_again(change)
 
     def _park(
-        self, change: Park | Bury, state: ParkState, at_ms: int, acked: AckedOffsets | None
+        self, change: Park | DeadLetterKey, state: ParkState, at_ms: int, acked: AckedOffsets | None
     ) -> Undo:
         parked = self._keys.get(change.key)
         if parked is None and is_loose(change.key) and not change.ranges:

@@ -15,7 +15,7 @@ Invariants
     unless the subject's retention is TIME; rows of a hidden subject therefore stay until it is
     published. Messages that a job holds stay, whatever the subject's retention is. Segments are
     removed only when a metaserver has accepted a report of this opening and does not refuse the
-    folder. If the calendar jumps forward, nothing becomes old by that for a day: `../calendar.py`.
+    folder. If the calendar jumps forward, nothing becomes old for a day: `../wall_clock.py`.
     The index forgets last. After a crash in between, a start corrects it by the beginning of the
     log. After partitions were dropped, the oldest segments without a message of a hosted partition
     are removed at any age. The loop never occupies the event loop for long; blocking work is done
@@ -38,7 +38,6 @@ from ...protocol.limits import UNTOLD_MAX
 from ...protocol.log_filter import LogFilter
 from ...protocol.record import Kind
 from ...protocol.text import counted
-from ..calendar import Calendar
 from ..partition.partition import HostedPartition
 from ..settings import BrokerSettings
 from ..standing import Standing
@@ -47,6 +46,7 @@ from ..storage.log.headers import segment_headers
 from ..storage.reserve import Reserve
 from ..store.group_commit import RunBlocking
 from ..store.store import Store
+from ..wall_clock import WallClock
 from .policy import (
     DiskUse,
     Limits,
@@ -109,7 +109,7 @@ class Cleaning:
         run_commit: RunBlocking,
         run_read: RunBlocking,
         standing: Standing | None = None,
-        calendar: Calendar | None = None,
+        calendar: WallClock | None = None,
     ) -> None:
         """Create the loop.
 
@@ -126,7 +126,7 @@ class Cleaning:
         self._reserve = Reserve(files)
         self._forgotten = store.log.first_position
         """The log position up to which the index has forgotten the log."""
-        self._calendar = calendar or Calendar(clock)
+        self._calendar = calendar or WallClock(clock)
         self._clock = clock
         self._troubles = LogFilter()
         self.adopt(settings)
@@ -179,7 +179,7 @@ class Cleaning:
             self._limits,
             self._disk_use,
             log_bytes=self._store.log.end - self._store.log.first_position,
-            now_ms=self._calendar.told_ms(),
+            now_ms=self._calendar.reported_ms(),
         )
 
     async def run(self) -> None:

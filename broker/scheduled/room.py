@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from ...protocol.access.quota import limits_of
 from ...protocol.access.rights import matches
 from ...protocol.errors import OverloadedError, Reason
-from .agenda import ScheduledAmount
+from .schedule_index import ScheduledAmount
 
 SHARE_HINT = (
     "Other subjects keep room. Send it again when some of the subject's are delivered (keylane "

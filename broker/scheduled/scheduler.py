@@ -1,7 +1,7 @@
 """Keeps scheduled messages durably, and stores each in its subject at its time. It runs on one
 event loop.
 
-    schedule, cancel ─▶ journal ─▶ agenda ──time──▶ "taken" in the journal
+    schedule, cancel ─▶ journal ─▶ schedule_index ──time──▶ "taken" in the journal
         ─▶ the subject ─▶ "delivered" in the journal
 
 All records that wait for the disk are written as one frame with one sync. A delivery is a batch of
@@ -9,7 +9,7 @@ due messages of one subject. Its idempotency key is durable before it is stored,
 delivery after a crash is stored once.
 
 Times are those of the calendar. If the calendar is set forward a little, that is noticed within
-POLL_MS. If it is set forward by hours, it is not trusted at once (`../calendar.py`). If it is set
+POLL_MS. If it is set forward by hours, it is not trusted at once (`../wall_clock.py`). If it is set
 back, messages that are no longer due are delayed.
 """
 
@@ -36,15 +36,15 @@ from ...protocol.http.posted import PostedMessage
 from ...protocol.scheduled.receipt import CancelOutcome
 from ...protocol.text import LISTED_MAX, counted, listed
 from ...rpc.race import shield
-from ..calendar import Calendar
 from ..standing import Standing
 from ..storage.files import Files
 from ..store.group_commit import RunBlocking
-from .agenda import Agenda, ScheduledAmount, ScheduledDelivery, ScheduledEntry
+from ..wall_clock import WallClock
 from .journal import SEGMENT_BYTES, ScheduledJournal
 from .journal_writer import JournalWriter
 from .records import Canceled, Delivered, DroppedMessages, Place, Record, Taken, Waits, size_of
 from .room import check_names, check_room
+from .schedule_index import ScheduledAmount, ScheduledDelivery, ScheduledEntry, ScheduleIndex
 from .subjects import Subjects
 
 log = logging.getLogger("keylane.broker")
@@ -82,7 +82,7 @@ class Scheduler:
     def __init__(
         self,
         journal: ScheduledJournal,
-        agenda: Agenda,
+        schedule_index: ScheduleIndex,
         *,
         clock: Clock,
         rng: random.Random,
@@ -100,9 +100,9 @@ class Scheduler:
             run_blocking: runs one function at a time, in the order of the calls.
         """
         self._journal = journal
-        self._agenda = agenda
+        self._schedule_index = schedule_index
         self._clock = clock
-        self.calendar = Calendar(clock)
+        self.calendar = WallClock(clock)
         self._rng = rng
         self._run_blocking = run_blocking
         self._broker_group = broker_group
@@ -150,10 +150,10 @@ class Scheduler:
             DataFolderError: a newer broker wrote the journal.
             StorageError: its last write may not be durable.
         """
-        agenda, journal = open_agenda(files, segment_bytes=segment_bytes)
+        schedule_index, journal = open_schedule(files, segment_bytes=segment_bytes)
         return cls(
             journal,
-            agenda,
+            schedule_index,
             clock=clock,
             rng=rng,
             run_blocking=run_blocking,
@@ -171,9 +171,9 @@ class Scheduler:
     def view(self) -> dict[str, object]:
         """Return the state for the broker's health."""
         return {
-            "count": len(self._agenda.entries),
-            "bytes": self._agenda.bytes,
-            "next_ms": self._agenda.next_due_ms,
+            "count": len(self._schedule_index.entries),
+            "bytes": self._schedule_index.bytes,
+            "next_ms": self._schedule_index.next_due_ms,
             "delivered": self.delivered,
             "dropped": self.dropped,
             "problem": self.problem,
@@ -184,8 +184,8 @@ class Scheduler:
     async def soonest(
         self, limit: int, subject: str | None = None
     ) -> tuple[int, list[ScheduledEntry]]:
-        """See `Agenda.soonest`; other work is done between its portions."""
-        look = self._agenda.soonest(limit, subject)
+        """See `ScheduleIndex.soonest`; other work is done between its portions."""
+        look = self._schedule_index.soonest(limit, subject)
         while True:
             try:
                 next(look)
@@ -198,12 +198,14 @@ class Scheduler:
         """Return the subject of a message that waits or is being written, or None if there is none
         with this id.
         """
-        known = self._agenda.entries.get(scheduled_id) or self._writing.get(scheduled_id)
+        known = self._schedule_index.entries.get(scheduled_id) or self._writing.get(scheduled_id)
         return None if known is None else known.subject
 
     def knows_all(self, scheduled_ids: Iterable[bytes]) -> bool:
         """Return True if `schedule` would write nothing for messages with these ids."""
-        return all(each in self._writing or self._agenda.knows(each) for each in scheduled_ids)
+        return all(
+            each in self._writing or self._schedule_index.knows(each) for each in scheduled_ids
+        )
 
     async def schedule(self, messages: Sequence[Waits]) -> list[bool]:
         """
@@ -219,7 +221,7 @@ class Scheduler:
         """
         writing = [self._writing.get(message.scheduled_id) for message in messages]
         known = [
-            write is not None or self._agenda.knows(message.scheduled_id)
+            write is not None or self._schedule_index.knows(message.scheduled_id)
             for message, write in zip(messages, writing, strict=True)
         ]
         fresh = [message for message, old in zip(messages, known, strict=True) if not old]
@@ -241,16 +243,16 @@ class Scheduler:
         """
         subject = fresh[0].subject
         size = sum(message.size for message in fresh)
-        kept = ScheduledAmount(len(self._agenda.entries), self._agenda.bytes)
+        kept = ScheduledAmount(len(self._schedule_index.entries), self._schedule_index.bytes)
         for writing in self._writing_shares.values():
             kept = kept.plus(*writing)
-        own = self._agenda.share(subject).plus(
+        own = self._schedule_index.share(subject).plus(
             *self._writing_shares.get(subject, ScheduledAmount())
         )
         wanted = ScheduledAmount(len(fresh), size)
         most = ScheduledAmount(self._count_max, self._bytes_max)
         check_room(subject, wanted, kept, own, most, broker_group=self._broker_group)
-        kept_of, shares = self._agenda.names.of, self._writing_shares
+        kept_of, shares = self._schedule_index.names.of, self._writing_shares
         check_names(subject, size, kept_of, shares, self.limits(), broker_group=self._broker_group)
 
     async def _keep(self, messages: Sequence[Waits]) -> None:
@@ -270,7 +272,7 @@ class Scheduler:
         def kept(place: Place) -> None:
             end()
             for message in messages:
-                self._agenda.add(message, place)
+                self._schedule_index.add(message, place)
             self._wake.set()
 
         done = self._writer.submit(messages, then=kept, undo=end)
@@ -294,20 +296,20 @@ class Scheduler:
             await shield(write.done)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DELIVERY_S):
-                while self._agenda.is_taken(scheduled_id):
+                while self._schedule_index.is_taken(scheduled_id):
                     canceling = self._canceling.get(scheduled_id)
                     await (shield(canceling) if canceling else self._turn.wait())
-        outcome = self._agenda.cancel(scheduled_id)
+        outcome = self._schedule_index.cancel(scheduled_id)
         if outcome is not None:
             return outcome
 
         def canceled(place: Place) -> None:
             del self._canceling[scheduled_id]
-            self._agenda.canceled(scheduled_id, place.segment)
+            self._schedule_index.canceled(scheduled_id, place.segment)
 
         def wait_again() -> None:
             del self._canceling[scheduled_id]
-            self._agenda.give_back([scheduled_id])
+            self._schedule_index.give_back([scheduled_id])
             self._wake.set()
 
         done = self._writer.submit([Canceled(scheduled_id)], then=canceled, undo=wait_again)
@@ -318,7 +320,7 @@ class Scheduler:
     # ── the journal ───────────────────────────────────────────────────────────────────────────────
     def _clean(self) -> None:
         """Begin to remove the oldest segments if most of the journal concerns settled messages."""
-        most = 2 * (self._agenda.journal_bytes + self._journal.segment_bytes)
+        most = 2 * (self._schedule_index.journal_bytes + self._journal.segment_bytes)
         many = len(self._journal.segments) > 1
         if self._cleaner is None and many and self._journal.bytes > most:
             self._cleaner = asyncio.create_task(self._remove_oldest(), name="scheduled cleaning")
@@ -349,10 +351,10 @@ class Scheduler:
         whole = True
         for start in range(0, len(records), COPIED_MAX):
             some = records[start : start + COPIED_MAX]
-            while needed := self._agenda.needed(some, segment):
+            while needed := self._schedule_index.needed(some, segment):
                 copied = _first_of(needed)
-                await self._writer.submit(copied, then=partial(self._agenda.move, copied))
-            whole = whole and not self._agenda.is_settling(segment)
+                await self._writer.submit(copied, then=partial(self._schedule_index.move, copied))
+            whole = whole and not self._schedule_index.is_settling(segment)
             await asyncio.sleep(0)
         return whole
 
@@ -364,14 +366,14 @@ class Scheduler:
         await standing.wait_accepted()
         if self._journal.problems:
             return  # a lost record may say that a message is delivered or canceled
-        for delivery in list(self._agenda.deliveries.values()):
+        for delivery in list(self._schedule_index.deliveries.values()):
             self._start(self._resume(delivery, target, standing))
         while True:
             self._wake.clear()
             now_ms, boot_ms = self.calendar.now_ms(), self._clock.boot_ms()
-            for batch in self._agenda.take(now_ms, boot_ms):
+            for batch in self._schedule_index.take(now_ms, boot_ms):
                 self._start(self._deliver(batch, target, standing))
-            due_ms, again_ms = self._agenda.next_due_ms, self._agenda.next_try_ms
+            due_ms, again_ms = self._schedule_index.next_due_ms, self._schedule_index.next_try_ms
             waits = [] if due_ms is None else [due_ms - now_ms]
             waits += [] if again_ms is None else [again_ms - boot_ms]
             wait_ms = min(max(min(waits), 1), POLL_MS) if waits else None
@@ -406,7 +408,7 @@ class Scheduler:
             logical = await target.place(subject, batch[0].subject_id)
             taken = Taken(name, subject, logical, tuple(each.scheduled_id for each in messages))
             await self._writer.submit(
-                [taken], then=lambda place: self._agenda.begin(taken, place.segment)
+                [taken], then=lambda place: self._schedule_index.begin(taken, place.segment)
             )
         except SubjectDeletedError as error:
             await self._drop(subject, [entry.scheduled_id for entry in batch], error)
@@ -414,14 +416,14 @@ class Scheduler:
         except KeylaneError as error:
             self._give_back(subject, [entry.scheduled_id for entry in batch], error)
             return
-        delivery = self._agenda.deliveries[name]
+        delivery = self._schedule_index.deliveries[name]
         await self._store(delivery, messages, target, standing, doubtful=False)
 
     async def _resume(
         self, delivery: ScheduledDelivery, target: Subjects, standing: Standing
     ) -> None:
         """Store a batch that may have been stored before a restart."""
-        entries = [self._agenda.entries[each] for each in delivery.scheduled_ids]
+        entries = [self._schedule_index.entries[each] for each in delivery.scheduled_ids]
         while True:
             messages = await self._read(entries)
             if len(messages) == len(entries):
@@ -437,7 +439,7 @@ class Scheduler:
         """
         read = {each.scheduled_id for each in messages}
         unread = [each.scheduled_id for each in batch if each.scheduled_id not in read]
-        self._agenda.give_back(unread, self._clock.boot_ms() + UNREADABLE_MS)
+        self._schedule_index.give_back(unread, self._clock.boot_ms() + UNREADABLE_MS)
         return [entry for entry in batch if entry.scheduled_id in read]
 
     async def _read(self, entries: Sequence[ScheduledEntry]) -> list[Waits]:
@@ -468,7 +470,7 @@ class Scheduler:
         be.
         """
         posted = [PostedMessage(b"", each.value, each.packed_properties) for each in messages]
-        subject_id = self._agenda.entries[delivery.scheduled_ids[0]].subject_id
+        subject_id = self._schedule_index.entries[delivery.scheduled_ids[0]].subject_id
         pauses = WAITS.pauses(self._rng)
         while True:
             if not standing.accepted:
@@ -491,7 +493,7 @@ class Scheduler:
                 large = _too_large(error, delivery, posted)
                 if large:
                     others = [each for each in delivery.scheduled_ids if each not in large]
-                    self._agenda.give_back(others)
+                    self._schedule_index.give_back(others)
                     await self._drop(delivery.subject, large, error)
                     return
                 doubtful = doubtful or error.fate is Fate.UNKNOWN
@@ -501,7 +503,7 @@ class Scheduler:
                 self._tell(delivery.subject, error)
                 self._free(delivery.subject)
                 await asyncio.sleep(pauses.next_ms() / 1000)
-        self._agenda.end(delivery.name)
+        self._schedule_index.end(delivery.name)
         self.delivered += len(messages)
         self._pauses.pop(delivery.subject, None)
         self._problems.pop(delivery.subject, None)
@@ -510,7 +512,7 @@ class Scheduler:
         while True:
             try:
                 await self._writer.submit(
-                    [done], then=lambda place: self._agenda.ended(done, place.segment)
+                    [done], then=lambda place: self._schedule_index.ended(done, place.segment)
                 )
                 return
             except KeylaneError:  # a start stores it again, as a duplicate
@@ -528,13 +530,13 @@ class Scheduler:
 
         def dropped(place: Place) -> None:
             end()
-            self._agenda.dropped(ids, place.segment)
+            self._schedule_index.dropped(ids, place.segment)
 
         def keep() -> None:
             end()
-            self._agenda.give_back(ids, self._clock.boot_ms() + WAITS.max_ms)
+            self._schedule_index.give_back(ids, self._clock.boot_ms() + WAITS.max_ms)
 
-        self._agenda.drop(ids)
+        self._schedule_index.drop(ids)
         done = self._writer.submit([DroppedMessages(ids)], then=dropped, undo=keep)
         self._canceling |= dict.fromkeys(ids, done)
         try:
@@ -558,12 +560,12 @@ class Scheduler:
         pauses = self._pauses.get(subject)
         if pauses is None:
             pauses = self._pauses[subject] = WAITS.pauses(self._rng)
-        self._agenda.give_back(scheduled_ids, self._clock.boot_ms() + pauses.next_ms())
+        self._schedule_index.give_back(scheduled_ids, self._clock.boot_ms() + pauses.next_ms())
         self._tell(subject, error)
         self._free(subject)
 
     def _free(self, subject: str) -> None:
-        self._agenda.free(subject)
+        self._schedule_index.free(subject)
         self._wake.set()
         self._turn.set()
         self._turn = asyncio.Event()
@@ -609,11 +611,11 @@ def _too_large(
     return [each for each, message in pairs if message.size > error.limit_bytes]
 
 
-def open_agenda(
+def open_schedule(
     files: Files, *, segment_bytes: int = SEGMENT_BYTES, cut: bool = True
-) -> tuple[Agenda, ScheduledJournal]:
+) -> tuple[ScheduleIndex, ScheduledJournal]:
     """
-    Return the agenda that the journal of a data folder describes, and the journal. Blocks.
+    Return the index that the journal of a data folder describes, and the journal. Blocks.
 
     Args:
         cut: see `ScheduledJournal.open`.
@@ -622,12 +624,12 @@ def open_agenda(
         DataFolderError: a newer broker wrote the journal.
         StorageError: its last write may not be durable.
     """
-    agenda = Agenda()
+    schedule_index = ScheduleIndex()
 
     def visit(place: Place, records: list[Record]) -> None:
         for record in records:
-            agenda.replay(record, place)
+            schedule_index.replay(record, place)
 
     journal = ScheduledJournal.open(files, visit, segment_bytes=segment_bytes, cut=cut)
-    agenda.finish()
-    return agenda, journal
+    schedule_index.finish()
+    return schedule_index, journal

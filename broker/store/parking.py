@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Sequence
 
 from ...protocol.offsets import AckedOffsets
-from ...protocol.parked import AskedChange, Bury, Park
+from ...protocol.parked import AskedChange, DeadLetterKey, Park
 from ..partition.offset_runs import OffsetRuns
 from ..partition.park_checks import park_changes
 from ..partition.parked import NextTry
@@ -56,7 +56,12 @@ def change_parked(
     undos = [parked.apply(change, at_ms=at_ms, acked=group.acked, token=fence) for change in wanted]
     undos.append(parked.note_next_tries(next_tries))
     group.changing += 1
-    acked = [part for change in wanted if isinstance(change, Park | Bury) for part in change.ranges]
+    acked = [
+        part
+        for change in wanted
+        if isinstance(change, Park | DeadLetterKey)
+        for part in change.ranges
+    ]
     if acked:
         group.changed()
 

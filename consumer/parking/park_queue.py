@@ -25,7 +25,7 @@ from ...protocol.parked import (
     Park,
     ParkChange,
     ParkKey,
-    ParkOrBury,
+    ParkOrDeadLetter,
     Shift,
     Unpark,
     is_loose,
@@ -219,5 +219,5 @@ def or_bury(change: ParkChange) -> AskedChange:
     for retry holds no key, and waits for room.
     """
     if isinstance(change, Park) and not isinstance(change.key, int):
-        return ParkOrBury(change.key, change.ranges, change.failure)
+        return ParkOrDeadLetter(change.key, change.ranges, change.failure)
     return change

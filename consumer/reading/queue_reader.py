@@ -48,7 +48,7 @@ from ...protocol.settings import is_within
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up, in_turns
 from ...rpc.environment import Environment, environment_of
-from ...rpc.home import Resident
+from ...rpc.home import LoopBoundClient
 from .read_messages import read_messages
 
 READ_BYTES = 1 << 20
@@ -89,7 +89,7 @@ class _Link(NamedTuple):
     status: PartitionStatus
 
 
-class QueueReader(Resident, Generic[V]):
+class QueueReader(LoopBoundClient, Generic[V]):
     """
     Reads the queues of a static subject.
 

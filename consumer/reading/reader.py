@@ -41,7 +41,7 @@ from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up, in_turns
 from ...rpc.environment import Environment, environment_of
-from ...rpc.home import Resident
+from ...rpc.home import LoopBoundClient
 from ..delivery.filter import MessageFilter
 from .arguments import check_arguments
 from .bounds import (
@@ -92,7 +92,7 @@ class _Place:
             self.partition = past.partition
 
 
-class Reader(Resident, Generic[V]):
+class Reader(LoopBoundClient, Generic[V]):
     """
     Reads messages of a subject, without a group.
 

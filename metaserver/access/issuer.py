@@ -29,7 +29,7 @@ _KINDS: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 _CURVES: Final = {"ES256": "P-256", "ES384": "P-384", "ES512": "P-521"}
 
 
-class Vouched(NamedTuple):
+class VerifiedIdentity(NamedTuple):
     """A principal that an issuer vouches for; the end is in milliseconds since 1970."""
 
     principal: str
@@ -44,7 +44,7 @@ class Issuer:
         self._settings = settings
         self._clock = clock
         self._keys = KeySet(settings.jwks, ca=settings.jwks_ca, boot_ms=clock.boot_ms)
-        self._known: OrderedDict[bytes, tuple[str, Vouched]] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[str, VerifiedIdentity]] = OrderedDict()
         """SHA-256 of a token → id of its key, and the principal."""
         self._known_of = 0
 
@@ -53,7 +53,7 @@ class Issuer:
         """True if the text may be a JWT."""
         return text.count(".") == 2 and len(text) <= TEXT_CHARS_MAX
 
-    async def vouched(self, text: str) -> Vouched:
+    async def verify(self, text: str) -> VerifiedIdentity:
         """
         Verify a token, and return its principal.
 
@@ -74,13 +74,13 @@ class Issuer:
         _kid, algorithm = _header(text, self._settings.algorithms)
         if key is None:
             raise _refused("its key is not one of the issuer's", "unknown key")
-        vouched = self._judge(text, _key_for(key, algorithm), algorithm)
-        self._known[digest] = kid, vouched
+        identity = self._judge(text, _key_for(key, algorithm), algorithm)
+        self._known[digest] = kid, identity
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
-        return vouched
+        return identity
 
-    def _judge(self, text: str, key: jwt.PyJWK, algorithm: str) -> Vouched:
+    def _judge(self, text: str, key: jwt.PyJWK, algorithm: str) -> VerifiedIdentity:
         settings = self._settings
         try:
             claims = jwt.decode(
@@ -101,7 +101,7 @@ class Issuer:
         if not isinstance(name, str) or not is_outside(principal):
             raise _refused(f"its claim {settings.principal_claim} is not a valid name", "name")
         ends_at_ms = (int(claims["exp"]) + settings.leeway_s) * 1000
-        return Vouched(principal, self._groups(claims), ends_at_ms)
+        return VerifiedIdentity(principal, self._groups(claims), ends_at_ms)
 
     def _groups(self, claims: dict[str, Any]) -> tuple[str, ...]:
         """Return the groups in a token, without those whose names no principal may have."""

@@ -197,7 +197,7 @@ class AccessService:
         UnavailableError.
         """
         if self._issuer is not None and self._issuer.looks_like(text):
-            return self.book.caller_named(*await self._issuer.vouched(text))
+            return self.book.caller_named(*await self._issuer.verify(text))
         return self.book.caller_of(text, self._clock.wall_ms())
 
     def certified(self, peer: Peer) -> Caller:

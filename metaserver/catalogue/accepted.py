@@ -24,7 +24,7 @@ from ...protocol.routing import PartitionState
 from ...protocol.text import listed
 from ..cluster.brokers import (
     known_broker,
-    last_heard,
+    last_report,
     refused_now,
     refused_view,
     unknown_group,
@@ -70,10 +70,10 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
     if row is None:
         raise unknown_group(connection, broker_group)
     if row.alive:
-        heard = last_heard(connection, broker_group)
+        report = last_report(connection, broker_group)
         raise InvalidRequestError(
-            f"broker group {broker_group!r} {heard.last_report}, from {row.address}: nothing of it "
-            f"is given up. If that broker is dead, {heard.ask_again}"
+            f"broker group {broker_group!r} {report.age}, from {row.address}: nothing of it "
+            f"is given up. If that broker is dead, {report.ask_again}"
         )
     of_group = refused_now.where(
         refused_brokers.c.broker_group == broker_group,

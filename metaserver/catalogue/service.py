@@ -2,7 +2,7 @@
 
     create ─▶ PLANNED rows in SQL ─▶ every broker hosts its part ─▶ OPEN rows, route version 1
                      │                          │ a broker fails, or this process ends
-                     └◀── a repeated call, or the attendant, continues here
+                     └◀── a repeated call, or a periodic task, continues here
 
 Every step is idempotent: hosting at the broker, planning and opening in SQL.
 Until the subject is open, partitions planned on a silent broker move to another one.

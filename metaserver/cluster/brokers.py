@@ -324,7 +324,7 @@ def writable_groups(connection: Connection) -> dict[BrokerGroup, int]:
     return {BrokerGroup(row.broker_group): row.load for row in connection.execute(chosen)}
 
 
-class Heard(NamedTuple):
+class LastReport(NamedTuple):
     """The time since a broker group's last report, and until it counts as silent, in milliseconds;
     it is silent at 0 or less.
     """
@@ -333,8 +333,8 @@ class Heard(NamedTuple):
     left_ms: int
 
     @property
-    def last_report(self) -> str:
-        """The last report, for people."""
+    def age(self) -> str:
+        """The age of the report, for people."""
         return f"reported itself {seconds(self.since_ms)} ago, within its ttl"
 
     @property
@@ -343,7 +343,7 @@ class Heard(NamedTuple):
         return f"ask again once it is silent, at the latest in {-(-self.left_ms // 1000)} s"
 
 
-def last_heard(connection: Connection, broker_group: str) -> Heard:
+def last_report(connection: Connection, broker_group: str) -> LastReport:
     """
     Return the time since a broker group's last report, by the database's clock.
 
@@ -355,7 +355,7 @@ def last_heard(connection: Connection, broker_group: str) -> Heard:
     row = connection.execute(chosen).one_or_none()
     if row is None:
         raise unknown_group(connection, broker_group)
-    return Heard(max(0, row[0]), row[1])
+    return LastReport(max(0, row[0]), row[1])
 
 
 def broker_alive(connection: Connection, broker_group: str) -> bool:

@@ -70,9 +70,9 @@ from .journal import (
 from .states import (
     RULES,
     Ask,
-    Outlook,
+    NextAction,
     broker_silent,
-    outlook,
+    next_action,
     parents_silent,
     unsealable,
     waiting_reason,
@@ -132,8 +132,8 @@ class OperationDriver:
     Begins operations and drives them.
 
     `begin(Reshape(...))` journals an operation and starts a task in this event loop that drives it
-    to its end. The attendant of every metaserver calls `resume()` periodically, which starts tasks
-    for operations without a driver, because their metaserver has crashed or has released them. An
+    to its end. The periodic tasks of every metaserver call `resume()`, which starts tasks for
+    operations without a driver, because their metaserver has crashed or has released them. An
     operation that waits for a silent broker has no task until the broker reports itself again. An
     operation whose brokers keep refusing has no task for PAUSE_MS, so that another operation can
     have one.
@@ -360,7 +360,7 @@ class OperationDriver:
             return _Round.STOP if RULES[state].asks is None else _Round.ADVANCED
         if RULES[state].after is None and not problem:
             return _Round.STOP
-        if outlook(operation.state, operation.pending) is not Outlook.WAIT:
+        if next_action(operation.state, operation.pending) is not NextAction.WAIT:
             return _Round.RETRY  # a broker has refused, or a new consumer group is to be told
         log.info("operation %d waits: %s", operation_id, problem)
         pause_ms = PAUSE_MS if RULES[state].asks is Ask.ANNOUNCE else 0

@@ -35,7 +35,7 @@ from ...protocol.ids import BrokerGroup, PartitionId, check_name
 from ...protocol.operations import BusySubject, Reshape, StepAction
 from ...protocol.queues import start_behind_loss
 from ...protocol.routing import OrderStrategy, PartitionState
-from ..cluster.brokers import last_heard, no_host, writable_groups
+from ..cluster.brokers import last_report, no_host, writable_groups
 from ..cluster.losses import read_losses
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_not_hidden, find_subject
@@ -90,11 +90,11 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
     source = BrokerGroup(ask.broker_group)
     check_name("broker group", source)
     left = ask.without_source or ask.accept_loss
-    heard = last_heard(connection, source)
-    if heard.left_ms > 0 and left:
+    report = last_report(connection, source)
+    if report.left_ms > 0 and left:
         raise InvalidRequestError(
-            f"broker group {source!r} {heard.last_report}, and counts as alive. If it is dead, "
-            f"{heard.ask_again}. If it "
+            f"broker group {source!r} {report.age}, and counts as alive. If it is dead, "
+            f"{report.ask_again}. If it "
             "answers, evacuate it without --without-source and --accept-loss: it "
             "seals, and order is kept"
         )

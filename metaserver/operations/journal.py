@@ -42,13 +42,13 @@ from .states import (
     ASKING,
     RULES,
     Ask,
-    Outlook,
+    NextAction,
     Pending,
     Rule,
     left_behind,
     may_reorder,
+    next_action,
     next_state,
-    outlook,
     parents_to_check,
     to_ask,
 )
@@ -551,7 +551,7 @@ def _can_continue(rows: list[sa.Row[Any]]) -> bool:
         for row in rows
         if row.action is not None
     ]
-    return outlook(OperationState(rows[0].state), pending) in {Outlook.ASK, Outlook.PASS}
+    return next_action(OperationState(rows[0].state), pending) in {NextAction.ASK, NextAction.PASS}
 
 
 def groups_of(connection: Connection, subject_id: int) -> list[int]:

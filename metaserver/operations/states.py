@@ -13,8 +13,8 @@ next, and when. Pure.
     DONE      -                          -
 
 Invariants
-    A state is left for the next one only when `outlook` is PASS. Nothing else decides whether an
-    operation can continue.
+    A state is left for the next one only when `next_action` is PASS. Nothing else decides whether
+    an operation can continue.
     From the first seal on an operation only moves forward: no state after PLAN can be canceled.
     A parent is left behind unsealed only before the route changes, and only if its broker is
     silent. Then either an operator has accepted the loss, or the subject allows reordered messages
@@ -150,7 +150,7 @@ class Pending:
                 return self.given_up
 
 
-class Outlook(enum.Enum):
+class NextAction(enum.Enum):
     """What an operation can do next."""
 
     ASK = enum.auto()
@@ -163,7 +163,7 @@ class Outlook(enum.Enum):
     """The operation is over."""
 
 
-def outlook(state: OperationState, pending: Iterable[Pending]) -> Outlook:
+def next_action(state: OperationState, pending: Iterable[Pending]) -> NextAction:
     """
     Return whether an operation can continue, and how.
 
@@ -174,10 +174,10 @@ def outlook(state: OperationState, pending: Iterable[Pending]) -> Outlook:
     pending = tuple(pending)
     asked = to_ask(state, pending)
     if any(step.alive for step in asked):
-        return Outlook.ASK
+        return NextAction.ASK
     if asked or silent_parents(state, pending):
-        return Outlook.WAIT
-    return Outlook.END if RULES[state].after is None else Outlook.PASS
+        return NextAction.WAIT
+    return NextAction.END if RULES[state].after is None else NextAction.PASS
 
 
 def to_ask(state: OperationState, pending: Iterable[Pending]) -> list[Pending]:
@@ -225,7 +225,7 @@ def next_state(
             parents.
     """
     rule = RULES[state]
-    if outlook(state, pending) is not Outlook.PASS or rule.after is None:
+    if next_action(state, pending) is not NextAction.PASS or rule.after is None:
         return state
     if sealable is not None and not set(parents_to_check(state, pending)) <= set(sealable):
         return state
@@ -245,7 +245,7 @@ def waiting_reason(state: OperationState, pending: Collection[Pending]) -> str:
     """Return the reason why an operation waits, as far as it is known without asking a broker, or
     "".
     """
-    if outlook(state, pending) is not Outlook.WAIT:
+    if next_action(state, pending) is not NextAction.WAIT:
         return ""
     asked = to_ask(state, pending)
     return broker_silent(state, asked[0].broker_group) if asked else parents_silent(state, pending)

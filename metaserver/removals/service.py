@@ -3,7 +3,7 @@ Shell around SQL.
 
     delete ─▶ marked and journaled ─▶ every broker asked ─▶ stored; at the end the rows are deleted
                                           ▲        │ a broker is silent, or this process ends
-                                          └────────┘ the attendant of any metaserver asks again
+                                          └────────┘ a periodic task of any metaserver asks again
 
 Every step is idempotent: brokers and SQL change nothing the second time.
 """

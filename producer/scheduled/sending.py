@@ -42,7 +42,7 @@ from ...protocol.scheduled.deliver_at import deliver_at_ms
 from ...protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from ...protocol.text import seconds
 from ...rpc.client import BrokerClient, MetaClient
-from ...rpc.home import Home, Resident
+from ...rpc.home import Home, LoopBoundClient
 from ...rpc.identity import DrawBits
 from ...rpc.race import shared, shield, start_task
 from ..arguments import checked_timeout
@@ -493,7 +493,7 @@ def _waiting_key(attempts: list[_Attempt]) -> WaitingKey:
     )
 
 
-class ScheduledCancels(Resident):
+class ScheduledCancels(LoopBoundClient):
     """The part of a producer that cancels scheduled messages."""
 
     _home: Home

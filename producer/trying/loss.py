@@ -14,7 +14,7 @@ from ..failure import NOT_HERE
 log = logging.getLogger("keylane.producer")
 
 
-class Doubting(Protocol):
+class InDoubtExecutor(Protocol):
     """An executor whose oldest batch is doubtful."""
 
     group: MessageGroup
@@ -23,7 +23,7 @@ class Doubting(Protocol):
 
 
 async def is_hopeless(
-    executor: Doubting,
+    executor: InDoubtExecutor,
     error: KeylaneError,
     ask_history: Callable[[], Awaitable[Collection[str]]],
 ) -> bool:

@@ -126,7 +126,7 @@ class Park(Struct, frozen=True, array_like=True, tag=1):
     """
 
 
-class Bury(Struct, frozen=True, array_like=True, tag=12):
+class DeadLetterKey(Struct, frozen=True, array_like=True, tag=12):
     """Like Park, for an order key without room among the parked ones: it is a dead key from now on,
     with all its messages.
     """
@@ -136,7 +136,7 @@ class Bury(Struct, frozen=True, array_like=True, tag=12):
     failure: Failure | None = None
 
 
-class ParkOrBury(Struct, frozen=True, array_like=True, tag=13):
+class ParkOrDeadLetter(Struct, frozen=True, array_like=True, tag=13):
     """Park if there is room, else bury messages of an order key, and park others as dead letters.
     Only requests contain it.
     """
@@ -307,7 +307,7 @@ class Clear(Struct, frozen=True, array_like=True, tag=7):
 
 ParkChange = (
     Park
-    | Bury
+    | DeadLetterKey
     | Unpark
     | Free
     | Redrive
@@ -320,7 +320,7 @@ ParkChange = (
     | Shift
     | FailAgain
 )
-AskedChange = ParkChange | ParkOrBury
+AskedChange = ParkChange | ParkOrDeadLetter
 """The changes that a request may contain."""
 
 

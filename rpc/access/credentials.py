@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 
-class Prover(Protocol):
+class Signer(Protocol):
     """A private key."""
 
-    def prove(self, nonce: bytes, address: str) -> bytes:
+    def sign_challenge(self, nonce: bytes, address: str) -> bytes:
         """Return the answer to the challenge of the broker that was called at `address`."""
         ...
 
@@ -20,7 +20,7 @@ class ShownCapability(NamedTuple):
     """A capability for the data plane, and the key that proves its owner."""
 
     text: str
-    key: Prover
+    key: Signer
     renew_in_s: float
 
 

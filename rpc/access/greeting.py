@@ -27,7 +27,7 @@ async def authenticate(
     channel: DataChannel, held: ShownCapability, nonce: bytes, address: str, timeout_ms: int
 ) -> None:
     """Show a capability, and prove that the client holds its key."""
-    asked = Authenticate(held.text, held.key.prove(nonce, address), address)
+    asked = Authenticate(held.text, held.key.sign_challenge(nonce, address), address)
     answer, _ = await channel.call(asked, timeout_ms=timeout_ms)
     assert isinstance(answer, Authenticated)
 

@@ -30,7 +30,7 @@ class OwnKey:
         packed = pack(capability)
         return text_of(packed, self._private.sign(CONTEXT + packed))
 
-    def prove(self, nonce: bytes, address: str) -> bytes:
+    def sign_challenge(self, nonce: bytes, address: str) -> bytes:
         """Return the answer to the challenge of the broker that was called at `address`."""
         return self._private.sign(proof_of(nonce, address))
 

@@ -56,7 +56,7 @@ CLOSE_S = 1.0
 """Seconds for which `close` waits for the end of the connection."""
 
 
-class _Landing(threading.local):
+class _ReceiveBuffer(threading.local):
     """The buffer into which the event loop of a thread reads; the loop reads from one socket at a
     time.
     """
@@ -65,7 +65,7 @@ class _Landing(threading.local):
         self.view = memoryview(bytearray(LANDING_BYTES))
 
 
-_landing = _Landing()
+_receive_buffer = _ReceiveBuffer()
 
 
 class FrameSocket(asyncio.BufferedProtocol):
@@ -156,7 +156,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         """Return the memory for the next read; see `asyncio.BufferedProtocol`."""
         if self._size:
             return memoryview(self._frame)[self._filled :]
-        rest, view = self._rest, _landing.view
+        rest, view = self._rest, _receive_buffer.view
         if not rest:
             return view
         view[: len(rest)] = rest
@@ -170,7 +170,7 @@ class FrameSocket(asyncio.BufferedProtocol):
 
     def _came(self, nbytes: int) -> None:
         if not self._size:
-            self._land(_landing.view, len(self._rest) + nbytes if self._rest else nbytes)
+            self._land(_receive_buffer.view, len(self._rest) + nbytes if self._rest else nbytes)
             return
         self._filled += nbytes
         size = self._size

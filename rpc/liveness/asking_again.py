@@ -31,7 +31,7 @@ class CallMaker(Protocol[T_co]):
         ...
 
 
-class Asking:
+class ControlCaller:
     """Makes the control calls of a client."""
 
     def __init__(self, network: Network) -> None:

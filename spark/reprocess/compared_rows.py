@@ -76,7 +76,7 @@ class ComparedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Unlike:
+class RowDifferences:
     """The keys of each source partition whose rows differ."""
 
     source: I64
@@ -136,7 +136,7 @@ def of_pieces(rows: ComparedRows, pieces: Iterable[JobPiece]) -> ComparedRows:
     return rows if chosen.all() else rows.take(chosen)
 
 
-def unlike_keys(old: ComparedRows, new: ComparedRows) -> Unlike:
+def differing_keys(old: ComparedRows, new: ComparedRows) -> RowDifferences:
     """Return the keys whose rows differ, sorted by source partition and first offset."""
     rows = ComparedRows.together([old, new])
     side = np.repeat(np.array([0, 1], np.int8), [len(old), len(new)])
@@ -159,18 +159,18 @@ def unlike_keys(old: ComparedRows, new: ComparedRows) -> Unlike:
     return _by_key(rows.take(unlike))
 
 
-def _by_key(rows: ComparedRows) -> Unlike:
+def _by_key(rows: ComparedRows) -> RowDifferences:
     order = np.lexsort((rows.offset, rows.key, rows.source))
     rows = rows.take(order)
     if not len(rows):
-        return Unlike(rows.source, rows.key, rows.offset, rows.offset)
+        return RowDifferences(rows.source, rows.key, rows.offset, rows.offset)
     firsts = np.concatenate([[True], (np.diff(rows.source) != 0) | (rows.key[1:] != rows.key[:-1])])
     starts = np.flatnonzero(firsts)
     counts = np.diff(np.append(starts, len(rows))).astype(np.int64)
     matches = rows.take(starts)
     by_offset = np.lexsort((matches.offset, matches.source))
     matches = matches.take(by_offset)
-    return Unlike(matches.source, matches.key, matches.offset, counts[by_offset])
+    return RowDifferences(matches.source, matches.key, matches.offset, counts[by_offset])
 
 
 def _same_place(rows: ComparedRows) -> npt.NDArray[np.bool_]:

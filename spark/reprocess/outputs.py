@@ -23,7 +23,7 @@ import pyarrow as pa
 from ...arrow.reading import read
 from ...protocol.errors import JobError, PartitionUnknownError, Reason, SubjectUnknownError
 from ...protocol.reprocess.manifest import JobPiece, Manifest, live_offsets
-from .compared_rows import ComparedRows, Unlike, compared_rows, of_pieces, unlike_keys
+from .compared_rows import ComparedRows, RowDifferences, compared_rows, differing_keys, of_pieces
 from .comparing import KeyDifference, differences
 from .folder import MANIFEST, OutputFolder
 from .messages import messages_of
@@ -233,7 +233,7 @@ def _by_rows(
 ) -> Iterator[KeyDifference]:
     for some in rounds(pairs):
         before, after = [other for other, _ in some], [piece for _, piece in some]
-        unlike = unlike_keys(_gathered(old, before), _gathered(new, after))
+        unlike = differing_keys(_gathered(old, before), _gathered(new, after))
         if len(unlike.source):
             keys = _keys_of([(old, before), (new, after)], set(unlike.key.tolist()))
             yield from _named(unlike, keys)
@@ -280,7 +280,7 @@ def _keys_of(
     return keys_by_hash
 
 
-def _named(unlike: Unlike, keys: dict[int, bytes]) -> Iterator[KeyDifference]:
+def _named(unlike: RowDifferences, keys: dict[int, bytes]) -> Iterator[KeyDifference]:
     for source, key, first, rows in zip(
         unlike.source.tolist(),
         unlike.key.tolist(),

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Weather:
+class NetworkConditions:
     """The current delays and chances of faults of the network; chances are per message."""
 
     delay_s: float = 0.001
@@ -99,7 +99,7 @@ class Internet:
     def __init__(self, loop: SimLoop, rng: random.Random) -> None:
         self.loop = loop
         self.rng = rng
-        self.weather = Weather()
+        self.conditions = NetworkConditions()
         self.listeners: dict[str, Listener] = {}
         self.machines: dict[str, Machine] = {}
         """Machine of every address ever used."""
@@ -135,26 +135,26 @@ class Internet:
 
     def delay(self) -> float:
         """Return the seconds that a message takes."""
-        weather = self.weather
-        wait = weather.delay_s * (0.2 + 1.6 * self.rng.random())
-        if weather.late_chance and self.rng.random() < weather.late_chance:
-            wait += weather.late_s * self.rng.random()
+        conditions = self.conditions
+        wait = conditions.delay_s * (0.2 + 1.6 * self.rng.random())
+        if conditions.late_chance and self.rng.random() < conditions.late_chance:
+            wait += conditions.late_s * self.rng.random()
         return wait
 
     def delay_of_a_double(self) -> float:
         """Return the seconds by which the second of two may be later."""
-        return self.weather.late_s * self.rng.random()
+        return self.conditions.late_s * self.rng.random()
 
     def is_haunted(self) -> bool:
         """Return whether a server reads the calls that were in flight when their connection
         ended.
         """
-        chance = self.weather.ghost_chance
+        chance = self.conditions.ghost_chance
         return bool(chance) and self.rng.random() < chance
 
     def lost(self) -> bool:
         """Return whether a message is lost."""
-        chance = self.weather.loss_chance
+        chance = self.conditions.loss_chance
         return bool(chance) and self.rng.random() < chance
 
     def is_cut(self, source: str, target: str) -> bool:
@@ -168,7 +168,7 @@ class Internet:
         def arrived() -> None:
             if not self.is_cut(source, target):
                 arrive()
-            elif self.rng.random() < self.weather.held_chance:
+            elif self.rng.random() < self.conditions.held_chance:
                 self._held.append((source, target, arrive))
 
         if not self.lost():
@@ -185,7 +185,7 @@ class Internet:
         self.cut.discard((source, target))
         for connection in list(self.connections):
             if {connection.client.name, connection.server.process.name} == {source, target}:
-                if self.rng.random() < self.weather.held_chance:
+                if self.rng.random() < self.conditions.held_chance:
                     connection.flush()
                 else:
                     connection.break_off()
@@ -207,9 +207,9 @@ class Internet:
         """End all faults and cuts."""
         for link in sorted(self.cut):
             self.heal_link(*link)
-        weather = self.weather
-        weather.late_chance = weather.loss_chance = weather.twice_chance = 0.0
-        weather.ghost_chance = 0.0
+        conditions = self.conditions
+        conditions.late_chance = conditions.loss_chance = conditions.twice_chance = 0.0
+        conditions.ghost_chance = 0.0
 
 
 class SimNetwork:
@@ -278,7 +278,7 @@ class SimNetwork:
         packed = encode_body(body)
         future: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
         call = _ControlCall(self, method, address, path, packed, dict(query or {}), future)
-        times = 2 if self._internet.rng.random() < self._internet.weather.twice_chance else 1
+        times = 2 if self._internet.rng.random() < self._internet.conditions.twice_chance else 1
         call.send()
         if times == 2:
             late = self._internet.rng.random() < 0.5
@@ -327,7 +327,7 @@ class _ControlCall:
         internet = self._internet
         listener = internet.listeners.get(self._address)
         target = self._address if listener is None else listener.process.name
-        if internet.rng.random() < internet.weather.loss_chance:
+        if internet.rng.random() < internet.conditions.loss_chance:
             # The connection broke on the way there.
             internet.loop.after(internet.delay(), internet.loop.post, self._me, self._give, -1, b"")
             return

@@ -21,9 +21,10 @@ class NetworkFaults:
         self._rng: random.Random = world.rng
         self._loop = world.loop
         self.healed = False
-        weather = world.internet.weather
+        conditions = world.internet.conditions
         self._usual = {
-            name: getattr(weather, name) for name in ("loss_chance", "late_chance", "twice_chance")
+            name: getattr(conditions, name)
+            for name in ("loss_chance", "late_chance", "twice_chance")
         }
 
     def _some(self, hosts: list[Host]) -> Host | None:
@@ -153,10 +154,10 @@ class NetworkFaults:
             self._later(after_s, self._burst, producer)
 
     def _for_a_while(self, name: str, value: float) -> None:
-        weather = self._world.internet.weather
-        setattr(weather, name, value)
+        conditions = self._world.internet.conditions
+        setattr(conditions, name, value)
         self._later(3 * self._rng.random(), self._calm, name)
 
     def _calm(self, name: str) -> None:
-        """Set the weather back to the usual one of this seed."""
-        setattr(self._world.internet.weather, name, 0.0 if self.healed else self._usual[name])
+        """Set the conditions back to the usual ones of this seed."""
+        setattr(self._world.internet.conditions, name, 0.0 if self.healed else self._usual[name])

@@ -30,7 +30,7 @@ from keylane.protocol.frames import (
     Request,
 )
 from keylane.protocol.message import Message
-from keylane.protocol.parked import Park, ParkOrBury, decode_changes
+from keylane.protocol.parked import Park, ParkOrDeadLetter, decode_changes
 
 
 def started(
@@ -107,7 +107,7 @@ def set_aside(request: Request, payload: memoryview) -> list[SetAside]:
             alone=not isinstance(change.key, bytes),
         )
         for change in decode_changes(payload)
-        if isinstance(change, Park | ParkOrBury) and change.ranges
+        if isinstance(change, Park | ParkOrDeadLetter) and change.ranges
     ]
 
 

@@ -67,7 +67,7 @@ def state_values() -> dict[str, list[str]]:
 
 def test_each_state_of_the_system_is_in_the_glossary():
     states = state_values()
-    assert {"PartitionState", "OperationState", "OrderStrategy", "Reach"} <= set(states)
+    assert {"PartitionState", "OperationState", "OrderStrategy", "SendResult"} <= set(states)
     missing = {
         f"{kind}.{value}"
         for kind, values in states.items()

@@ -95,7 +95,7 @@ def verify_folder(folder: Path, form: OutputFormat) -> None:
         raise typer.Exit(1)
 
 
-class _Enough(Exception):  # noqa: N818 - it is no error
+class _StopWalk(Exception):  # noqa: N818 - it is no error
     """Ends a walk over records, because enough were printed."""
 
 
@@ -121,7 +121,7 @@ def dump_folder(
         if not wanted:
             return
         if printed >= limit:
-            raise _Enough
+            raise _StopWalk
         printed += 1
         record = _described(header, body, messages=messages)
         _print(record if form is OutputFormat.JSON else _line(record))
@@ -137,7 +137,7 @@ def dump_folder(
     with locked_folder(folder, form) as files:
         try:
             walk_log(files, visit, hole, start=0 if partition is not None else start)
-        except _Enough:
+        except _StopWalk:
             pass
 
 
@@ -151,7 +151,7 @@ def dump_scheduled(folder: Path, form: OutputFormat, *, limit: int, messages: bo
         nonlocal printed
         for record in records:
             if printed >= limit:
-                raise _Enough
+                raise _StopWalk
             printed += 1
             facts = _facts(place, record, messages=messages)
             if form is OutputFormat.JSON:
@@ -167,7 +167,7 @@ def dump_scheduled(folder: Path, form: OutputFormat, *, limit: int, messages: bo
 
     with locked_folder(folder, form) as files:
         problems: list[str] = []
-        with suppress(_Enough):
+        with suppress(_StopWalk):
             problems = walk_scheduled(files, visit)[1]
     for problem in problems:
         damage = {"damage": problem}

@@ -16,8 +16,8 @@ from keylane.protocol.parked import (
     Adopt,
     AdoptedKey,
     AncestorTold,
-    Bury,
     Clear,
+    DeadLetterKey,
     Edit,
     EditedMessage,
     FailAgain,
@@ -58,7 +58,7 @@ CHANGES: tuple[ParkChange, ...] = (
     Edit(b"N14228", EDITED),
     Shift(4, -5, 3, ((7, 8),)),
     Shift(-5, None, 3, ((7, 8),), FAILURE),
-    Bury(b"N24211", ((11, 12),), FAILURE),
+    DeadLetterKey(b"N24211", ((11, 12),), FAILURE),
     FailAgain(None, 3, ((7, 8), (9, 12)), FAILURE),
     Adopt(
         5,

@@ -25,7 +25,7 @@ from keylane.protocol.errors import (
     UnauthenticatedError,
 )
 from keylane.protocol.frames import Authenticate, Challenge
-from keylane.rpc.access.wallet import Wallet
+from keylane.rpc.access.client_credentials import ClientCredentials
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.access.guarded import GuardedCluster, capabilities, figures_of, refusal_of
@@ -223,16 +223,16 @@ async def test_capability_of_a_connection_is_refused_on_another(guarded: Guarded
     network, thief = HttpNetwork(token=token), HttpNetwork(token=guarded.admin_token)
     try:
         network.know_metaservers([guarded.meta])
-        wallet = network._identity
-        assert isinstance(wallet, Wallet)
-        shown = await wallet.held()
+        client_credentials = network._identity
+        assert isinstance(client_credentials, ClientCredentials)
+        shown = await client_credentials.held()
         assert shown is not None
         channel = await thief._connect(broker, 5_000)
         challenge, _ = await channel.call(Challenge(), timeout_ms=5_000)
-        stolen = shown.key.prove(bytes(32), broker)
+        stolen = shown.key.sign_challenge(bytes(32), broker)
         with pytest.raises(UnauthenticatedError):
             await channel.call(Authenticate(shown.text, stolen, broker), timeout_ms=5_000)
-        right = shown.key.prove(challenge.nonce, broker)
+        right = shown.key.sign_challenge(challenge.nonce, broker)
         assert await channel.call(Authenticate(shown.text, right, broker), timeout_ms=5_000)
         await channel.close()
     finally:

@@ -33,8 +33,8 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.frames import Authenticate, Challenge, Refused
 from keylane.protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
+from keylane.rpc.access.client_credentials import ClientCredentials
 from keylane.rpc.access.guard import AUTHENTICATE_S, OF_KIND
-from keylane.rpc.access.wallet import Wallet
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.intake import HttpLimits
 from keylane.rpc.plane.data_plane import INTRODUCTION_BYTES_MAX
@@ -175,19 +175,19 @@ async def test_capability_is_refused_when_it_is_replayed(secured: SecuredCluster
     network.know_metaservers([secured.meta])
     channels = [await network._connect(secured.broker, 5_000) for _ in range(3)]
     try:
-        assert isinstance(network._identity, Wallet)
+        assert isinstance(network._identity, ClientCredentials)
         shown = await network._identity.held()
         assert shown is not None
         first, second, third = channels
         challenge, _ = await first.call(Challenge(), timeout_ms=5_000)
-        proof = shown.key.prove(challenge.nonce, secured.broker)
+        proof = shown.key.sign_challenge(challenge.nonce, secured.broker)
         sent = Authenticate(shown.text, proof, secured.broker)
         assert await first.call(sent, timeout_ms=5_000)
         await second.call(Challenge(), timeout_ms=5_000)
         with pytest.raises(UnauthenticatedError):
             await second.call(sent, timeout_ms=5_000)
         handed_on, _ = await third.call(Challenge(), timeout_ms=5_000)
-        for_another = shown.key.prove(handed_on.nonce, "broker-of-a-thief:7100")
+        for_another = shown.key.sign_challenge(handed_on.nonce, "broker-of-a-thief:7100")
         for address in ("broker-of-a-thief:7100", secured.broker):
             with pytest.raises(UnauthenticatedError):
                 await third.call(Authenticate(shown.text, for_another, address), timeout_ms=5_000)
@@ -208,11 +208,11 @@ async def test_connection_of_the_data_plane_ends_within_five_seconds_after_revoc
         network.know_metaservers([secured.meta])
         channel = await network._connect(secured.broker, 5_000)
         try:
-            assert isinstance(network._identity, Wallet)
+            assert isinstance(network._identity, ClientCredentials)
             shown = await network._identity.held()
             assert shown is not None
             challenge, _ = await channel.call(Challenge(), timeout_ms=5_000)
-            proof = shown.key.prove(challenge.nonce, secured.broker)
+            proof = shown.key.sign_challenge(challenge.nonce, secured.broker)
             sent = Authenticate(shown.text, proof, secured.broker)
             await channel.call(sent, timeout_ms=5_000)
             await asyncio.sleep(0.3)

@@ -23,8 +23,8 @@ from keylane.protocol.parked import (
     Adopt,
     AdoptedKey,
     AskedChange,
-    Bury,
     Clear,
+    DeadLetterKey,
     Edit,
     EditedMessage,
     FailAgain,
@@ -35,7 +35,7 @@ from keylane.protocol.parked import (
     Freeze,
     Park,
     ParkChange,
-    ParkOrBury,
+    ParkOrDeadLetter,
     ParkState,
     Redrive,
     Shift,
@@ -89,7 +89,7 @@ CHANGES = st.one_of(
     st.builds(Park, KEYS, SOME, FAILURES),
     st.builds(Park, KEYS, SOME),
     st.builds(Park, KEYS, st.just(()), FAILURES, st.just(5)),
-    st.builds(Bury, st.sampled_from([b"a", b"b"]), SOME, st.none() | FAILURES),
+    st.builds(DeadLetterKey, st.sampled_from([b"a", b"b"]), SOME, st.none() | FAILURES),
     st.builds(Unpark, KEYS, SOURCES, SOME),
     st.builds(Unpark, KEYS, st.just(OWN), st.just(((0, END),))),
     st.builds(Redrive, KEYS),
@@ -105,7 +105,7 @@ CHANGES = st.one_of(
     st.builds(Clear, st.sampled_from([(), (3,), (3, 5)])),
 )
 ASKED = CHANGES | st.builds(
-    ParkOrBury, KEYS.filter(lambda key: not isinstance(key, int)), SOME, st.none() | FAILURES
+    ParkOrDeadLetter, KEYS.filter(lambda key: not isinstance(key, int)), SOME, st.none() | FAILURES
 )
 REQUESTS = st.lists(st.lists(ASKED, min_size=1, max_size=3), max_size=14)
 Log = list[tuple[int, ParkChange]]
@@ -157,7 +157,7 @@ def served(requests: list[list[AskedChange]]) -> tuple[Log, Parked, AckedOffsets
     """What a broker writes for these requests, of which some are refused."""
     parked, acked, log = Parked(OWN), AckedOffsets(0), Log()
     for at_ms, request in enumerate(requests, 10):
-        asked = [change for change in request if not isinstance(change, Bury)]
+        asked = [change for change in request if not isinstance(change, DeadLetterKey)]
         try:
             with pytest.MonkeyPatch.context() as bounds:
                 bounds.setattr(park_checks, "PARKED_MESSAGES_MAX", MESSAGES_MAX)

@@ -9,7 +9,6 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keylane.broker.scheduled.agenda import Agenda
 from keylane.broker.scheduled.journal import ScheduledJournal
 from keylane.broker.scheduled.records import (
     Canceled,
@@ -22,6 +21,7 @@ from keylane.broker.scheduled.records import (
     read_frame,
     scan,
 )
+from keylane.broker.scheduled.schedule_index import ScheduleIndex
 from keylane.testing.machines.disk import Crashed, SimDisk
 from support.running.examples import examples
 
@@ -111,10 +111,10 @@ def test_synced_frames_are_there_after_a_crash_at_any_step(crash_at, seed):
     assert read[len(kept) :] in ([], under_way)
     last = Waits(bytes(16), 1, "s", 0, b"last", b"")
     again.append([last])
-    agenda = Agenda()
+    schedule_index = ScheduleIndex()
     read.clear()
     ScheduledJournal.open(disk, lambda _place, more: read.extend(more), segment_bytes=600)
     assert read[-1] == last
     for record in read:
-        agenda.replay(record, Place(1, 0, 1))
-    assert len(agenda.entries) >= len(kept)
+        schedule_index.replay(record, Place(1, 0, 1))
+    assert len(schedule_index.entries) >= len(kept)

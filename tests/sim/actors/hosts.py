@@ -27,11 +27,11 @@ from keylane.broker.store.known_groups import forget_told
 from keylane.broker.store.old_tokens import refuse_old_tokens
 from keylane.broker.store.store import Store
 from keylane.checker.events import Event, Expired, Recovered, Resetting, Served
-from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.calls import control_routes
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.operations.driver import OperationDriver
+from keylane.metaserver.periodic_tasks import PeriodicTasks
 from keylane.metaserver.publications.service import PublicationService
 from keylane.metaserver.removals.service import RemovalService
 from keylane.metaserver.resets.live import LiveResets
@@ -221,7 +221,7 @@ class MetaHost(Host):
         if self.history_speed:
             duties += (self._past_expirer(database).run_once,)
         more = (resetter.resume,) if self.resumes_resets else ()
-        attendant = Attendant(
+        periodic_tasks = PeriodicTasks(
             database,
             groups,
             catalogue,
@@ -231,7 +231,7 @@ class MetaHost(Host):
             removals=removals,
             quick_duties=(announcer.run_once, starts.resume, *more),
         )
-        self.spawn(attendant.run(), self.process.context.copy())
+        self.spawn(periodic_tasks.run(), self.process.context.copy())
 
     def _operations(
         self, database: Any, network: SimNetwork, catalogue: Catalogue, groups: GroupService

@@ -77,5 +77,7 @@ class SchedulingBrokerHost(BrokerHost):
         """
         scheduler = self.scheduler if self.running else None
         return scheduler is None or bool(
-            scheduler._agenda.entries or scheduler._agenda.deliveries or scheduler._writer._queue
+            scheduler._schedule_index.entries
+            or scheduler._schedule_index.deliveries
+            or scheduler._writer._queue
         )

@@ -12,10 +12,10 @@ import sqlalchemy as sa
 
 from keylane.broker import control as broker_control
 from keylane.broker.partition.dropped import DroppedPartitions
-from keylane.broker.scheduled.agenda import Agenda
 from keylane.broker.scheduled.journal import ScheduledJournal
 from keylane.broker.scheduled.journal_writer import JournalWriter
 from keylane.broker.scheduled.records import Place, Taken
+from keylane.broker.scheduled.schedule_index import ScheduleIndex
 from keylane.broker.scheduled.scheduler import Scheduler
 from keylane.metaserver.catalogue import service as catalogue_service
 from keylane.metaserver.groups import sessions as groups_sessions
@@ -183,12 +183,12 @@ def unknown_deliveries_are_given_back(patches: Patches) -> None:
 
 def repeats_are_kept_again(patches: Patches) -> None:
     """A message for later that comes a second time, after its delivery, is a new one."""
-    patches.set(Agenda, "knows", lambda self, scheduled_id: scheduled_id in self.entries)
+    patches.set(ScheduleIndex, "knows", lambda self, scheduled_id: scheduled_id in self.entries)
 
 
 def settled_messages_go_with_their_segment(patches: Patches) -> None:
     """What became of a message is not written again; after a start its repeat is a new one."""
-    patches.set(Agenda, "_settled_in", lambda _self, _scheduled_ids, _segment: ())
+    patches.set(ScheduleIndex, "_settled_in", lambda _self, _scheduled_ids, _segment: ())
 
 
 def unfinished_writes_stay(patches: Patches) -> None:
@@ -209,7 +209,7 @@ def due_before_the_time(patches: Patches) -> None:
     def take(self: Any, now_ms: int, boot_ms: int) -> Any:
         return real(self, now_ms + 1_000, boot_ms)
 
-    real = patches.set(Agenda, "take", take)
+    real = patches.set(ScheduleIndex, "take", take)
 
 
 # ── tables ────────────────────────────────────────────────────────────────────────────────────────

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from keylane.broker.scheduled.agenda import ScheduledEntry
 from keylane.broker.scheduled.records import Place, Waits, WaitsForSubject
+from keylane.broker.scheduled.schedule_index import ScheduledEntry
 from keylane.broker.scheduling import LATE_MS_MAX, Scheduling
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.errors import (
@@ -86,7 +86,7 @@ class BelievedCalendar:
         self.ahead_ms = 0
         """How far the machine's is set forward, which is not believed yet."""
 
-    def told_ms(self) -> int:
+    def reported_ms(self) -> int:
         return self.now_ms
 
     def both_ms(self) -> tuple[int, int]:
@@ -131,7 +131,7 @@ class SchedulingCalls:
         self._drawn = 0
         self.subjects = KnownSubjects()
         clock = ManualClock()
-        clock.wall_ms = self.calendar.told_ms
+        clock.wall_ms = self.calendar.reported_ms
         self.scheduling = Scheduling(
             self.messages,
             self.subjects,

@@ -7,12 +7,12 @@ from keylane.producer.executor_state import (
     ExecutorEvent,
     ExecutorState,
     Listing,
-    Reach,
+    SendResult,
     Storing,
 )
 
 E = ExecutorEvent
-START = ExecutorState(Reach.ANSWERS)
+START = ExecutorState(SendResult.ANSWERS)
 
 
 def after(*events: ExecutorEvent, start: ExecutorState = START) -> ExecutorState:
@@ -69,7 +69,7 @@ def test_event_changes_one_part_of_the_state():
             if following not in reached:
                 reached.add(following)
                 fresh.append(following)
-    assert reached == set(map(ExecutorState._make, itertools.product(Reach, Listing, Storing)))
+    assert reached == set(map(ExecutorState._make, itertools.product(SendResult, Listing, Storing)))
     assert {state for state in reached if state.spare} == {START, after(E.LOSS_ACCEPTED)}
 
 

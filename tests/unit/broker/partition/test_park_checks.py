@@ -22,8 +22,8 @@ from keylane.protocol.parked import (
     Adopt,
     AdoptedKey,
     AskedChange,
-    Bury,
     Clear,
+    DeadLetterKey,
     EditedMessage,
     Failure,
     FailureMark,
@@ -32,7 +32,7 @@ from keylane.protocol.parked import (
     Freeze,
     Park,
     ParkChange,
-    ParkOrBury,
+    ParkOrDeadLetter,
     ParkState,
     Redrive,
     Shift,
@@ -272,42 +272,42 @@ def test_key_without_room_is_buried_and_so_is_what_follows(monkeypatch: pytest.M
     """Its later messages need no word that it is dead."""
     monkeypatch.setattr(park_checks, "PARKED_KEYS_MAX", 1)
     desk = CheckedDesk()
-    assert desk.ask(ParkOrBury(b"a", ((0, 1),), FAILURE)) == [Park(b"a", ((0, 1),), FAILURE)]
-    asked = [ParkOrBury(b"b", ((1, 2), (4, 5)), FAILURE), ParkOrBury(b"b", ((6, 7),))]
-    buried = [Bury(b"b", ((1, 2), (4, 5)), FAILURE), Park(b"b", ((6, 7),))]
+    assert desk.ask(ParkOrDeadLetter(b"a", ((0, 1),), FAILURE)) == [Park(b"a", ((0, 1),), FAILURE)]
+    asked = [ParkOrDeadLetter(b"b", ((1, 2), (4, 5)), FAILURE), ParkOrDeadLetter(b"b", ((6, 7),))]
+    buried = [DeadLetterKey(b"b", ((1, 2), (4, 5)), FAILURE), Park(b"b", ((6, 7),))]
     assert desk.ask(*asked) == buried
-    assert desk.ask(ParkOrBury(b"b", ((8, 9),))) == [Park(b"b", ((8, 9),))]
+    assert desk.ask(ParkOrDeadLetter(b"b", ((8, 9),))) == [Park(b"b", ((8, 9),))]
     assert desk.ask(*asked[1:]) == []
     assert desk.parked.get(b"b").state is ParkState.DEAD
     assert list(desk.parked.get(b"b").rows()) == [(7, 1, 2), (7, 4, 5), (7, 6, 7), (7, 8, 9)]
-    full(desk, Reason.PARK_FULL, ParkOrBury(b"c", ((2, 3),), FAILURE))
-    assert desk.ask(ParkOrBury(b"", ((2, 3),), FAILURE)) == [Park(None, ((2, 3),), FAILURE)]
+    full(desk, Reason.PARK_FULL, ParkOrDeadLetter(b"c", ((2, 3),), FAILURE))
+    assert desk.ask(ParkOrDeadLetter(b"", ((2, 3),), FAILURE)) == [Park(None, ((2, 3),), FAILURE)]
 
 
 def test_parked_key_is_buried_whole_when_its_tail_finds_no_room(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(park_checks, "PARKED_MESSAGES_MAX", 4)
     desk = CheckedDesk()
-    desk.ask(ParkOrBury(b"a", ((0, 2),), FAILURE), ParkOrBury(b"b", ((2, 4),), FAILURE))
-    assert desk.ask(ParkOrBury(b"a", ((4, 5),))) == [Bury(b"a", ((4, 5),))]
+    desk.ask(ParkOrDeadLetter(b"a", ((0, 2),), FAILURE), ParkOrDeadLetter(b"b", ((2, 4),), FAILURE))
+    assert desk.ask(ParkOrDeadLetter(b"a", ((4, 5),))) == [DeadLetterKey(b"a", ((4, 5),))]
     assert dead_of(desk.parked) == (1, 3)
-    assert desk.ask(ParkOrBury(b"b", ((5, 7),))) == [Park(b"b", ((5, 7),))]
-    full(desk, Reason.PARK_FULL, ParkOrBury(b"a", ((7, 9),)))
-    full(desk, Reason.PARK_FULL, ParkOrBury(b"b", ((7, 9),)))
+    assert desk.ask(ParkOrDeadLetter(b"b", ((5, 7),))) == [Park(b"b", ((5, 7),))]
+    full(desk, Reason.PARK_FULL, ParkOrDeadLetter(b"a", ((7, 9),)))
+    full(desk, Reason.PARK_FULL, ParkOrDeadLetter(b"b", ((7, 9),)))
 
 
 def test_redriven_key_stays_so_when_its_tail_finds_no_room(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(park_checks, "PARKED_MESSAGES_MAX", 2)
     desk = CheckedDesk()
-    desk.ask(ParkOrBury(b"a", ((0, 2),), FAILURE))
+    desk.ask(ParkOrDeadLetter(b"a", ((0, 2),), FAILURE))
     desk.ask(Redrive(b"a"))
-    assert desk.ask(ParkOrBury(b"a", ((2, 3),))) == [Park(b"a", ((2, 3),))]
+    assert desk.ask(ParkOrDeadLetter(b"a", ((2, 3),))) == [Park(b"a", ((2, 3),))]
     assert desk.parked.get(b"a").state is ParkState.REDRIVING
 
 
 def test_dead_key_is_redriven_and_freed_as_a_parked_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(park_checks, "PARKED_KEYS_MAX", 1)
     desk = CheckedDesk()
-    desk.ask(ParkOrBury(b"b", ((2, 3),), FAILURE), ParkOrBury(b"a", ((0, 2),), FAILURE))
+    desk.ask(ParkOrDeadLetter(b"b", ((2, 3),), FAILURE), ParkOrDeadLetter(b"a", ((0, 2),), FAILURE))
     assert desk.parked.get(b"a").state is ParkState.DEAD
     assert desk.ask(Redrive(b"a")) == [Redrive(b"a")]
     desk.ask(Unpark(b"a", 7, ((0, 2),)), Free(b"a"))
@@ -319,7 +319,7 @@ def test_dead_key_whose_messages_are_all_skipped_is_freed_by_its_owner(
 ):
     monkeypatch.setattr(park_checks, "PARKED_KEYS_MAX", 1)
     desk = CheckedDesk()
-    desk.ask(ParkOrBury(b"b", ((2, 3),), FAILURE), ParkOrBury(b"a", ((0, 2),), FAILURE))
+    desk.ask(ParkOrDeadLetter(b"b", ((2, 3),), FAILURE), ParkOrDeadLetter(b"a", ((0, 2),), FAILURE))
     assert desk.parked.get(b"a").state is ParkState.DEAD
     assert desk.ask(Unpark(b"a", 7, ((0, 2),)))[-1] == Redrive(b"a")
 

@@ -27,8 +27,8 @@ from keylane.protocol.parked import (
     PARKED_ROWS_MAX,
     Adopt,
     AdoptedKey,
-    Bury,
     Clear,
+    DeadLetterKey,
     Edit,
     EditedMessage,
     Failure,
@@ -190,7 +190,7 @@ def test_offsets_of_a_key_are_given_from_the_oldest_on():
 def test_buried_key_is_dead_with_all_its_messages():
     before = parked_of(Park(b"k", ((0, 2),), FAILURE), Park(None, ((5, 6),), FAILURE))
     image = before.image()
-    undo = before.apply(Bury(b"k", ((3, 4),)), at_ms=9)
+    undo = before.apply(DeadLetterKey(b"k", ((3, 4),)), at_ms=9)
     key = before.get(b"k")
     assert (key.state, key.failure, key.since_ms) == (ParkState.DEAD, FAILURE, 1)
     assert list(key.rows()) == [(7, 0, 2), (7, 3, 4)]
@@ -302,12 +302,20 @@ def test_owner_has_messages_of_a_parked_key_handled_until_a_failure():
     owner back.
     """
     parked = parked_of(Park(b"k", ((2, 4),), FAILURE), Park(b"k", (), FAILURE, 5))
-    for change in (Park(b"k", ((5, 6),)), Bury(b"k", ((7, 8),)), Unpark(b"k", 7, ((2, 3),))):
+    for change in (
+        Park(b"k", ((5, 6),)),
+        DeadLetterKey(b"k", ((7, 8),)),
+        Unpark(b"k", 7, ((2, 3),)),
+    ):
         parked.apply(change, at_ms=9)
         assert parked.get(b"k").is_handled(5)
         assert not parked.get(b"k").is_handled(6)
     assert not Parked.of_image(7, parked.image()).get(b"k").is_handled(0)
-    for change in (Park(b"k", (), FAILURE), Bury(b"k", (), FAILURE), Adopt(3, (MINE,), last=True)):
+    for change in (
+        Park(b"k", (), FAILURE),
+        DeadLetterKey(b"k", (), FAILURE),
+        Adopt(3, (MINE,), last=True),
+    ):
         undo = parked.apply(change, at_ms=9)
         assert not parked.get(b"k").is_handled(5)
         undo()

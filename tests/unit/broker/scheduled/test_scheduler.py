@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from keylane.broker.scheduled.agenda import SETTLED_BYTES
 from keylane.broker.scheduled.journal import SEGMENT_BYTES, segment_path
 from keylane.broker.scheduled.records import Waits, waits_for
-from keylane.broker.scheduled.scheduler import open_agenda
+from keylane.broker.scheduled.schedule_index import SETTLED_BYTES
+from keylane.broker.scheduled.scheduler import open_schedule
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
@@ -322,14 +322,14 @@ async def test_old_segments_are_removed_and_waiting_messages_are_kept():
             await scheduler.schedule([message(b"%d-%d" % (turn, each), 1) for each in range(5)])
         await until(lambda: scheduler.view()["count"] == len(waiting))
     assert disk.size(segment_path(1)) is None
-    agenda, journal = open_agenda(disk)
+    schedule_index, journal = open_schedule(disk)
     # What settled each of the 500 is needed too, for repeats of their senders.
-    assert agenda.journal_bytes < 500 * SETTLED_BYTES + 1_000
-    most = 2 * (agenda.journal_bytes + 4_096) + 4_096
+    assert schedule_index.journal_bytes < 500 * SETTLED_BYTES + 1_000
+    most = 2 * (schedule_index.journal_bytes + 4_096) + 4_096
     assert sum(disk.size(f"scheduled/{name}") or 0 for name in disk.list("scheduled")) < most
     assert journal.problems == []
-    assert agenda.entries.keys() == {each.scheduled_id for each in waiting}
-    for entry in agenda.entries.values():
+    assert schedule_index.entries.keys() == {each.scheduled_id for each in waiting}
+    for entry in schedule_index.entries.values():
         assert any(
             isinstance(record, Waits) and record.scheduled_id == entry.scheduled_id
             for record in journal.read(entry.place)
@@ -357,9 +357,9 @@ async def test_large_messages_that_are_written_again_are_found_at_a_start():
     await cleaning
     await scheduler.close()
     assert disk.size(segment_path(first)) is None
-    agenda, journal = open_agenda(disk, segment_bytes=SEGMENT_BYTES)
+    schedule_index, journal = open_schedule(disk, segment_bytes=SEGMENT_BYTES)
     assert journal.problems == []
-    assert len(agenda.entries) == 21
+    assert len(schedule_index.entries) == 21
 
 
 async def test_settled_messages_are_known_when_their_segments_are_removed():

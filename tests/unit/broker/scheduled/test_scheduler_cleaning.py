@@ -9,10 +9,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from keylane.broker.scheduled.agenda import Agenda
 from keylane.broker.scheduled.journal import segment_path
 from keylane.broker.scheduled.records import Waits
-from keylane.broker.scheduled.scheduler import COPIED_MAX, Scheduler, open_agenda
+from keylane.broker.scheduled.schedule_index import ScheduleIndex
+from keylane.broker.scheduled.scheduler import COPIED_MAX, Scheduler, open_schedule
 from keylane.protocol.clock import SystemClock
 from keylane.testing.machines.disk import SimDisk
 
@@ -56,13 +56,13 @@ async def test_segment_is_looked_at_in_short_steps_when_most_of_it_is_needed(mon
     of a second each.
     """
     steps: list[int] = []
-    needed = Agenda.needed
+    needed = ScheduleIndex.needed
 
     def counted(self, records, segment):
         steps.append(len(records))
         return needed(self, records, segment)
 
-    monkeypatch.setattr(Agenda, "needed", counted)
+    monkeypatch.setattr(ScheduleIndex, "needed", counted)
     disk, count = SimDisk(), 5 * COPIED_MAX
     scheduler = await with_two_segments(disk, count)
     await scheduler._remove_oldest()
@@ -70,9 +70,9 @@ async def test_segment_is_looked_at_in_short_steps_when_most_of_it_is_needed(mon
     assert disk.size(segment_path(1)) is None
     assert max(steps) <= COPIED_MAX
     assert sum(steps) < 4 * count
-    agenda, journal = open_agenda(disk, segment_bytes=SEGMENT_BYTES)
+    schedule_index, journal = open_schedule(disk, segment_bytes=SEGMENT_BYTES)
     assert journal.problems == []
-    assert len(agenda.entries) >= count
+    assert len(schedule_index.entries) >= count
 
 
 async def test_segment_stays_until_a_cancel_of_its_message_has_ended():
@@ -81,14 +81,14 @@ async def test_segment_stays_until_a_cancel_of_its_message_has_ended():
     """
     disk = SimDisk()
     scheduler = await with_two_segments(disk, 2 * COPIED_MAX)
-    scheduler._agenda.cancel(waiting(0).scheduled_id)
+    scheduler._schedule_index.cancel(waiting(0).scheduled_id)
     cleaning = asyncio.create_task(scheduler._remove_oldest())
     await asyncio.sleep(0.1)
     assert disk.size(segment_path(1)) is not None
-    scheduler._agenda.give_back([waiting(0).scheduled_id])
+    scheduler._schedule_index.give_back([waiting(0).scheduled_id])
     await cleaning
     await scheduler.close()
     assert disk.size(segment_path(1)) is None
-    agenda, journal = open_agenda(disk, segment_bytes=SEGMENT_BYTES)
+    schedule_index, journal = open_schedule(disk, segment_bytes=SEGMENT_BYTES)
     assert journal.problems == []
-    assert len(agenda.entries) >= 2 * COPIED_MAX
+    assert len(schedule_index.entries) >= 2 * COPIED_MAX

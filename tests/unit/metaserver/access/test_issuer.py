@@ -51,11 +51,11 @@ def issuer_of(outside: OutsideIssuer, clock: Clock | None = None, **changes: Any
 async def test_token_is_believed_and_names_principal_and_groups(outside: OutsideIssuer, kid: str):
     issuer = issuer_of(outside)
     text = outside.token(kid, groups=["ops", "a b", 7, "ops"])
-    vouched = await issuer.vouched(text)
-    assert vouched[:2] == ("jwt:alice", ("group:ops",))
-    assert abs(vouched.ends_at_ms / 1000 - time.time() - 605) < 5
-    assert await issuer.vouched(text) is vouched
-    spaced = await issuer.vouched(outside.token(kid, groups="ops dev"))
+    identity = await issuer.verify(text)
+    assert identity[:2] == ("jwt:alice", ("group:ops",))
+    assert abs(identity.ends_at_ms / 1000 - time.time() - 605) < 5
+    assert await issuer.verify(text) is identity
+    spaced = await issuer.verify(outside.token(kid, groups="ops dev"))
     assert spaced.groups == ("group:ops", "group:dev")
 
 
@@ -80,15 +80,15 @@ async def test_token_with_wrong_claims_is_refused(
     outside: OutsideIssuer, changes: dict[str, Any], reason: str
 ):
     with pytest.raises(UnauthenticatedError) as refused:
-        await issuer_of(outside).vouched(outside.token(**changes))
+        await issuer_of(outside).verify(outside.token(**changes))
     assert refused.value.problem == reason
 
 
 async def test_clock_of_the_issuer_may_be_off_by_the_leeway_alone(outside: OutsideIssuer):
     now = int(time.time())
-    assert await issuer_of(outside, leeway_s=30).vouched(outside.token(exp=now - 10))
+    assert await issuer_of(outside, leeway_s=30).verify(outside.token(exp=now - 10))
     with pytest.raises(UnauthenticatedError):
-        await issuer_of(outside, leeway_s=0).vouched(outside.token(exp=now - 10))
+        await issuer_of(outside, leeway_s=0).verify(outside.token(exp=now - 10))
 
 
 async def test_algorithm_is_never_the_token_s_choice(outside: OutsideIssuer):
@@ -120,19 +120,19 @@ async def test_algorithm_is_never_the_token_s_choice(outside: OutsideIssuer):
     tricks.append(f"{head}.{body}.")
     for trick in tricks:
         with pytest.raises(UnauthenticatedError):
-            await issuer_of(outside).vouched(trick)
+            await issuer_of(outside).verify(trick)
 
 
 @pytest.mark.parametrize("text", ["..", "a.b.c", "ey.ey.ey", "\x00.\x00.\x00", "é.é.é", "." * 2])
 async def test_text_that_is_no_token_is_refused(outside: OutsideIssuer, text: str):
     with pytest.raises(UnauthenticatedError):
-        await issuer_of(outside).vouched(text)
+        await issuer_of(outside).verify(text)
 
 
 @pytest.mark.parametrize("kid", [None, 7, "", "x" * 300, "../../etc/passwd", "unknown"])
 async def test_token_of_an_unknown_key_is_refused(outside: OutsideIssuer, kid: object):
     with pytest.raises(UnauthenticatedError) as refused:
-        await issuer_of(outside).vouched(outside.forged({"alg": "RS256", "kid": kid}, b"x"))
+        await issuer_of(outside).verify(outside.forged({"alg": "RS256", "kid": kid}, b"x"))
     assert refused.value.problem in ("unknown key", "no token")
 
 
@@ -140,26 +140,26 @@ async def test_keys_rotate_and_a_key_that_is_gone_is_believed_no_more(outside: O
     clock = Clock()
     issuer = issuer_of(outside, clock)
     old = outside.token("one")
-    assert await issuer.vouched(old)
+    assert await issuer.verify(old)
     outside.add("four")
     new = outside.token("four")
     outside.publish()
     with pytest.raises(UnauthenticatedError):
-        await issuer.vouched(new)  # the file was read just now
+        await issuer.verify(new)  # the file was read just now
     clock.ahead_ms += ASK_AGAIN_MS
-    assert await issuer.vouched(new)
+    assert await issuer.verify(new)
     outside.publish("four")
     clock.ahead_ms += ASK_AGAIN_MS
-    assert await issuer.vouched(new)
+    assert await issuer.verify(new)
     with pytest.raises(UnauthenticatedError):
-        await issuer.vouched(old)
+        await issuer.verify(old)
 
 
 async def test_keys_that_cannot_be_read_are_kept_for_a_while(outside: OutsideIssuer):
     clock = Clock()
     issuer = issuer_of(outside, clock)
     text = outside.token("two")
-    assert await issuer.vouched(text)
+    assert await issuer.verify(text)
     for broken in (
         "",
         "[]",
@@ -169,12 +169,12 @@ async def test_keys_that_cannot_be_read_are_kept_for_a_while(outside: OutsideIss
     ):
         outside.file.write_text(broken)
         clock.ahead_ms += ASK_AGAIN_MS
-        assert await issuer.vouched(text)
+        assert await issuer.verify(text)
     clock.ahead_ms += 2 * 86_400_000
     with raises(Reason.ISSUER_UNREACHABLE):
-        await issuer.vouched(text)
+        await issuer.verify(text)
     with raises(Reason.ISSUER_UNREACHABLE):
-        await issuer_of(outside).vouched(text)
+        await issuer_of(outside).verify(text)
 
 
 def test_settings_refuse_what_would_let_others_in(tmp_path: Path):

@@ -12,10 +12,10 @@ from keylane.metaserver.operations.states import (
     RULES,
     RUNNING,
     Ask,
-    Outlook,
+    NextAction,
     Pending,
+    next_action,
     next_state,
-    outlook,
     waiting_reason,
 )
 from keylane.protocol.operations import ROUTE_FINAL, OperationState
@@ -91,42 +91,46 @@ def test_documentation_has_the_states_and_their_successors():
 
 SILENT = {"alive": False}
 OUTLOOKS = [
-    (PLAN, [pending(Ask.HOST), pending(Ask.SEAL)], Outlook.ASK),
-    (PLAN, [pending(Ask.HOST, **SILENT), pending(Ask.SEAL)], Outlook.WAIT),
-    (PLAN, [pending(Ask.HOST, **SILENT, given_up=True), pending(Ask.SEAL)], Outlook.WAIT),
-    (PLAN, [pending(Ask.SEAL)], Outlook.PASS),
-    (PLAN, [pending(Ask.SEAL), pending(Ask.SEAL, **SILENT)], Outlook.WAIT),
-    (PLAN, [pending(Ask.SEAL, **SILENT, may_reorder=True)], Outlook.PASS),
-    (SEAL, [pending(Ask.SEAL)], Outlook.ASK),
-    (SEAL, [pending(Ask.SEAL, **SILENT)], Outlook.WAIT),
-    (SEAL, [pending(Ask.SEAL, **SILENT, given_up=True)], Outlook.PASS),
-    (SEAL, [pending(Ask.SEAL, **SILENT, given_up=True), pending(Ask.SEAL, **SILENT)], Outlook.WAIT),
-    (SEAL, [], Outlook.PASS),
-    (OPEN, [], Outlook.PASS),
-    (OPEN, [pending(Ask.SEAL, **SILENT, may_reorder=True)], Outlook.PASS),
-    (OPEN, [pending(Ask.ANNOUNCE)], Outlook.ASK),
-    (OPEN, [pending(Ask.ANNOUNCE, **SILENT, may_reorder=True)], Outlook.WAIT),
-    (OPEN, [pending(Ask.ANNOUNCE, **SILENT, given_up=True)], Outlook.PASS),
-    (FENCE, [pending(Ask.SEAL, **SILENT, given_up=True, may_reorder=True)], Outlook.WAIT),
-    (FENCE, [pending(Ask.SEAL)], Outlook.ASK),
-    (FENCE, [], Outlook.PASS),
-    (CANCELED, [pending(Ask.SEAL, **SILENT)], Outlook.WAIT),
-    (CANCELED, [pending(Ask.SEAL)], Outlook.ASK),
-    (CANCELED, [], Outlook.END),
-    (DONE, [], Outlook.END),
+    (PLAN, [pending(Ask.HOST), pending(Ask.SEAL)], NextAction.ASK),
+    (PLAN, [pending(Ask.HOST, **SILENT), pending(Ask.SEAL)], NextAction.WAIT),
+    (PLAN, [pending(Ask.HOST, **SILENT, given_up=True), pending(Ask.SEAL)], NextAction.WAIT),
+    (PLAN, [pending(Ask.SEAL)], NextAction.PASS),
+    (PLAN, [pending(Ask.SEAL), pending(Ask.SEAL, **SILENT)], NextAction.WAIT),
+    (PLAN, [pending(Ask.SEAL, **SILENT, may_reorder=True)], NextAction.PASS),
+    (SEAL, [pending(Ask.SEAL)], NextAction.ASK),
+    (SEAL, [pending(Ask.SEAL, **SILENT)], NextAction.WAIT),
+    (SEAL, [pending(Ask.SEAL, **SILENT, given_up=True)], NextAction.PASS),
+    (
+        SEAL,
+        [pending(Ask.SEAL, **SILENT, given_up=True), pending(Ask.SEAL, **SILENT)],
+        NextAction.WAIT,
+    ),
+    (SEAL, [], NextAction.PASS),
+    (OPEN, [], NextAction.PASS),
+    (OPEN, [pending(Ask.SEAL, **SILENT, may_reorder=True)], NextAction.PASS),
+    (OPEN, [pending(Ask.ANNOUNCE)], NextAction.ASK),
+    (OPEN, [pending(Ask.ANNOUNCE, **SILENT, may_reorder=True)], NextAction.WAIT),
+    (OPEN, [pending(Ask.ANNOUNCE, **SILENT, given_up=True)], NextAction.PASS),
+    (FENCE, [pending(Ask.SEAL, **SILENT, given_up=True, may_reorder=True)], NextAction.WAIT),
+    (FENCE, [pending(Ask.SEAL)], NextAction.ASK),
+    (FENCE, [], NextAction.PASS),
+    (CANCELED, [pending(Ask.SEAL, **SILENT)], NextAction.WAIT),
+    (CANCELED, [pending(Ask.SEAL)], NextAction.ASK),
+    (CANCELED, [], NextAction.END),
+    (DONE, [], NextAction.END),
 ]
 
 
 @pytest.mark.parametrize(("state", "steps", "expected"), OUTLOOKS)
-def test_outlook_follows_from_the_steps_that_are_not_done(
-    state: OperationState, steps: Sequence[Pending], expected: Outlook
+def test_next_action_follows_from_the_steps_that_are_not_done(
+    state: OperationState, steps: Sequence[Pending], expected: NextAction
 ):
-    """The state is left exactly when the outlook is PASS, and a reason is named exactly when it is
+    """The state is left exactly when the next action is PASS, and a reason is named exactly when it is
     WAIT.
     """
-    assert outlook(state, steps) is expected
-    assert (next_state(state, steps) is not state) == (expected is Outlook.PASS)
-    assert bool(waiting_reason(state, steps)) == (expected is Outlook.WAIT)
+    assert next_action(state, steps) is expected
+    assert (next_state(state, steps) is not state) == (expected is NextAction.PASS)
+    assert bool(waiting_reason(state, steps)) == (expected is NextAction.WAIT)
 
 
 def test_open_is_left_for_fence_when_a_parent_is_left_behind():

@@ -11,7 +11,7 @@ import pytest
 
 from keylane.protocol import endpoints
 from keylane.protocol.errors import OutcomeUnknownError, SubjectUnknownError
-from keylane.rpc.liveness.asking_again import Asking, ask_again
+from keylane.rpc.liveness.asking_again import ControlCaller, ask_again
 
 
 def ask(after_s: float, result: object) -> Callable[..., object]:
@@ -89,7 +89,7 @@ class NotingNetwork:
 async def test_call_takes_a_connection_that_is_kept_when_it_may_be_made_again(endpoint, made):
     network = NotingNetwork()
     try:
-        answer = await Asking(network).ask(endpoint, "a:1", "/", None, None, timeout_ms=50)
+        answer = await ControlCaller(network).ask(endpoint, "a:1", "/", None, None, timeout_ms=50)
         assert answer == "answered"
     except OutcomeUnknownError:
         assert made == ["kept"]

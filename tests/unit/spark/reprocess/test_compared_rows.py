@@ -14,8 +14,8 @@ from keylane.protocol.reprocess.manifest import JobPiece
 from keylane.spark.reprocess.compared_rows import (
     ComparedRows,
     compared_rows,
+    differing_keys,
     of_pieces,
-    unlike_keys,
 )
 from keylane.spark.reprocess.messages import PROPERTIES
 from support.raising import raises
@@ -67,7 +67,7 @@ def test_differences_are_those_of_a_comparison_row_by_row(old, new, changed):
     new = new if changed else [*old]
     places = [row[:3] for rows in (old, new) for row in rows if row[2] == b""]
     keyless_once = len(places) == len(set(places))
-    matches = unlike_keys(side(old), side(new, order=("n", "replay")))
+    matches = differing_keys(side(old), side(new, order=("n", "replay")))
     names = {side([(1, 0, key, b"")]).key[0]: key for key in (b"", b"a", b"bb")}
     got = {
         (source, names[key]): (first, rows)
@@ -103,12 +103,12 @@ def test_row_differs_by_value_property_or_time_and_not_by_what_the_job_adds():
         return compared_rows(batch, own_places=False, planned_us=100, where="out")
 
     def count(old: ComparedRows, new: ComparedRows) -> int:
-        return int(unlike_keys(old, new).rows.sum())
+        return int(differing_keys(old, new).rows.sum())
 
     assert count(one(), one(replay="b")) == 0
     assert count(one(), one(micros=100)) == 0, "the function gave no time"
     for other in (one(b"w"), one(properties=[("n", "1")]), one(micros=8)):
-        matches = unlike_keys(one(), other)
+        matches = differing_keys(one(), other)
         assert (matches.source.tolist(), matches.first_offset.tolist()) == ([3], [5])
         assert matches.rows.tolist() == [1]
     assert count(one(properties=[("n", "1")]), one(properties=[("n", "2")])) == 1

@@ -1,4 +1,4 @@
-"""A wallet asks once for all calls that wait, and its end is told to each of them."""
+"""Credentials ask once for all calls that wait, and their end is told to each of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 
 from keylane.protocol.errors import ClosedError
 from keylane.protocol.http.access import Capabilities
-from keylane.rpc.access.wallet import Wallet
+from keylane.rpc.access.client_credentials import ClientCredentials
 
 META, BROKER = "127.0.0.1:7000", "127.0.0.1:8000"
 
 
-async def test_wallet_raises_closed_error_in_every_call_when_it_is_closed_meanwhile():
+async def test_credentials_raise_closed_error_in_every_call_when_it_is_closed_meanwhile():
     """The tasks of these calls were not cancelled themselves: a CancelledError would end them
     without a word.
     """
@@ -24,11 +24,11 @@ async def test_wallet_raises_closed_error_in_every_call_when_it_is_closed_meanwh
         await asyncio.Event().wait()
         raise AssertionError
 
-    wallet = Wallet(lambda: "token", ask)
-    wallet.know_metaservers([META])
-    calls = [asyncio.create_task(wallet.bearer(BROKER)) for _ in range(2)]
+    client_credentials = ClientCredentials(lambda: "token", ask)
+    client_credentials.know_metaservers([META])
+    calls = [asyncio.create_task(client_credentials.bearer(BROKER)) for _ in range(2)]
     await asyncio.sleep(0.01)
-    await wallet.close()
+    await client_credentials.close()
     await asyncio.wait(calls)
     assert asked == [META]
     for call in calls:

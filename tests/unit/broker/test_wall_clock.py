@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keylane.broker.calendar import FORWARD_MS, HOLD_MS, Calendar
+from keylane.broker.wall_clock import FORWARD_MS, HOLD_MS, WallClock
 from sim.machines.clock import ManualClock
 
 YEAR_MS = 365 * 24 * 3_600_000
@@ -11,7 +11,7 @@ YEAR_MS = 365 * 24 * 3_600_000
 def test_calendar_is_believed_while_it_agrees_with_the_boot_clock():
     """However long no check looked, and also where it is set a little, or back."""
     clock = ManualClock()
-    calendar = Calendar(clock)
+    calendar = WallClock(clock)
     for forward_ms in (0, FORWARD_MS, -YEAR_MS):
         clock.advance(YEAR_MS)
         clock.wall_offset_ms += forward_ms
@@ -21,7 +21,7 @@ def test_calendar_is_believed_while_it_agrees_with_the_boot_clock():
 
 def test_calendar_of_before_goes_on_when_it_is_set_forward():
     clock = ManualClock()
-    calendar = Calendar(clock)
+    calendar = WallClock(clock)
     clock.wall_offset_ms += FORWARD_MS + 1
     clock.advance(10_000)
     assert calendar.now_ms() == clock.wall_ms() - FORWARD_MS - 1
@@ -33,7 +33,7 @@ def test_calendar_of_before_goes_on_when_it_is_set_forward():
 
 def test_calendar_is_believed_again_when_it_is_set_right():
     clock = ManualClock()
-    calendar = Calendar(clock)
+    calendar = WallClock(clock)
     clock.wall_offset_ms += YEAR_MS
     assert calendar.now_ms() == clock.wall_ms() - YEAR_MS
     clock.wall_offset_ms -= YEAR_MS
@@ -43,7 +43,7 @@ def test_calendar_is_believed_again_when_it_is_set_right():
 
 def test_calendar_is_believed_when_a_day_has_passed():
     clock = ManualClock()
-    calendar = Calendar(clock)
+    calendar = WallClock(clock)
     clock.wall_offset_ms += YEAR_MS
     calendar.now_ms()
     clock.advance(HOLD_MS)
@@ -53,7 +53,7 @@ def test_calendar_is_believed_when_a_day_has_passed():
 
 def test_calendar_is_believed_when_an_operator_says_so():
     clock = ManualClock()
-    calendar = Calendar(clock)
+    calendar = WallClock(clock)
     clock.wall_offset_ms += YEAR_MS
     calendar.now_ms()
     calendar.believe()
@@ -64,13 +64,13 @@ def test_calendar_is_believed_when_an_operator_says_so():
 def test_calendar_tells_the_time_that_ages_are_judged_by_when_it_is_held():
     """Telling it is no look: the calendar of before goes on only behind one."""
     clock = ManualClock()
-    calendar = Calendar(clock)
+    calendar = WallClock(clock)
     clock.wall_offset_ms += YEAR_MS
-    assert calendar.told_ms() == clock.wall_ms() - YEAR_MS
+    assert calendar.reported_ms() == clock.wall_ms() - YEAR_MS
     assert calendar.problem == ""
     calendar.now_ms()
     clock.advance(HOLD_MS)
-    assert calendar.told_ms() == clock.wall_ms()
+    assert calendar.reported_ms() == clock.wall_ms()
     assert calendar.problem != ""
     calendar.now_ms()
     assert calendar.problem == ""
@@ -79,7 +79,7 @@ def test_calendar_tells_the_time_that_ages_are_judged_by_when_it_is_held():
 def test_calendar_is_not_believed_when_it_is_set_forward_during_a_look():
     """A look takes one reading: another one behind it would be believed unseen."""
     clock = ManualClock()
-    calendar = Calendar(clock)
+    calendar = WallClock(clock)
     true_ms = clock.wall_ms()
     readings = iter([true_ms])
     clock.wall_ms = lambda: next(readings, true_ms + YEAR_MS)
@@ -90,7 +90,7 @@ def test_calendar_is_not_believed_when_it_is_set_forward_during_a_look():
 
 def test_calendar_tells_both_times_when_it_is_held():
     clock = ManualClock()
-    calendar = Calendar(clock)
+    calendar = WallClock(clock)
     assert calendar.both_ms() == (clock.wall_ms(), clock.wall_ms())
     clock.wall_offset_ms += YEAR_MS
     assert calendar.both_ms() == (clock.wall_ms() - YEAR_MS, clock.wall_ms())

@@ -35,7 +35,7 @@ public key.
 """
 
 
-class Wallet:
+class ClientCredentials:
     """
     The identity of a client with a token.
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import Connection
 
-from keylane.metaserver import attendant as attendant_module
-from keylane.metaserver.attendant import Attendant
+from keylane.metaserver import periodic_tasks as periodic_tasks_module
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.groups.views import DueWork, due_work
 from keylane.metaserver.operations.driver import OperationDriver
+from keylane.metaserver.periodic_tasks import PeriodicTasks
 from keylane.metaserver.removals.service import RemovalService
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import open_database
@@ -50,10 +50,10 @@ async def attending(
             rng=random.Random(1),
         )
         removals = RemovalService(database, network, catalogue=catalogue, groups=groups)
-        attendant = Attendant(
+        periodic_tasks = PeriodicTasks(
             database, groups, catalogue, settings, operations, duties, removals=removals
         )
-        task = asyncio.create_task(attendant.run())
+        task = asyncio.create_task(periodic_tasks.run())
         try:
             yield task
         finally:
@@ -131,7 +131,7 @@ async def test_periodic_work_goes_on_while_a_removal_waits_for_a_broker(
 
     monkeypatch.setattr(GroupService, "check_for_changes", noted)
     monkeypatch.setattr(RemovalService, "run_once", hangs)
-    monkeypatch.setattr(attendant_module, "due_work", removals_due)
+    monkeypatch.setattr(periodic_tasks_module, "due_work", removals_due)
     async with attending(tmp_path, []), asyncio.timeout(30):
         await removing.wait()
         before = len(looked)
@@ -153,7 +153,7 @@ async def test_creations_are_repaired_when_a_round_has_seen_one(
     async def repair(_catalogue: Catalogue) -> None:
         repaired.append(len(rounds))
 
-    monkeypatch.setattr(attendant_module, "due_work", creations_due)
+    monkeypatch.setattr(periodic_tasks_module, "due_work", creations_due)
     monkeypatch.setattr(Catalogue, "repair", repair)
     async with attending(tmp_path, []), asyncio.timeout(30):
         while not repaired:
@@ -173,7 +173,7 @@ async def test_reason_is_logged_once_when_rounds_fail_for_it_again(
             raise StorageError("it only reads" if len(rounds) % 2 else "it is away")
         return due_work(connection)
 
-    monkeypatch.setattr(attendant_module, "due_work", fail_at_first)
+    monkeypatch.setattr(periodic_tasks_module, "due_work", fail_at_first)
     async with attending(tmp_path, []), asyncio.timeout(30):
         while len(rounds) < 25:
             await asyncio.sleep(0.01)
@@ -198,7 +198,7 @@ async def test_log_is_not_filled_when_rounds_fail_and_succeed_in_turn(
             raise StorageError("it is away")
         return due_work(connection)
 
-    monkeypatch.setattr(attendant_module, "due_work", fail_each_second)
+    monkeypatch.setattr(periodic_tasks_module, "due_work", fail_each_second)
     async with attending(tmp_path, []), asyncio.timeout(30):
         while len(rounds) < 20:
             await asyncio.sleep(0.01)
@@ -227,7 +227,7 @@ async def test_end_is_logged_when_a_duty_has_told_the_reason(
         if away:
             raise StorageError("it is away")
 
-    monkeypatch.setattr(attendant_module, "due_work", read)
+    monkeypatch.setattr(periodic_tasks_module, "due_work", read)
     async with attending(tmp_path, [duty]), asyncio.timeout(30):
         while not caplog.messages:
             await asyncio.sleep(0.01)
@@ -251,7 +251,7 @@ async def test_reason_is_logged_again_when_rounds_fail_for_long(
     def fail(_connection: Connection) -> DueWork:
         raise StorageError("it is away")
 
-    monkeypatch.setattr(attendant_module, "due_work", fail)
+    monkeypatch.setattr(periodic_tasks_module, "due_work", fail)
     monkeypatch.setattr(log_filter, "FIRST_GAP_MS", 50)
     async with attending(tmp_path, []), asyncio.timeout(30):
         while caplog.text.count("it is away") < 3:
@@ -278,9 +278,9 @@ async def test_groups_are_settled_when_one_before_them_cannot_be(
     def three_due(connection: Connection) -> DueWork:
         return replace(due_work(connection), groups=(1, 2, 3))
 
-    monkeypatch.setattr(attendant_module, "SETTLE_S", 0.02)
-    monkeypatch.setattr(attendant_module, "LATE_S", 0.05)
-    monkeypatch.setattr(attendant_module, "due_work", three_due)
+    monkeypatch.setattr(periodic_tasks_module, "SETTLE_S", 0.02)
+    monkeypatch.setattr(periodic_tasks_module, "LATE_S", 0.05)
+    monkeypatch.setattr(periodic_tasks_module, "due_work", three_due)
     monkeypatch.setattr(GroupService, "settle", settle)
     monkeypatch.setattr(GroupService, "check_for_changes", look)
     async with attending(tmp_path, []), asyncio.timeout(30):

@@ -131,7 +131,7 @@ class _Settled(NamedTuple):
     segment: int
 
 
-class Agenda:
+class ScheduleIndex:
     """The scheduled messages of a broker."""
 
     def __init__(self) -> None:

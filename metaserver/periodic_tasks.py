@@ -32,7 +32,7 @@ where many consumers join at once.
 """
 
 
-class Attendant:
+class PeriodicTasks:
     """
     Runs the periodic work. Any number of metaservers may run it at once: each step is a
     transaction.

@@ -23,7 +23,7 @@ FORWARD_MS = 2 * 3_600_000
 HOLD_MS = 24 * 3_600_000
 
 
-class Calendar:
+class WallClock:
     """The calendar by which ages and times are judged. It begins with the machine's calendar, which
     must be right when this object is made.
     """
@@ -60,12 +60,12 @@ class Calendar:
             log.warning("%s", self.problem)
         return judged_ms
 
-    def told_ms(self) -> int:
+    def reported_ms(self) -> int:
         """Return the time to judge by, like `now_ms`, but without a look: it changes nothing."""
         return self.both_ms()[0]
 
     def both_ms(self) -> tuple[int, int]:
-        """Return the time of `told_ms`, and the time of the machine's calendar, which is later
+        """Return the time of `reported_ms`, and the time of the machine's calendar, which is later
         while it is not trusted.
         """
         wall_ms = self._clock.wall_ms()
