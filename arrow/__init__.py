@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..protocol.errors import MissingExtraError
+
 if TYPE_CHECKING:
     from .reading import read
 
@@ -18,7 +20,9 @@ def __getattr__(name: str) -> object:
     # Imported when it is first used: producers import modules of this package where pyarrow is not
     # installed.
     if name == "read":
-        from .reading import read
-
+        try:
+            from .reading import read
+        except ModuleNotFoundError as error:
+            raise MissingExtraError.of(error, "keylane.arrow", "arrow") from error
         return read
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,8 +12,15 @@ def main() -> None:
     try:
         fill_standard_streams()
         escape_what_encodings_lack()
-        from .main import main as run_command
+        try:
+            from .main import main as run_command
+        except ModuleNotFoundError as error:
+            from ..protocol.errors import MissingExtraError
 
+            missing = MissingExtraError.of(error, "the command keylane", "cli")
+            if not isinstance(missing, MissingExtraError):
+                raise
+            sys.exit(f"keylane: {missing}")
         run_command()
     except KeyboardInterrupt:
         sys.exit(130)

@@ -973,8 +973,8 @@ class Consumer(LoopBoundClient, Generic[V]):
         acked.
 
         Raises:
-            ConfigError: pyarrow is not installed, the group is shared, or `on_failure` is not
-                "block".
+            MissingExtraError: pyarrow or numpy is not installed.
+            ConfigError: the group is shared, or `on_failure` is not "block".
             ClosedError, UsageError, KeylaneError: see `getmany`.
         """
         if self._settings.consume_strategy is ConsumeStrategy.SHARED:

@@ -7,12 +7,15 @@ import logging
 import os
 import sys
 from functools import partial
+from typing import TYPE_CHECKING
 
-from ..protocol.errors import KeylaneError
+from ..protocol.errors import KeylaneError, MissingExtraError
 from ..rpc.operating.reloading import Reloading
 from ..rpc.program import run_program, say_ready, say_stop
-from .running import RunningMetaserver, running_metaserver
 from .settings import RELOADED, SOURCES, MetaserverSettings, warning_about_flags
+
+if TYPE_CHECKING:
+    from .running import RunningMetaserver
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -55,6 +58,10 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.metaserver"
 async def _serve(
     settings: MetaserverSettings, stop: asyncio.Event, running: list[RunningMetaserver]
 ) -> None:
+    try:
+        from .running import running_metaserver
+    except ModuleNotFoundError as error:
+        raise MissingExtraError.of(error, "a metaserver", "server") from error
     async with running_metaserver(settings, after_step=_die_after) as metaserver:
         running.append(metaserver)
         say_ready("metaserver", metaserver.address)

@@ -2,10 +2,15 @@
 order, each once.
 """
 
-from .admin import create_tables, outbox_status, purge_failed, purge_waiting, redrive_failed
-from .client import Outbox
-from .settings import OutboxSettings
-from .upkeep import FailedRow, OutboxGauges, OutboxStatus, RefusedRow, RowChange, SubjectRows
+from ..protocol.errors import MissingExtraError
+
+try:
+    from .admin import create_tables, outbox_status, purge_failed, purge_waiting, redrive_failed
+    from .client import Outbox
+    from .settings import OutboxSettings
+    from .upkeep import FailedRow, OutboxGauges, OutboxStatus, RefusedRow, RowChange, SubjectRows
+except ModuleNotFoundError as error:
+    raise MissingExtraError.of(error, "keylane.outbox", "outbox") from error
 
 __all__ = [
     "FailedRow",

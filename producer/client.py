@@ -20,6 +20,7 @@ from ..protocol.errors import (
     InvalidRequestError,
     KeyHaltedError,
     KeylaneError,
+    MissingExtraError,
     Reason,
 )
 from ..protocol.http.tls_settings import TlsSettings
@@ -332,7 +333,8 @@ class Producer(Sending[V], Generic[V]):
             InvalidRequestError: `source` is not Arrow data, or has no such column of bytes or text;
                 nothing was sent.
             SubjectUnknownError, ConflictError: nothing was sent.
-            ConfigError: pyarrow or numpy is not installed, or the producer has a partitioner.
+            MissingExtraError: pyarrow or numpy is not installed.
+            ConfigError: the producer has a partitioner.
             ClosedError, UsageError: the producer is not open, or not open in this process and event
                 loop.
         """
@@ -341,8 +343,10 @@ class Producer(Sending[V], Generic[V]):
             raise ConfigError(
                 "send_arrow goes by the hash of the keys; use a producer without a partitioner"
             )
-        from .tables.arrow import ArrowSource, TableSending  # pyarrow is an extra
-
+        try:
+            from .tables.arrow import ArrowSource, TableSending
+        except ModuleNotFoundError as error:
+            raise MissingExtraError.of(error, "send_arrow", "arrow") from error
         rows = ArrowSource(source, key=key, value=value)
 
         self._home.check()

@@ -28,6 +28,7 @@ from ..protocol.errors import (
     InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
+    MissingExtraError,
     NotSentError,
     OutcomeUnknownError,
     Reason,
@@ -118,10 +119,11 @@ class HttpNetwork:
         self._contexts = None if tls is None else ClientContexts(tls, follows_files=follows_files)
         source = token if callable(token) else token_source(token)
         if identity is None and (source is not None or by_certificate):
-            from .access.client_credentials import (
-                ClientCredentials,  # it loads a library that clients without a token need not have
-            )
-
+            try:
+                from .access.client_credentials import ClientCredentials
+            except ModuleNotFoundError as error:
+                part = "a client of a cluster with access control"
+                raise MissingExtraError.of(error, part, "access") from error
             identity = ClientCredentials(source, self._ask_capabilities)
         self._identity = identity
         self._token_source = source

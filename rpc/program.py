@@ -19,9 +19,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import uvloop
-
-from ..protocol.errors import KeylaneError
+from ..protocol.errors import KeylaneError, MissingExtraError
 from ..protocol.errors.failures import few_files_error
 from .operating.log_lines import log_to
 
@@ -69,6 +67,11 @@ def run_program(
     Returns:
         The exit status: 0, or 1 after a KeylaneError, whose text goes to standard error.
     """
+    try:
+        import uvloop
+    except ModuleNotFoundError as error:
+        print(f"keylane: {MissingExtraError.of(error, 'a server', 'server')}", file=sys.stderr)
+        return 1
     allow_open_files()
     os.umask(OTHERS_UMASK)
     log_to(sys.stderr, level=log_level, log_format=log_format, fields=log_fields or {})

@@ -1,7 +1,12 @@
 """A Python data source with which Spark reads and writes keylane, and a local Spark session."""
 
-from .order import ordered as ordered
-from .ranges import read_ranges as read_ranges
-from .registration import register as register
-from .session import local_session as local_session
-from .streaming.lag import StreamLag as StreamLag
+from ..protocol.errors import MissingExtraError
+
+try:
+    from .order import ordered as ordered
+    from .ranges import read_ranges as read_ranges
+    from .registration import register as register
+    from .session import local_session as local_session
+    from .streaming.lag import StreamLag as StreamLag
+except ModuleNotFoundError as error:
+    raise MissingExtraError.of(error, "keylane.spark", "spark") from error

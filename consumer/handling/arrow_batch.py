@@ -6,7 +6,12 @@ import asyncio
 from typing import Any, Protocol
 
 from ...protocol.batch import unpacked
-from ...protocol.errors import ConfigError, CorruptBatchError, InvalidRequestError, LeaseLostError
+from ...protocol.errors import (
+    CorruptBatchError,
+    InvalidRequestError,
+    LeaseLostError,
+    MissingExtraError,
+)
 from ...protocol.message import lease_of
 from ...rpc.race import shield, start_task
 from ..delivery.pulled_batch import PulledBatch
@@ -141,13 +146,11 @@ class ArrowBatch:
 
 
 def check_arrow() -> None:
-    """Raise ConfigError if pyarrow or numpy is not installed."""
+    """Raise MissingExtraError if pyarrow or numpy is not installed."""
     try:
         from ...arrow import columns  # noqa: F401 - it needs both
-    except ImportError as error:
-        raise ConfigError(
-            f"Arrow batches need pyarrow and numpy: pip install 'keylane[arrow]' ({error})"
-        ) from error
+    except ModuleNotFoundError as error:
+        raise MissingExtraError.of(error, "a consumer of Arrow batches", "arrow") from error
 
 
 def arrow_batch_of(batches: list[PulledBatch], owner: ArrowOwner) -> tuple[ArrowBatch, int]:

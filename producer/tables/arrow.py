@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]  # ships no types
 
 from ...arrow.column_hash import hash_column
 from ...protocol.batch import BYTES_PER_MESSAGE, join_columns
@@ -41,14 +42,6 @@ from ..send_future import BatchFuture, SendFuture
 from ..sender import SubjectSender
 from ..settings import ProducerSettings
 from .column_batch import ColumnBatch
-
-try:
-    # ships no types; our settings know that
-    import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
-except ImportError as missing:
-    raise ConfigError(
-        "send_arrow needs pyarrow and numpy: pip install 'keylane[arrow]'"
-    ) from missing
 
 BLOCK_ROWS = 32_768
 """The number of rows that are hashed and sorted at once, while other tasks wait for some

@@ -6,7 +6,8 @@ A class stands for one way in which a program can react to an error. If a class 
 
     KeylaneError                       .code .reason .fate .retry .hint .details
     ├── ConfigError                    settings impossible, all problems at once
-    │   └── HandlerTypeError           a handler whose body would never run; also a TypeError
+    │   ├── HandlerTypeError           a handler whose body would never run; also a TypeError
+    │   └── MissingExtraError          a package of an extra is not installed; also an ImportError
     ├── RefusedError                   the answer was no; nothing was done
     │   ├── InvalidRequestError, MessageTooLargeError     wrong in every state of the system
     │   ├── UsageError                 a client is used where it is not open, or in two ways

@@ -37,6 +37,31 @@ class HandlerTypeError(ConfigError, TypeError):
     )
 
 
+class MissingExtraError(ConfigError, ModuleNotFoundError):
+    """A part of keylane needs a package that an extra brings, and that is not installed."""
+
+    code = 1012
+    summary = "a package is not installed"
+    hint = "Install the extra that the message names into the environment of this program."
+    extra = Detail(str)
+    """The extra, such as "outbox" of `pip install 'keylane[outbox]'`."""
+    package = Detail(str)
+    """The module that cannot be imported."""
+
+    @classmethod
+    def of(cls, error: ModuleNotFoundError, part: str, extra: str) -> ModuleNotFoundError:
+        """Return the error of a part of keylane after `error`, which is returned itself if a module
+        of keylane is missing.
+        """
+        package = (error.name or "").partition(".")[0]
+        if not package or package == __name__.partition(".")[0]:
+            return error
+        text = f"{part} needs {package}: pip install 'keylane[{extra}]'"
+        missing = cls(text, extra=extra, package=package)
+        missing.name = package
+        return missing
+
+
 class RefusedError(KeylaneError):
     """The root of the refusals. It is raised itself for an error code of a newer version."""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...protocol.clock import SystemClock
-from ...protocol.errors import ConfigError, Reason
+from ...protocol.errors import ConfigError, MissingExtraError, Reason
 from ...protocol.http.tls_settings import TlsSettings
 from .resuming import BulkContext, ResumingContext
 from .settings import ServingSettings
@@ -95,9 +95,11 @@ class ServerTls:
 
 
 def read_certificate(path: Path) -> Certificate:
-    """Return the first certificate in a PEM file. Raises ConfigError."""
-    from cryptography.x509 import load_pem_x509_certificate
-
+    """Return the first certificate in a PEM file. Raises ConfigError, MissingExtraError."""
+    try:
+        from cryptography.x509 import load_pem_x509_certificate
+    except ModuleNotFoundError as error:
+        raise MissingExtraError.of(error, "the check of a certificate", "access") from error
     try:
         return load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:

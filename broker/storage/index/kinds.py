@@ -12,14 +12,18 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ....protocol.errors import DiskFullError
+from ....protocol.errors import DiskFullError, MissingExtraError
 from ..fail_points import reach_of
 from ..files import Files, replace_file
 from ..reserve import Reserve
 from .file import FileConsumeQueues
 from .file_blocks import FOLDER as FILE_FOLDER
 from .interface import ConsumeQueues
+
+if TYPE_CHECKING:
+    from .rocksdb import RocksConsumeQueues
 
 ROCKSDB_FOLDER = "rocksdb"
 _LIBRARYS_OWN = ("LOG", "rocksdict-config.json")
@@ -37,16 +41,15 @@ def open_index(files: Files, kind: str) -> ConsumeQueues:
     if kind == "file":
         queues = FileConsumeQueues(files)
     else:
-        from .rocksdb import RocksConsumeQueues
-
+        open_queues = _rocks_queues()
         files.make_folder(ROCKSDB_FOLDER)
         path = files.outside(ROCKSDB_FOLDER)
         try:
-            queues = RocksConsumeQueues(path, reach=reach_of(files))
+            queues = open_queues(path, reach=reach_of(files))
         except DiskFullError:
             if not Reserve(files).give_up():
                 raise
-            queues = RocksConsumeQueues(path, reach=reach_of(files))
+            queues = open_queues(path, reach=reach_of(files))
     if files.size(_mark(kind)) is not None:
         queues.truncate(0)
         unmark(files, kind)
@@ -69,8 +72,7 @@ def index_to_read(files: Files, kind: str) -> Iterator[ConsumeQueues]:
         finally:
             queues.leave()
         return
-    from .rocksdb import RocksConsumeQueues
-
+    open_queues = _rocks_queues()
     # The library writes files even when it only reads, so it gets a temporary folder of links.
     with tempfile.TemporaryDirectory() as folder:
         source = Path(files.outside(ROCKSDB_FOLDER)).resolve()
@@ -79,11 +81,20 @@ def index_to_read(files: Files, kind: str) -> Iterator[ConsumeQueues]:
                 shutil.copy(source / name, folder)
             elif name != "LOCK":
                 Path(folder, name).symlink_to(source / name)
-        queues = RocksConsumeQueues(folder, read_only=True)
+        queues = open_queues(folder, read_only=True)
         try:
             yield queues
         finally:
             queues.leave()
+
+
+def _rocks_queues() -> type[RocksConsumeQueues]:
+    """Return the index on RocksDB, whose library is loaded only here.  Raises MissingExtraError."""
+    try:
+        from .rocksdb import RocksConsumeQueues
+    except ModuleNotFoundError as error:
+        raise MissingExtraError.of(error, "the index rocksdb", "server") from error
+    return RocksConsumeQueues
 
 
 def is_unfinished(files: Files, kind: str) -> bool:
