@@ -12,18 +12,7 @@ import typer
 
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
 from .answer import Answer, expanded
-from .commands.access import access_app
-from .commands.broker.app import broker_app
-from .commands.cluster.app import cluster_app
-from .commands.group import group_app
-from .commands.meta import meta_app
-from .commands.outbox import outbox_app
-from .commands.parked.app import dead_app, parked_app
-from .commands.programs import ServerProgram, add_run, config_app, metaserver_app
-from .commands.queue import queue_app
-from .commands.scheduled import scheduled_app
-from .commands.spark.app import spark_app
-from .commands.subject.app import subject_app
+from .groups import later
 from .options import (
     BROKERS_MAX,
     ROWS_MIN,
@@ -88,21 +77,79 @@ def _keylane(
     WAIT_S.set(wait_s)
 
 
-add_run(broker_app, ServerProgram.BROKER)
-app.add_typer(subject_app, name="subject")
-app.add_typer(group_app, name="group")
-app.add_typer(queue_app, name="queue")
-app.add_typer(broker_app, name="broker")
-app.add_typer(cluster_app, name="cluster")
-app.add_typer(meta_app, name="meta")
-app.add_typer(metaserver_app, name="metaserver")
-app.add_typer(config_app, name="config")
-app.add_typer(outbox_app, name="outbox")
-app.add_typer(scheduled_app, name="scheduled")
-app.add_typer(parked_app, name="parked")
-app.add_typer(dead_app, name="dead")
-app.add_typer(spark_app, name="spark")
-app.add_typer(access_app, name="access")
+for _name, _home in {
+    "subject": (
+        "subject.app",
+        "subject_app",
+        "Create, list, describe and delete subjects, and change their partitions.",
+    ),
+    "group": (
+        "group",
+        "group_app",
+        "Inspect, create and delete consumer groups, set their policy and progress, suspend them.",
+    ),
+    "queue": (
+        "queue",
+        "queue_app",
+        "Read and inspect the logic queues of static subjects.",
+    ),
+    "broker": (
+        "broker.app",
+        "broker_app",
+        "Inspect brokers, take them out of use, check their data folders.",
+    ),
+    "cluster": (
+        "cluster.app",
+        "cluster_app",
+        "Write files for the hosts of a new cluster; check a running one.",
+    ),
+    "meta": (
+        "meta",
+        "meta_app",
+        "Maintain the metaserver's database.",
+    ),
+    "metaserver": (
+        "programs",
+        "metaserver_app",
+        "Run a metaserver.",
+    ),
+    "config": (
+        "programs",
+        "config_app",
+        "The settings of the server programs.",
+    ),
+    "outbox": (
+        "outbox",
+        "outbox_app",
+        "Inspect the outbox in a user's database, and rows that failed.",
+    ),
+    "scheduled": (
+        "scheduled",
+        "scheduled_app",
+        "List and cancel messages that brokers keep for a later delivery.",
+    ),
+    "parked": (
+        "parked.app",
+        "parked_app",
+        "Inspect messages that a consumer group has set aside; redrive, edit or skip them.",
+    ),
+    "dead": (
+        "parked.app",
+        "dead_app",
+        "Inspect messages that a consumer group has given up; have them handled again, edit or skip them.",
+    ),
+    "spark": (
+        "spark.app",
+        "spark_app",
+        "Work on subjects with Spark.",
+    ),
+    "access": (
+        "access",
+        "access_app",
+        "Manage tokens, rights and quotas.",
+    ),
+}.items():
+    app.add_typer(later(*_home), name=_name)
 
 
 @app.command()

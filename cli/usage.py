@@ -4,22 +4,15 @@ status is 2.
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 import typer
 import typer.main
 
 from ..protocol.errors import ConfigError, KeylaneError
+from .groups import with_plain_numbers
 from .options import OutputFormat
-
-_NUMBERS: dict[object, re.Pattern[str]] = {
-    int: re.compile("-?[0-9]{1,19}"),
-    float: re.compile(r"-?[0-9]{1,19}(\.[0-9]{1,19})?"),
-}
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
@@ -57,36 +50,6 @@ def with_one_meta(arguments: Sequence[str]) -> list[str]:
         else:
             words[first] += f",{value}"
     return words
-
-
-def with_plain_numbers(command: Any) -> Any:
-    """
-    Make every numeric option of a command accept only digits, a sign and a point.
-
-    The parser would also accept `1_000`, digits of other scripts, line ends, and `nan` as a limit.
-    """
-    for other in getattr(command, "commands", {}).values():
-        with_plain_numbers(other)
-    for param in command.params:
-        describe = getattr(param, "get_runtime_param", None)
-        if describe is not None and describe().annotation in _NUMBERS:
-            process = param.process_value
-            pattern = _NUMBERS[describe().annotation]
-            param.process_value = partial(_process_number, process, pattern, param)
-    return command
-
-
-def _process_number(
-    process: Callable[[Any, Any], Any],
-    pattern: re.Pattern[str],
-    param: Any,
-    context: Any,
-    value: Any,
-) -> Any:
-    """Call `process` of a parameter, after checking the text; raise BadParameter."""
-    if isinstance(value, str) and pattern.fullmatch(value) is None:
-        raise typer.BadParameter(f"{value!r:.40} is not a number", ctx=context, param=param)
-    return process(context, value)
 
 
 def run_command_line(app: typer.Typer, program: str) -> None:

@@ -16,7 +16,7 @@ from ..answer import Answer, expanded
 from ..options import parse_time
 from ..screen import make_table, show_line, show_table
 
-access_app = typer.Typer(no_args_is_help=True, help="Manage tokens, rights and quotas.")
+access_app = typer.Typer()
 token_app = typer.Typer(no_args_is_help=True, help="Manage the tokens of principals.")
 quota_app = typer.Typer(no_args_is_help=True, help="Manage the limits of principals and subjects.")
 access_app.add_typer(token_app, name="token")

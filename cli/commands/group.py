@@ -34,10 +34,7 @@ if TYPE_CHECKING:
     from ...admin import Admin, GroupDescription, GroupSettings, GroupSummary
     from ...protocol.progress import GroupReset
 
-group_app = typer.Typer(
-    no_args_is_help=True,
-    help="Inspect, create and delete consumer groups, set their policy and progress, suspend them.",
-)
+group_app = typer.Typer()
 ClientOption = Annotated[
     str | None,
     typer.Option(

@@ -15,7 +15,7 @@ from ..screen import make_table, run, show_line, show_table
 if TYPE_CHECKING:
     from ...admin import Verification
 
-meta_app = typer.Typer(no_args_is_help=True, help="Maintain the metaserver's database.")
+meta_app = typer.Typer()
 DataOption = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder of the embedded database.")
 ]

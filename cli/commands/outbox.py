@@ -25,9 +25,7 @@ SUBJECT_COLUMNS = (
 )
 LISTED_COLUMNS = ("row#", "subject", "key", "why")
 
-outbox_app = typer.Typer(
-    no_args_is_help=True, help="Inspect the outbox in a user's database, and rows that failed."
-)
+outbox_app = typer.Typer()
 
 
 @dataclass(frozen=True, slots=True)

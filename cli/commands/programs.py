@@ -30,8 +30,8 @@ class ServerProgram(enum.StrEnum):
     METASERVER = "metaserver"
 
 
-metaserver_app = typer.Typer(no_args_is_help=True, help="Run a metaserver.")
-config_app = typer.Typer(no_args_is_help=True, help="The settings of the server programs.")
+metaserver_app = typer.Typer()
+config_app = typer.Typer()
 
 
 def add_run(app: typer.Typer, program: ServerProgram) -> None:

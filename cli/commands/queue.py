@@ -26,9 +26,7 @@ COLUMNS = (
     *("broker group", "state", "logic offsets"),
 )
 
-queue_app = typer.Typer(
-    no_args_is_help=True, help="Read and inspect the logic queues of static subjects."
-)
+queue_app = typer.Typer()
 QueueArgument = Annotated[
     int, typer.Argument(metavar="QUEUE", min=0, help="Number of the queue, from 0.")
 ]

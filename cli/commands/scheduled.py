@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("id", "subject", "deliver at", "broker group", "bytes#", "")
 
-scheduled_app = typer.Typer(
-    no_args_is_help=True, help="List and cancel messages that brokers keep for a later delivery."
-)
+scheduled_app = typer.Typer()
 BrokerOption = Annotated[
     str | None,
     typer.Option(

@@ -9,13 +9,13 @@ import typer
 
 from ...answer import Answer, expanded
 from ...options import DryRunOption, OutputFormat, OutputOption, WaitOption, YesOption
+from ..programs import ServerProgram, add_run
 
-broker_app = typer.Typer(
-    no_args_is_help=True, help="Inspect brokers, take them out of use, check their data folders."
-)
+broker_app = typer.Typer()
 
 index_app = typer.Typer(no_args_is_help=True, help="The index of a broker that is not running.")
 broker_app.add_typer(index_app, name="index")
+add_run(broker_app, ServerProgram.BROKER)
 
 FolderArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="Data folder of a broker that is not running.")

@@ -15,9 +15,7 @@ from ...screen import make_table, show_line, show_table
 if TYPE_CHECKING:
     from ....admin import ClusterView
 
-cluster_app = typer.Typer(
-    no_args_is_help=True, help="Write files for the hosts of a new cluster; check a running one."
-)
+cluster_app = typer.Typer()
 
 
 @cluster_app.command("init")

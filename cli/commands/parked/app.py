@@ -19,15 +19,8 @@ from .selection import (
     Skipping,
 )
 
-parked_app = typer.Typer(
-    no_args_is_help=True,
-    help="Inspect messages that a consumer group has set aside; redrive, edit or skip them.",
-)
-dead_app = typer.Typer(
-    no_args_is_help=True,
-    help="Inspect messages that a consumer group has given up; have them handled again, edit or "
-    "skip them.",
-)
+parked_app = typer.Typer()
+dead_app = typer.Typer()
 
 
 @parked_app.command("list")

@@ -10,7 +10,7 @@ import typer
 from ....protocol.limits import PARTITIONS_MAX
 from ...answer import Answer, expanded
 
-spark_app = typer.Typer(no_args_is_help=True, help="Work on subjects with Spark.")
+spark_app = typer.Typer()
 
 
 class OnError(enum.StrEnum):

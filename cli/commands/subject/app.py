@@ -20,10 +20,7 @@ from ...options import (
 )
 from ..broker.app import evacuate
 
-subject_app = typer.Typer(
-    no_args_is_help=True,
-    help="Create, list, describe and delete subjects, and change their partitions.",
-)
+subject_app = typer.Typer()
 MESSAGE_BYTES_HELP = "Key, value and properties of one message, in bytes."
 PartitionArgument = Annotated[
     int, typer.Argument(metavar="PARTITION", help="Id of an open partition.")
