@@ -64,10 +64,10 @@ def with_plain_numbers(command: Any) -> Any:
         for other in getattr(command, "commands", {}).values():
             with_plain_numbers(other)
     for param in command.params:
-        describe = getattr(param, "get_runtime_param", None)
-        if describe is not None and describe().annotation in _NUMBERS:
+        described = getattr(param, "type_descriptor", None)  # the option --help has none
+        if described is not None and described.annotation in _NUMBERS:
             process = param.process_value
-            pattern = _NUMBERS[describe().annotation]
+            pattern = _NUMBERS[described.annotation]
             param.process_value = partial(_process_number, process, pattern, param)
     return command
 
