@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+DEMO := $(VENV)/.ready-demo
 ARGS ?=
 
 # Where it is set, each of the many processes that tests start would compile the package anew.
@@ -31,22 +32,37 @@ help: ## list the targets
 
 setup: $(STAMP) ## build .venv from the lock (the other targets do it by themselves)
 
-# Two steps, because PySpark comes as source: first what builds it, then everything, nothing unlocked.
-$(STAMP): requirements.lock pyproject.toml
+PIP = $(BIN)/python -m pip install --disable-pip-version-check
+LOCKED = $(PIP) --progress-bar off --require-hashes --no-build-isolation
+# Of the lock, the packages that the first file names.
+PICKED = awk 'NR == FNR { wanted[$$1]; next } /^[^ ]/ { split($$1, name, "=="); keep = name[1] in wanted } keep'
+# One line that says how far pip is, in place of its own lines.
+PROGRESS = awk '/^Collecting/ { printf "\r  package %d (%s)\033[K", ++count, $$2 } \
+    /^(Building|Installing)/ { printf "\r  %s %s\033[K", tolower($$1), $$2 == "collected" ? count " packages" : $$NF } \
+    { fflush() } END { printf "\r\033[K" }'
+
+# Two steps, because PySpark comes as source: first what builds it, then the packages, nothing unlocked.
+$(DEMO): demo-packages.txt requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	    || { echo "keylane needs Python 3.11 or newer; choose one: make PYTHON=python3.11" >&2; exit 1; }
-	@echo "building $(VENV) from requirements.lock (two minutes or so, the first time)"
-	@rm -f $@
+	@echo "building $(VENV): keylane and the $$(wc -l < demo-packages.txt) packages of the demo (a minute or so, the first time)"
+	@rm -f $@ $(STAMP)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@awk '/^[^ ]/ { keep = /^(setuptools|wheel|packaging)==/ } keep' requirements.lock > $(VENV)/build.lock
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r $(VENV)/build.lock
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes --no-build-isolation -r requirements.lock
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@printf '%s\n' setuptools wheel packaging | $(PICKED) - requirements.lock > $(VENV)/build.lock
+	@$(PICKED) demo-packages.txt requirements.lock > $(VENV)/demo.lock
+	@$(LOCKED) -r $(VENV)/build.lock | $(PROGRESS)
+	@$(LOCKED) -r $(VENV)/demo.lock | $(PROGRESS)
+	@$(PIP) -q --no-deps --no-build-isolation -e .
 	@rm -rf build keylane.egg-info
+	@touch $@
+
+$(STAMP): $(DEMO)
+	@echo "adding the packages of lint and tests to $(VENV) (a minute or so, the first time)"
+	@$(LOCKED) -r requirements.lock | $(PROGRESS)
 	@mkdir -p $(VENV)/typing && ln -sfn ../.. $(VENV)/typing/keylane
 	@touch $@
 
-demo: $(STAMP) ## run the main job on real flights (ARGS="--rows 20000 --keep")
+demo: $(DEMO) ## run the main job on real flights (ARGS="--rows 20000 --keep")
 	@$(BIN)/keylane demo $(ARGS)
 
 check: lint ## the quick round before a commit: style, types, tidy and unit tests
@@ -146,9 +162,11 @@ lock: $(STAMP) ## renew requirements.lock (UPGRADE=--upgrade for newer versions)
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \
 	    --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
 	    --no-emit-package keylane $(UPGRADE) --quiet --output-file requirements.lock > /dev/null
-	@$(BIN)/uv pip compile pyproject.toml --extra postgresql --universal --python-version 3.11 --constraints requirements.lock \
+	@$(BIN)/uv pip compile pyproject.toml --extra server --extra postgresql --universal --python-version 3.11 --constraints requirements.lock \
 	    --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
 	    --no-emit-package keylane --quiet --output-file deploy/requirements.lock > /dev/null
+	@$(BIN)/uv pip compile pyproject.toml --extra demo --universal --python-version 3.11 --constraints requirements.lock \
+	    --no-annotate --no-header --no-emit-package keylane --quiet | cut -d= -f1 | sort -u > demo-packages.txt
 
 wheel: $(STAMP) ## build dist/*.whl
 	@$(BIN)/python -m build --quiet --wheel --no-isolation --outdir dist .
