@@ -1,6 +1,8 @@
 """The wheel, installed in an empty environment beside a user's own `consumer.py` and `broker/`."""
 
+import email
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -127,6 +129,19 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     for package, data in SETUPTOOLS["package-data"].items():
         expected |= {f"{package.replace('.', '/')}/{name}" for name in data}
     assert {name for name in names if ".dist-info/" not in name} == expected
+
+
+def test_wheel_brings_clients_only_what_sending_and_receiving_need(wheel):
+    """The metadata of the wheel: packages without an extra, and the extras that exist."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+    needed = metadata.get_all("Requires-Dist", [])
+    names = {re.split(r"[^a-z0-9-]", each)[0] for each in needed if "extra ==" not in each}
+    assert names == {"aiohttp", "crc32c", "lz4", "msgspec", "xxhash", "zstandard"}
+    assert {"access", "all", "arrow", "cli", "outbox", "server", "spark"} <= set(
+        metadata.get_all("Provides-Extra", [])
+    )
 
 
 def test_spark_finds_the_format_where_the_wheel_is_installed(empty_environment, tmp_path):
