@@ -24,7 +24,6 @@ import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]  # ships no 
 from ...arrow.column_hash import hash_column
 from ...protocol.batch import BYTES_PER_MESSAGE, join_columns
 from ...protocol.errors import (
-    ConfigError,
     Fate,
     InvalidRequestError,
     KeylaneError,
