@@ -109,7 +109,9 @@ def test_program_without_its_extra_ends_with_one_sentence(
 
 
 def test_command_without_its_extra_ends_with_one_sentence():
-    done = run_without("sqlalchemy", "keylane.cli", "outbox", "status", "--database", "sqlite://")
+    done = run_without(
+        "sqlalchemy", "keylane.cli", "outbox", "status", "--database-url", "sqlite://"
+    )
     assert done.returncode == 1
     assert "needs sqlalchemy: pip install 'keylane[outbox]'" in done.stderr
     assert "Traceback" not in done.stderr
@@ -120,4 +122,4 @@ def test_broken_module_of_keylane_is_no_missing_extra():
         "nothing", "import sys; sys.modules['keylane.outbox.client'] = None; import keylane.outbox"
     )
     assert "ModuleNotFoundError" in done.stderr
-    assert "MissingExtraError" not in done.stderr
+    assert "[MissingExtraError" not in done.stderr
