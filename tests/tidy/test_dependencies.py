@@ -38,3 +38,13 @@ def test_dependencies_have_their_reason_in_the_architecture():
 @pytest.mark.parametrize("extra", DECLARED)
 def test_dependencies_are_locked(extra):
     assert names(DECLARED[extra]) <= LOCKED, "run: make lock"
+
+
+def test_demo_installs_packages_of_the_lock_and_no_tools():
+    packages = set((ROOT / "demo-packages.txt").read_text().split())
+    included = {"", "demo", "server", "cli", "access", "spark", "arrow"}
+    assert set().union(*(names(DECLARED[extra]) for extra in included)) <= packages, (
+        "run: make lock"
+    )
+    assert packages <= LOCKED, "run: make lock"
+    assert not packages & names(DECLARED["dev"])

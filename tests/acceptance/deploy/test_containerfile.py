@@ -147,9 +147,21 @@ def needed(requirement: Requirement, seen: set[str]) -> Iterator[str]:
             yield from needed(further, seen)
 
 
+def of_extra(extras: dict[str, list[str]], extra: str) -> Iterator[str]:
+    """The requirements of an extra of ours, and of the extras that it includes."""
+    for text in extras[extra]:
+        requirement = Requirement(text)
+        if requirement.name != "keylane":
+            yield text
+        for other in requirement.extras if requirement.name == "keylane" else ():
+            yield from of_extra(extras, other)
+
+
 def test_lock_of_the_image_is_a_part_of_the_whole_lock() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["postgresql"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *of_extra(extras, "server")]
+    wanted += of_extra(extras, "postgresql")
     seen: set[str] = set()
     names = {name for text in wanted for name in needed(Requirement(text), seen)}
     own = dict(PIN.findall((DEPLOY / "requirements.lock").read_text()))
