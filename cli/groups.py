@@ -81,5 +81,5 @@ def _process_number(
 ) -> Any:
     """Call `process` of a parameter, after checking the text; raise BadParameter."""
     if isinstance(value, str) and pattern.fullmatch(value) is None:
-        raise typer.BadParameter(f"{value!r:.40} is no number", ctx=context, param=param)
+        raise typer.BadParameter(f"{value!r:.40} is not a number", ctx=context, param=param)
     return process(context, value)
