@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol import endpoints
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Params, document_route
-from .access.off import AccessOff
+from .access.service import AccessOff
 from .calls import control_routes
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
@@ -23,10 +23,10 @@ from .removals.service import RemovalService
 from .resets.live import LiveResets
 from .resets.service import ResetService
 from .retention.announcer import Announcer
-from .retention.expirer import Expirer
-from .retention.group_expirer import GroupExpirer
-from .retention.hidden_expirer import HiddenExpirer
-from .retention.past_expirer import PastExpirer
+from .retention.empty_partitions import Expirer
+from .retention.hidden_subjects import HiddenExpirer
+from .retention.history import PastExpirer
+from .retention.idle_groups import GroupExpirer
 from .settings import MetaserverSettings
 from .starts.service import StartService
 from .verify.agreement import AgreementWatch

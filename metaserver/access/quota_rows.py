@@ -22,8 +22,7 @@ from ...protocol.access.rights import check_pattern
 from ...protocol.errors import InvalidRequestError, OverloadedError
 from ...protocol.http.quotas import PRINCIPAL, SUBJECT, QuotaRow, SetQuota, UnsetQuota
 from ..sql.dialect import insert_or_replace
-from ..sql.name_limits import name_limits
-from ..sql.schema import access_quotas
+from ..sql.schema import access_quotas, name_limits
 from .rows import PRINCIPALS_MAX, raise_version, touch
 
 _MOST = {PRINCIPAL: PRINCIPALS_MAX, SUBJECT: SUBJECT_LIMITS_MAX}

@@ -7,6 +7,8 @@ informed.
 Invariants
     The private key stays in this process.
     Nothing is signed before the public key is in SQL.
+
+Refuses the calls about access at a metaserver without access control.
 """
 
 from __future__ import annotations
@@ -17,24 +19,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ...protocol.access.capability import (
-    CAPABILITY_MS,
-    TEXT_CHARS_MAX,
-    AccessNews,
-    Capability,
-)
+from ...protocol.access.capability import CAPABILITY_MS, TEXT_CHARS_MAX, AccessNews, Capability
 from ...protocol.access.principals import ADMIN
-from ...protocol.access.rights import (
-    ADMIN_GRANTS,
-    CLUSTER_GRANTS,
-    AccessGrant,
-    allows,
-    check_grant,
-)
+from ...protocol.access.rights import ADMIN_GRANTS, CLUSTER_GRANTS, AccessGrant, allows, check_grant
 from ...protocol.access.tokens import make_token, token_hash
 from ...protocol.clock import Clock
 from ...protocol.control import Done
 from ...protocol.endpoints import (
+    ACCESS,
     ACCESS_NEWS,
     CAPABILITY,
     CHECK_ACCESS,
@@ -51,6 +43,7 @@ from ...protocol.endpoints import (
 from ...protocol.errors import (
     InvalidRequestError,
     OverloadedError,
+    Reason,
     StorageError,
     UnauthenticatedError,
 )
@@ -68,11 +61,7 @@ from ...protocol.http.access import (
     TokenList,
     TokenView,
 )
-from ...protocol.http.quotas import (
-    QuotaList,
-    SetQuota,
-    UnsetQuota,
-)
+from ...protocol.http.quotas import QuotaList, SetQuota, UnsetQuota
 from ...rpc.access.caller import Caller
 from ...rpc.access.credentials import ShownCapability
 from ...rpc.access.guard import CALLER
@@ -99,6 +88,7 @@ from .rows import (
 
 if TYPE_CHECKING:
     from .issuer import Issuer
+
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -366,3 +356,15 @@ class AccessService:
 
     async def _news(self, _body: object, _params: Params) -> AccessNews:
         return self.news()
+
+
+class AccessOff:
+    """Takes the place of `AccessService` where there is no access control."""
+
+    def routes(self) -> list[ControlRoute]:
+        """Return a route for each of `endpoints.ACCESS`."""
+
+        async def refuse(_body: object, _params: object) -> object:
+            raise InvalidRequestError(Reason.ACCESS_OFF)
+
+        return [ControlRoute(endpoint, refuse) for endpoint in ACCESS]

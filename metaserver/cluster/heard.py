@@ -26,8 +26,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.routing import PartitionState
-from ..sql.dialect import insert_new, now_ms
-from ..sql.portions import portions, rows_of
+from ..sql.dialect import insert_new, now_ms, portions, rows_of
 from ..sql.schema import accepted_folders, brokers, drained, groups, heard, partitions, subjects
 from .brokers import read_openings
 from .subjects import SERVED

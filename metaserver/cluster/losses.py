@@ -24,8 +24,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import GivenUpPartition
 from ...protocol.operations import GroupLoss, LossView, StepAction
 from ...protocol.routing import PartitionState
-from ..sql.dialect import insert_new
-from ..sql.portions import portions
+from ..sql.dialect import insert_new, portions
 from ..sql.schema import (
     brokers,
     drained,

@@ -27,9 +27,9 @@ from sqlalchemy.engine import Connection
 from ...protocol.errors import SubjectDeletedError
 from ...protocol.routing import PartitionState
 from ..sql.dialect import insert_new, now_ms
-from ..sql.past import deletions
 from ..sql.schema import (
     brokers,
+    deletions,
     drained,
     given_up,
     groups,
@@ -310,7 +310,7 @@ def name_was_deleted(connection: Connection, subject: str) -> bool:
 
 def is_ageing(connection: Connection, subject: str) -> bool:
     """Return whether the deletion of a subject of this name will be forgotten after a time; see
-    `retention/past_rows.py`.
+    `retention/history.py`.
     """
     named = sa.and_(_deleted(subject), deletions.c.ended_at.is_not(None))
     return connection.execute(sa.select(sa.exists().where(named))).scalar_one()

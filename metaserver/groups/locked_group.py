@@ -14,12 +14,11 @@ from sqlalchemy.engine import Connection
 from ...protocol.errors import GroupUnknownError
 from ...protocol.ids import MAX_I64, FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy
-from ..sql.dialect import insert_or_replace, now_ms
-from ..sql.portions import portions
+from ..sql.dialect import insert_or_replace, now_ms, portions
 from ..sql.schema import groups, leases, sessions
+from .group_rows import client_is_suspended
 from .leases import PartitionLease
 from .sessions import lock_in_order, sweep_sessions
-from .stored_settings import client_is_suspended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,17 @@
-"""Changes that operators make to a consumer group with live members: its failure policy and its
-switches. SQL, synchronous.
+"""Changes that operators make to a consumer group with live members: its strategy, its failure
+policy and its suspension. SQL, synchronous.
 
 Invariants
     A change raises the version of every session's grants in its transaction, so that each member
     gets it with its next heartbeat, from any metaserver.
     The switches of operators and the switch of a session's own code are separate: a session has
     grants only if none is set.
+
+Invariants
+    Sessions, strategy and tokens change in one transaction: no session that joined under the old
+    strategy has a grant afterwards.
+    Every later token is above all earlier ones, so that the first new Acquire of a partition fences
+    its old owner.
 """
 
 from __future__ import annotations
@@ -15,21 +21,17 @@ from msgspec.structs import asdict
 from sqlalchemy.engine import Connection
 
 from ...protocol.errors import InvalidRequestError, OverloadedError, Reason
-from ...protocol.groups import (
-    FailurePolicy,
-    GroupPolicy,
-    GroupSettings,
-    SetGroup,
-    SuspendGroup,
-)
+from ...protocol.groups import FailurePolicy, GroupPolicy, GroupSettings, SetGroup, SuspendGroup
+from ...protocol.ids import SessionId
 from ...protocol.routing import ConsumeStrategy, OrderStrategy
 from ..cluster.heard import mark_unsettled
 from ..cluster.subjects import open_subject_row
 from ..sql.dialect import insert_new
-from ..sql.schema import groups, suspended_clients
-from .lease_rows import Changes
+from ..sql.schema import groups, leases, sessions, suspended_clients
+from .group_rows import POLICY_COLUMNS, policy_of, policy_values, read_stored
+from .lease_rows import NO_CHANGES, Changes
 from .locked_group import lock_group, raise_group_versions
-from .stored_settings import POLICY_COLUMNS, policy_of, policy_values, read_stored
+from .sessions import end_sessions
 from .views import find_group, grants_versions
 
 SUSPENDED_CLIENTS_MAX = 1_000
@@ -155,3 +157,28 @@ def _notify_members(connection: Connection, group_id: int) -> Changes:
     mark_unsettled(connection, group_id)
     raise_group_versions(connection, [group_id])
     return Changes(versions=grants_versions(connection, [group_id]))
+
+
+def switch_group(
+    connection: Connection, subject: str, group: str, strategy: ConsumeStrategy
+) -> Changes:
+    """
+    End the sessions of a group and give it another strategy; does nothing if it has that strategy.
+
+    Raises:
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError
+    """
+    row = open_subject_row(connection, subject)
+    group_id, _ = find_group(connection, row.subject_id, subject, group)
+    here = groups.c.group_id == group_id
+    locked = connection.execute(sa.select(groups.c.strategy).where(here).with_for_update()).one()
+    if locked.strategy == strategy:
+        return NO_CHANGES
+    chosen = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
+    ended = [SessionId(session) for session in connection.execute(chosen).scalars()]
+    end_sessions(connection, ended)
+    free = sa.update(leases).where(leases.c.group_id == group_id)
+    connection.execute(free.values(session=None, wanted=None, withdrawn=False))
+    connection.execute(sa.update(groups).where(here).values(strategy=strategy))
+    mark_unsettled(connection, group_id)
+    return Changes(versions={}, ended=ended)

@@ -50,17 +50,18 @@ from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..wakeups import SingleFlight, Waiter, Wakeups
 from .arrivals import Arrivals, longest_ms
-from .creation import EARLIEST
+from .group_rows import EARLIEST
 from .lease_rows import (
     Changes,
     note_drained,
+    note_unreached,
     read_grants,
     read_many_grants,
     release_leases,
     release_unheld,
     settle_group,
 )
-from .operators import group_settings, set_policy, suspend_members
+from .operators import group_settings, set_policy, suspend_members, switch_group
 from .renewals import Renewals
 from .sessions import (
     JoinAsk,
@@ -70,9 +71,7 @@ from .sessions import (
     leave_group,
     suspend_session,
 )
-from .switch import switch_group
 from .turns import GroupWrites
-from .unreached import note_unreached
 from .views import grants_versions, group_versions, list_groups, read_group
 
 log = logging.getLogger("keylane.metaserver")

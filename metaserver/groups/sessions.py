@@ -4,6 +4,11 @@ Invariants
     A session is live while `expires_at` is after the database's time.
     Only live sessions are renewed: an expired one stays dead even before its row is deleted.
     The transaction that begins or ends a session marks its group unsettled.
+
+Checks whether a principal may have one more consumer.
+
+Two simultaneous joins in different groups may both get the last place, because their transactions
+do not wait for each other.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from ...protocol.access.quota import EVERYBODY
 from ...protocol.control import Join, Suspend
 from ...protocol.errors import (
     BusyError,
@@ -32,6 +38,7 @@ from ...protocol.errors import (
     SubjectDeletedError,
 )
 from ...protocol.groups import GroupStart
+from ...protocol.http.quotas import PRINCIPAL
 from ...protocol.ids import SessionId, check_name
 from ...protocol.routing import OrderStrategy
 from ..cluster.heard import Announcement, mark_unsettled, unheard_partitions
@@ -40,13 +47,53 @@ from ..cluster.rows import SubjectRow
 from ..cluster.subjects import find_subject, open_subject_row
 from ..sql.dialect import now_ms
 from ..sql.duties import duty_left_ms, reset_duty
-from ..sql.schema import groups, leases, live_resets, sessions, subjects
-from .creation import EARLIEST, insert_group
-from .session_quota import check_session_quota
-from .stored_settings import MEMBER_COLUMNS, MemberSettings, settings_of_member, start_of
+from ..sql.schema import access_quotas, groups, leases, live_resets, sessions, subjects
+from .group_rows import (
+    EARLIEST,
+    MEMBER_COLUMNS,
+    MemberSettings,
+    insert_group,
+    settings_of_member,
+    start_of,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy.sql.dml import ReturningUpdate
+
+
+RETRY_AFTER_MS = 5_000
+
+_quotas = sa.select(access_quotas.c.name, access_quotas.c.sessions).where(
+    access_quotas.c.kind == PRINCIPAL,
+    access_quotas.c.name.in_((EVERYBODY, sa.bindparam("of_principal"))),
+)
+_live_of_principal = sa.select(sa.func.count()).where(
+    sessions.c.principal == sa.bindparam("of_principal"), sessions.c.expires_at > now_ms()
+)
+
+
+def check_session_quota(connection: Connection, principal: str, *, more: int = 1) -> None:
+    """
+    Check that a principal may begin `more` sessions; "" has no limit.
+
+    Raises:
+        QuotaExceededError: it would have more than its quota, or, if it has none, than the quota of
+            EVERYBODY.
+    """
+    if not principal:
+        return
+    who = {"of_principal": principal}
+    limits = {row.name: row.sessions for row in connection.execute(_quotas, who)}
+    limit = limits.get(principal, limits.get(EVERYBODY, 0))
+    if limit and connection.execute(_live_of_principal, who).scalar_one() + more > limit:
+        raise QuotaExceededError(
+            Reason.SESSION_QUOTA,
+            f"{principal!r} has {limit} consumers, and may have no more",
+            principal=principal,
+            limit=limit,
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+
 
 PREDECESSORS_MAX = 16
 """Number of earlier sessions of an instance that are remembered; calls of still earlier ones are

@@ -20,9 +20,8 @@ from ..cluster.losses import read_given_up
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import PLANNED, SERVED, open_subject_row
 from ..cluster.unfinished import UNFINISHED
-from ..sql.dialect import SqliteMoment, begin_snapshot, now_ms, sqlite_moment
+from ..sql.dialect import SqliteMoment, begin_snapshot, now_ms, rows_of, sqlite_moment
 from ..sql.duties import duty_left_ms, reset_duty
-from ..sql.portions import rows_of
 from ..sql.schema import (
     groups,
     leases,
@@ -33,7 +32,7 @@ from ..sql.schema import (
     starts,
     subjects,
 )
-from .stored_settings import read_stored
+from .group_rows import read_stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,12 +24,10 @@ from ..cluster.brokers import lock_brokers, no_host, writable_groups
 from ..cluster.lost_database import check_not_lost
 from ..cluster.removals import being_deleted
 from ..cluster.rows import SubjectRow
-from ..cluster.subject_room import check_subject_room
-from ..cluster.subjects import find_subject
+from ..cluster.subjects import check_subject_room, find_subject
 from ..operations.plan_inputs import free_subject, open_partitions
 from ..sql.dialect import now_ms
-from ..sql.past import publications
-from ..sql.schema import partition_parents, partitions, subjects
+from ..sql.schema import partition_parents, partitions, publications, subjects
 
 
 def plan_hidden(

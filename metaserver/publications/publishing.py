@@ -44,18 +44,17 @@ from ..groups.sessions import sweep_sessions
 from ..groups.views import revision_of
 from ..sql.dialect import now_ms
 from ..sql.duties import duty_left_ms, reset_duty
-from ..sql.past import publications
 from ..sql.schema import (
     groups,
     operations,
     partitions,
+    publications,
     sessions,
     starts,
     steps,
     subjects,
 )
-from .cuts import check_cut, cut_of
-from .lineage import check_continues, outdated, parents_of
+from .cuts import check_continues, check_cut, cut_of, outdated, parents_of
 
 
 def begin_publication(

@@ -19,8 +19,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.errors import ConfigError, Reason
 from ..access.rows import begin_access, raise_version
 from ..backup.rows import number_ahead
-from ..sql.name_limits import name_limits
-from ..sql.schema import access_grants, access_principals, access_quotas, access_tokens
+from ..sql.schema import access_grants, access_principals, access_quotas, access_tokens, name_limits
 
 RIGHTS = (access_principals, access_tokens, access_grants, access_quotas, name_limits)
 """The copied tables; tables that others refer to come first."""

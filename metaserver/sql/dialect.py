@@ -5,17 +5,22 @@ Invariants
     `now_ms()` is the database's own clock. On PostgreSQL it is `clock_timestamp()`, which advances
     within a transaction. On SQLite it is the machine's boot-time clock, registered on every
     connection: it counts suspend and never jumps.
+
+Divides long lists of ids over several statements.
+
+A statement on PostgreSQL takes 32,767 parameters, on SQLite 32,766. The statements stay in one
+transaction, so that all of them or none take effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import event
+from sqlalchemy import Executable, Row, event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import PoolProxiedConnection
@@ -23,8 +28,9 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from ...protocol.clock import Clock
 
-if TYPE_CHECKING:  # each is imported by the engine that needs it
+if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql, sqlite
+
 
 BUSY_MS = 5_000
 """Longest time, in milliseconds, for which a writer waits for another process on the same SQLite
@@ -181,3 +187,24 @@ def prepare_sqlite(
     # Not a listener for "begin", because an engine that has one looks for listeners at every
     # statement. The dialect belongs to this engine alone.
     engine.dialect.do_begin = do_begin  # type: ignore[method-assign]
+
+
+Id = TypeVar("Id", int, str)
+
+IDS_AT_ONCE = 5_000
+"""Most ids in one statement."""
+
+
+def portions(ids: Collection[Id]) -> Iterator[list[Id]]:
+    """Yield the ids without duplicates, at most `IDS_AT_ONCE` at a time, ascending so that rows are
+    locked in one order.
+    """
+    ordered = sorted(set(ids))
+    for first in range(0, len(ordered), IDS_AT_ONCE):
+        yield ordered[first : first + IDS_AT_ONCE]
+
+
+def rows_of(connection: Connection, select: Executable, ids: Collection[Id]) -> Iterator[Row[Any]]:
+    """Yield the rows of a SELECT with a parameter `ids`, which gets the ids in `portions`."""
+    for some in portions(ids):
+        yield from connection.execute(select, {"ids": some})

@@ -21,8 +21,6 @@ from sqlalchemy.engine import Connection
 from ... import migrations
 from ...protocol.errors import ConfigError, Reason
 from ...protocol.membership.versions import FIRST_RELEASE, VERSION, parse_version
-from . import name_limits as _name_limits  # noqa: F401 - its table is among those of `metadata`
-from . import past as _past  # noqa: F401 - as above
 from .dialect import insert_or_replace
 from .schema import facts, metadata
 

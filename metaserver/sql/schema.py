@@ -18,6 +18,15 @@ Invariants
     `groups.last_token` only rises, and every grant takes the next one, so that no two grants of a
     group share a token.
     `expires_at` is the database's time in milliseconds, and is compared with nothing else.
+
+The table of limits that subjects of a name or pattern share; see `access/quota_rows.py`,
+`cluster/subjects.py`.
+
+The tables of the history: deletions and publications. Their rows, and those of done operations,
+are deleted after a time.
+
+`ended_at` is an age of the history at which a row's end was noticed; the database counts that age
+as a fact: see `retention/history.py`. None: the end was not noticed yet, or is still to come.
 """
 
 from __future__ import annotations
@@ -300,7 +309,7 @@ operations = Table(
         server_default=false(),
         comment="older partitions expire once the route has changed",
     ),
-    Column("ended_at", BigInteger, index=True, comment="see `past.py`"),
+    Column("ended_at", BigInteger, index=True, comment="see `schema.py`"),
     sqlite_autoincrement=True,  # an id is never given twice
 )
 
@@ -607,4 +616,39 @@ access_audit = Table(
     Column("server", String(200), nullable=False),
     sqlite_autoincrement=True,
     comment="names and numbers; never keys, values, tokens",
+)
+
+
+name_limits = Table(
+    "access_name_limits",
+    metadata,
+    Column("name", String(201), primary_key=True, comment="a subject or pattern"),
+    Column("subjects", BigInteger, nullable=False, comment="0: no limit"),
+    Column("scheduled_bytes", BigInteger, nullable=False, comment="0: no limit; each broker"),
+)
+
+
+publications = Table(
+    "publications",
+    metadata,
+    Column("hidden", String(200), primary_key=True),
+    Column("target", String(200), nullable=False),
+    Column("operation_id", BigInteger, nullable=False),
+    Column("replaces", Boolean, nullable=False),
+    Column("subject_id", BigInteger, nullable=False, server_default="0", comment="0: not known"),
+    Column("ended_at", BigInteger, index=True),
+    comment="hidden subjects that were published, so that a repeat changes nothing",
+)
+
+deletions = Table(
+    "deletions",
+    metadata,
+    Column("subject_id", BigId, primary_key=True, autoincrement=False),
+    Column(
+        "group_id", BigId, primary_key=True, autoincrement=False, comment="0: the whole subject"
+    ),
+    Column("subject", String(200), nullable=False),
+    Column("ended_at", BigInteger, index=True),
+    Index(None, "subject", "group_id"),
+    comment="deleted subjects and groups, whose clients must not use later ones of the name",
 )

@@ -28,9 +28,8 @@ from ..cluster.heard import mark_unsettled
 from ..cluster.removals import removals_left
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import open_subject_row
-from ..groups.creation import insert_group
+from ..groups.group_rows import insert_group, read_stored
 from ..groups.leases import raise_token_floor
-from ..groups.stored_settings import read_stored
 from ..resets.rows import note_at_end, settable_partitions
 from ..sql.dialect import now_ms
 from ..sql.schema import brokers, groups, partitions, starts, subjects

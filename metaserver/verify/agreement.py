@@ -23,9 +23,8 @@ from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..cluster.lost_database import behind_error, note_behind, read_behind
 from ..sql.database import Database
-from .checks import Index, Lacking, lacking
-from .reader import read_sql_view
-from .views import BrokerAnswer, BrokerRow, Views
+from .checks import BrokerAnswer, BrokerRow, Index, Lacking, Views, lacking
+from .service import read_sql_view
 
 log = logging.getLogger("keylane.metaserver")
 LOOK_S = 5.0

@@ -1,19 +1,140 @@
 """Reads the database, asks every broker, reads the database again, and runs the checks. Shell
 around `checks.py`.
+
+Reads the whole database at one moment, to compare it with the brokers.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from ...protocol.errors import KeylaneError
+from ...protocol.operations import OperationState, StepAction
 from ...protocol.verification import Verification
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
+from ..cluster.partitions import PartitionFilter, read_partitions
+from ..cluster.subjects import all_subjects
+from ..operations.states import MOVING
 from ..sql.database import Database
-from .checks import verify
-from .reader import read_sql_view
-from .views import BrokerAnswer, BrokerRow, Views
+from ..sql.dialect import begin_snapshot, now_ms
+from ..sql.schema import (
+    brokers,
+    drained,
+    groups,
+    heard,
+    leases,
+    operations,
+    partitions,
+    refused_brokers,
+    steps,
+)
+from .checks import (
+    BrokerAnswer,
+    BrokerRow,
+    GroupRow,
+    OperationRow,
+    PartitionView,
+    SqlView,
+    Views,
+    verify,
+)
+
+
+def read_sql_view(connection: Connection) -> SqlView:
+    """Read the database at one moment; must be the first read of its transaction."""
+    begin_snapshot(connection)
+    return SqlView(
+        subjects={subject.subject_id: subject for subject in all_subjects(connection)},
+        partitions=_partitions(connection),
+        groups=_groups(connection),
+        operations=_operations(connection),
+        brokers=_brokers(connection),
+        refused=_refused(connection),
+    )
+
+
+def _partitions(connection: Connection) -> dict[int, PartitionView]:
+    rows = {row.partition_id: row for row in connection.execute(sa.select(partitions))}
+    return {
+        partition.partition_id: PartitionView(
+            subject_id=rows[partition.partition_id].subject_id,
+            partition=partition,
+            end_offset=rows[partition.partition_id].end_offset,
+            abandoned=rows[partition.partition_id].abandoned,
+        )
+        for partition in read_partitions(connection, PartitionFilter(sa.true(), hosted=True))
+    }
+
+
+def _groups(connection: Connection) -> list[GroupRow]:
+    tokens: dict[int, dict[int, int]] = defaultdict(dict)
+    for row in connection.execute(sa.select(leases)):
+        tokens[row.group_id][row.partition_id] = row.token
+    through: dict[int, set[int]] = defaultdict(set)
+    for row in connection.execute(sa.select(drained)):
+        through[row.group_id].add(row.partition_id)
+    known: dict[int, set[int]] = defaultdict(set)
+    for row in connection.execute(sa.select(heard)):
+        known[row.group_id].add(row.partition_id)
+    return [
+        GroupRow(
+            group_id=row.group_id,
+            subject_id=row.subject_id,
+            name=row.name,
+            last_token=row.last_token,
+            route_version=row.route_version,
+            tokens=tokens[row.group_id],
+            drained=through[row.group_id],
+            heard=known[row.group_id],
+            deleting=row.deleting,
+        )
+        for row in connection.execute(sa.select(groups).order_by(groups.c.group_id))
+    ]
+
+
+def _operations(connection: Connection) -> list[OperationRow]:
+    unfinished = operations.c.state.in_(MOVING)
+    actions: dict[int, dict[int, StepAction]] = defaultdict(dict)
+    todo = sa.select(steps).join(operations).where(unfinished)
+    for row in connection.execute(todo):
+        actions[row.operation_id][row.partition_id] = StepAction(row.action)
+    idle = (now_ms() - operations.c.driven_until).label("idle_ms")
+    rows = sa.select(operations, idle).where(unfinished).order_by(operations.c.operation_id)
+    return [
+        OperationRow(
+            operation_id=row.operation_id,
+            subject_id=row.subject_id,
+            state=OperationState(row.state),
+            running=row.running is not None,
+            idle_ms=row.idle_ms,
+            problem=row.problem,
+            steps=actions[row.operation_id],
+        )
+        for row in connection.execute(rows)
+    ]
+
+
+def _brokers(connection: Connection) -> list[BrokerRow]:
+    known = sa.select(brokers).order_by(brokers.c.broker_group)
+    return [
+        BrokerRow(broker_group=row.broker_group, broker_id=row.broker_id, address=row.address)
+        for row in connection.execute(known)
+    ]
+
+
+def _refused(connection: Connection) -> list[BrokerRow]:
+    lately = refused_brokers.c.expires_at > now_ms()
+    refused = sa.select(refused_brokers).where(lately).order_by(refused_brokers.c.broker_group)
+    return [
+        BrokerRow(broker_group=row.broker_group, broker_id=row.broker_id, address=row.address)
+        for row in connection.execute(refused)
+    ]
+
 
 ASKED_AT_ONCE_MAX = 16
 

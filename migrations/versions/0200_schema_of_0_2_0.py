@@ -500,7 +500,7 @@ def upgrade() -> None:
             nullable=False,
             comment="older partitions expire once the route has changed",
         ),
-        sa.Column("ended_at", sa.BigInteger(), comment="see `past.py`"),
+        sa.Column("ended_at", sa.BigInteger(), comment="see `schema.py`"),
         sa.ForeignKeyConstraint(
             ["subject_id"], ["subjects.subject_id"], name=op.f("fk_operations_subject_id")
         ),

@@ -11,14 +11,14 @@ from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.lease_rows import read_grants, release_leases, settle_group
 from keylane.metaserver.groups.parked_ancestors import need_no_owner, read_taken_over
 from keylane.metaserver.groups.sessions import join_group, leave_group
-from keylane.metaserver.resets.live_rows import (
+from keylane.metaserver.resets.live import (
     give_up_live_reset,
     pending_live_resets,
     plan_live_reset,
     read_live_reset,
 )
 from keylane.metaserver.resets.rows import begin_reset, end_reset, reset_scope
-from keylane.metaserver.retention.idle_rows import idle_groups, note_idle
+from keylane.metaserver.retention.idle_groups import idle_groups, note_idle
 from keylane.metaserver.sql.database import open_database
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join, ReleaseGrant

@@ -27,7 +27,7 @@ from keylane.metaserver.sql import dialect
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.dialect import now_ms
 from keylane.metaserver.sql.schema import brokers, groups, sessions, subjects
-from keylane.metaserver.verify.reader import read_sql_view
+from keylane.metaserver.verify.service import read_sql_view
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.errors import (
     ConfigError,

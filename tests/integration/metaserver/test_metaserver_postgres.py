@@ -21,11 +21,18 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from keylane.metaserver.catalogue.accepted import accept_folder
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.sessions import join_group, renew_sessions
-from keylane.metaserver.retention.past_rows import count_age, note_ended, remove_ended
+from keylane.metaserver.retention.history import count_age, note_ended, remove_ended
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.migrate import HEAD, alembic_config, migrate
-from keylane.metaserver.sql.past import deletions, publications
-from keylane.metaserver.sql.schema import brokers, facts, metadata, refused_brokers, subjects
+from keylane.metaserver.sql.schema import (
+    brokers,
+    deletions,
+    facts,
+    metadata,
+    publications,
+    refused_brokers,
+    subjects,
+)
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import AcceptFolder, CreateSubject, Join
 from keylane.protocol.errors import StorageError

@@ -25,12 +25,11 @@ from keylane.metaserver.groups.sessions import join_group, leave_group, renew_se
 from keylane.metaserver.operations.begin import begin_operations
 from keylane.metaserver.operations.journal import finish_round
 from keylane.metaserver.removals.begin import begin_group_deletion, begin_subject_deletion
-from keylane.metaserver.resets.live_rows import plan_live_reset
+from keylane.metaserver.resets.live import plan_live_reset
 from keylane.metaserver.resets.rows import begin_reset, end_reset, reset_scope
-from keylane.metaserver.retention.idle_rows import note_idle
+from keylane.metaserver.retention.idle_groups import note_idle
 from keylane.metaserver.sql.database import SqlDatabase, open_database
-from keylane.metaserver.sql.name_limits import name_limits
-from keylane.metaserver.sql.schema import brokers, groups, removals, subjects
+from keylane.metaserver.sql.schema import brokers, groups, name_limits, removals, subjects
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import (
     BrokerHeartbeat,

@@ -37,8 +37,8 @@ from keylane.metaserver.removals.service import RemovalService
 from keylane.metaserver.resets.live import LiveResets
 from keylane.metaserver.resets.service import ResetService
 from keylane.metaserver.retention.announcer import Announcer
-from keylane.metaserver.retention.expirer import Expirer
-from keylane.metaserver.retention.past_expirer import PastExpirer
+from keylane.metaserver.retention.empty_partitions import Expirer
+from keylane.metaserver.retention.history import PastExpirer
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.clock_restart import adopt_boot
 from keylane.metaserver.starts.service import StartService

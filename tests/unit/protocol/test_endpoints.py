@@ -15,7 +15,7 @@ from keylane.broker.parking import Parking
 from keylane.broker.posting import MessagePosting
 from keylane.broker.reading import MessageReading
 from keylane.broker.scheduling import Scheduling
-from keylane.metaserver.access.off import AccessOff
+from keylane.metaserver.access.service import AccessOff
 from keylane.metaserver.calls import control_routes
 from keylane.protocol import endpoints
 from keylane.protocol.endpoints import BROKER, METASERVER

@@ -7,7 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from keylane.metaserver.groups import sessions
-from keylane.metaserver.retention import past_expirer, past_rows
+from keylane.metaserver.retention import history as past_expirer
+from keylane.metaserver.retention import history as past_rows
 from sim.mutants.mutant import Breaks, Patches
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from keylane.metaserver.access import audit_rows
-from keylane.metaserver.access.audit_rows import (
+from keylane.metaserver.access import audit_log as audit_rows
+from keylane.metaserver.access.audit_log import (
     AuditSearch,
     append_events,
     read_events,

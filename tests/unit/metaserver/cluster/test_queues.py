@@ -12,9 +12,8 @@ from keylane.metaserver.operations.journal import (
     finish_round,
 )
 from keylane.metaserver.operations.plan import NOTHING
-from keylane.metaserver.verify.checks import verify
-from keylane.metaserver.verify.reader import read_sql_view
-from keylane.metaserver.verify.views import Views
+from keylane.metaserver.verify.checks import Views, verify
+from keylane.metaserver.verify.service import read_sql_view
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Retention
 from keylane.protocol.errors import Reason, SubjectUnknownError
 from keylane.protocol.operations import OperationKind, OperationState, Reshape

@@ -16,9 +16,8 @@ from keylane.metaserver.rebuild.rows import RebuildOptions
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.metaserver.resets.cursors import PartitionOffsets, new_cursors
 from keylane.metaserver.sql.schema import subjects
-from keylane.metaserver.verify.checks import verify
-from keylane.metaserver.verify.reader import read_sql_view
-from keylane.metaserver.verify.views import Views
+from keylane.metaserver.verify.checks import Views, verify
+from keylane.metaserver.verify.service import read_sql_view
 from keylane.protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from keylane.protocol.ids import MAX_I64
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX

@@ -6,8 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from keylane.metaserver.cluster.subjects import plan_subject
-from keylane.metaserver.sql.name_limits import name_limits
-from keylane.metaserver.sql.schema import subjects
+from keylane.metaserver.sql.schema import name_limits, subjects
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import OverloadedError
 from support.sql.rows import Rows

@@ -12,8 +12,8 @@ from keylane.metaserver.groups.lease_rows import (
     read_grants,
     release_leases,
 )
+from keylane.metaserver.groups.operators import switch_group
 from keylane.metaserver.groups.sessions import join_group, leave_group, suspend_session
-from keylane.metaserver.groups.switch import switch_group
 from keylane.metaserver.groups.views import list_groups, read_group
 from keylane.metaserver.sql.dialect import now_ms
 from keylane.metaserver.sql.schema import groups, leases

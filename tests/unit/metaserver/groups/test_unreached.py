@@ -9,9 +9,8 @@ import random
 import pytest
 
 from keylane.metaserver.groups.allocation import allocate, pass_on
-from keylane.metaserver.groups.lease_rows import read_grants, release_leases
+from keylane.metaserver.groups.lease_rows import note_unreached, read_grants, release_leases
 from keylane.metaserver.groups.sessions import join_group, leave_group
-from keylane.metaserver.groups.unreached import note_unreached
 from keylane.protocol.control import Join, ReleaseGrant
 from keylane.protocol.errors import SessionUnknownError
 from keylane.protocol.ids import PartitionId, SessionId

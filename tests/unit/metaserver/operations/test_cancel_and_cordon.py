@@ -21,9 +21,8 @@ from keylane.metaserver.operations.journal import (
     idle_operations,
 )
 from keylane.metaserver.operations.views import operation_views, subject_history
-from keylane.metaserver.verify.checks import verify
-from keylane.metaserver.verify.reader import read_sql_view
-from keylane.metaserver.verify.views import Views
+from keylane.metaserver.verify.checks import Views, verify
+from keylane.metaserver.verify.service import read_sql_view
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import (
     Reason,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from keylane.metaserver.operations import first_times as first_times_module
-from keylane.metaserver.operations.first_times import first_times, send_first_times
+from keylane.metaserver.operations import driver as first_times_module
+from keylane.metaserver.operations.driver import first_times, send_first_times
 from keylane.protocol.backoff import Backoff, Pauses
 from keylane.protocol.errors import (
     BrokerReadOnlyError,

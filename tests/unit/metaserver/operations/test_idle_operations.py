@@ -8,7 +8,7 @@ from keylane.metaserver.operations.journal import claim_operation, release_opera
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.metaserver.sql.clock_restart import adopt_boot
-from keylane.metaserver.verify.reader import read_sql_view
+from keylane.metaserver.verify.service import read_sql_view
 from keylane.protocol.operations import OperationKind, Reshape
 from support.sql.kept_by_brokers import HALVES, source, status
 from support.sql.rows import Rows

@@ -26,9 +26,8 @@ from keylane.metaserver.publications.publishing import begin_publication
 from keylane.metaserver.removals.begin import begin_subject_deletion
 from keylane.metaserver.sql.schema import drained, leases, partitions
 from keylane.metaserver.starts.rows import note_started, pending_starts
-from keylane.metaserver.verify.checks import verify
-from keylane.metaserver.verify.reader import read_sql_view
-from keylane.metaserver.verify.views import Views
+from keylane.metaserver.verify.checks import Views, verify
+from keylane.metaserver.verify.service import read_sql_view
 from keylane.protocol.control import DeleteSubject, Join
 from keylane.protocol.errors import Reason, SubjectUnknownError
 from keylane.protocol.operations import HideSubject, OperationState, PublishSubject

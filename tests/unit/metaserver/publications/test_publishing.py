@@ -25,7 +25,7 @@ from keylane.metaserver.removals.begin import begin_subject_deletion
 from keylane.metaserver.resets.rows import begin_reset, end_reset, reset_scope
 from keylane.metaserver.sql.schema import leases, starts
 from keylane.metaserver.starts.rows import note_started, pending_starts
-from keylane.metaserver.verify.reader import read_sql_view
+from keylane.metaserver.verify.service import read_sql_view
 from keylane.protocol.control import DeleteSubject, Join
 from keylane.protocol.errors import (
     InvalidRequestError,

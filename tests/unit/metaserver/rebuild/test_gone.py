@@ -16,9 +16,8 @@ from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.rows import RebuildOptions, RebuiltSubject
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.metaserver.sql.duties import leave_duty, rebuilt_duty
-from keylane.metaserver.verify.checks import verify
-from keylane.metaserver.verify.reader import read_sql_view
-from keylane.metaserver.verify.views import BrokerAnswer, Views
+from keylane.metaserver.verify.checks import BrokerAnswer, Views, verify
+from keylane.metaserver.verify.service import read_sql_view
 from keylane.protocol.control import BrokerHeartbeat, Join, PartitionStatus
 from keylane.protocol.errors import InvalidRequestError, Reason
 from keylane.protocol.ids import ConsumerGroup

@@ -13,9 +13,8 @@ from keylane.metaserver.rebuild.plan import TOKENS_BETWEEN, plan_rebuild
 from keylane.metaserver.rebuild.rows import RebuildOptions
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.metaserver.sql.schema import groups
-from keylane.metaserver.verify.checks import verify
-from keylane.metaserver.verify.reader import read_sql_view
-from keylane.metaserver.verify.views import BrokerAnswer, Views
+from keylane.metaserver.verify.checks import BrokerAnswer, Views, verify
+from keylane.metaserver.verify.service import read_sql_view
 from keylane.protocol.control import (
     BrokerHeartbeat,
 )

@@ -8,8 +8,7 @@ import pytest
 from keylane.metaserver.cluster.rows import SubjectRow
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.rows import RebuildOptions
-from keylane.metaserver.verify.checks import verify
-from keylane.metaserver.verify.views import PartitionView, SqlView, Views
+from keylane.metaserver.verify.checks import PartitionView, SqlView, Views, verify
 from keylane.protocol.control import PartitionStatus
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX

@@ -29,7 +29,7 @@ from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.journal import finish_round
 from keylane.metaserver.removals.begin import begin_group_deletion, begin_subject_deletion
 from keylane.metaserver.sql.schema import metadata, partitions
-from keylane.metaserver.verify.reader import read_sql_view
+from keylane.metaserver.verify.service import read_sql_view
 from keylane.protocol.control import CreateSubject, DeleteGroup, DeleteSubject, Join
 from keylane.protocol.errors import (
     GroupDeletedError,

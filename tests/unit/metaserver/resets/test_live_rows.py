@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants, release_leases
 from keylane.metaserver.groups.sessions import join_group
-from keylane.metaserver.resets.live_rows import (
+from keylane.metaserver.resets.live import (
     cancel_live_reset,
     give_up_live_reset,
     pending_live_resets,

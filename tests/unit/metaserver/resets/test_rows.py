@@ -10,8 +10,8 @@ from msgspec import structs
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants
+from keylane.metaserver.groups.operators import switch_group
 from keylane.metaserver.groups.sessions import join_group, leave_group
-from keylane.metaserver.groups.switch import switch_group
 from keylane.metaserver.resets.cursors import PartitionOffsets, generations, new_cursors
 from keylane.metaserver.resets.rows import ResetScope, begin_reset, end_reset, reset_scope
 from keylane.metaserver.sql.duties import (

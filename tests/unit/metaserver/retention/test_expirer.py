@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.retention import expirer as of_expirer
-from keylane.metaserver.retention.expirer import Expirer
-from keylane.metaserver.retention.expiry_rows import mark_expired
+from keylane.metaserver.retention import empty_partitions as of_expirer
+from keylane.metaserver.retention.empty_partitions import Expirer, mark_expired
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.schema import drained, groups, heard, leases
 from support.sql.rows import Rows

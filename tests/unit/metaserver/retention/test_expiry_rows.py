@@ -10,8 +10,8 @@ from keylane.metaserver.groups.lease_rows import note_drained, read_grants, rele
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.operations.begin import begin_operations
 from keylane.metaserver.operations.journal import claim_operation, finish_round
-from keylane.metaserver.retention import expiry_rows
-from keylane.metaserver.retention.expiry_rows import (
+from keylane.metaserver.retention import empty_partitions as expiry_rows
+from keylane.metaserver.retention.empty_partitions import (
     expiry_candidates,
     forget_progress,
     mark_expired,

@@ -13,8 +13,7 @@ import pytest
 
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.removals.begin import begin_group_deletion
-from keylane.metaserver.retention.group_expirer import GroupExpirer
-from keylane.metaserver.retention.idle_rows import idle_groups
+from keylane.metaserver.retention.idle_groups import GroupExpirer, idle_groups
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.clock_restart import restart_times
 from keylane.protocol.control import DeleteGroup, Join

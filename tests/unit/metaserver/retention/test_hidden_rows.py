@@ -5,7 +5,7 @@ from __future__ import annotations
 from keylane.metaserver.cluster.subjects import open_subject, subject_summaries
 from keylane.metaserver.publications.hiding import plan_hidden
 from keylane.metaserver.publications.publishing import begin_publication
-from keylane.metaserver.retention.hidden_rows import (
+from keylane.metaserver.retention.hidden_subjects import (
     IdleHidden,
     idle_hidden,
     note_hidden,

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from keylane.metaserver.retention.idle_rows import note_idle
+from keylane.metaserver.retention.idle_groups import note_idle
 from keylane.metaserver.sql.schema import groups
 from support.sql.rows import Rows
 

@@ -26,12 +26,11 @@ from keylane.metaserver.publications.cuts import begin_cut, cut_of
 from keylane.metaserver.publications.hiding import plan_hidden
 from keylane.metaserver.publications.publishing import begin_publication
 from keylane.metaserver.removals.begin import begin_group_deletion, begin_subject_deletion
-from keylane.metaserver.retention import past_rows
-from keylane.metaserver.retention.past_expirer import PastExpirer
+from keylane.metaserver.retention import history as past_rows
+from keylane.metaserver.retention.history import PastExpirer
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.clock_restart import restart_times
-from keylane.metaserver.sql.past import deletions, publications
-from keylane.metaserver.sql.schema import operations, steps
+from keylane.metaserver.sql.schema import deletions, operations, publications, steps
 from keylane.protocol.control import AutoCreate, DeleteGroup, DeleteSubject, Join
 from keylane.protocol.errors import SubjectDeletedError, SubjectUnknownError
 from keylane.protocol.operations import HideSubject, OperationKind, PublishSubject, Reshape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keylane.metaserver.sql.portions import IDS_AT_ONCE, portions
+from keylane.metaserver.sql.dialect import IDS_AT_ONCE, portions
 
 
 def test_portions_have_each_id_once_and_ascend_when_ids_are_many():

@@ -18,7 +18,7 @@ from keylane.metaserver.cluster.removals import (
     was_deleted,
 )
 from keylane.metaserver.groups.views import due_work
-from keylane.metaserver.retention.past_rows import note_ended, remove_ended
+from keylane.metaserver.retention.history import note_ended, remove_ended
 from keylane.metaserver.sql.schema import metadata
 from support.sql.rows import Rows
 

@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from keylane.metaserver.cluster.rows import SubjectRow
-from keylane.metaserver.verify.checks import CHECKS, IDLE_MS_MAX, VIOLATIONS_MAX, verify
-from keylane.metaserver.verify.views import (
+from keylane.metaserver.verify.checks import (
+    CHECKS,
+    IDLE_MS_MAX,
+    VIOLATIONS_MAX,
     BrokerAnswer,
     BrokerRow,
     GroupRow,
@@ -17,6 +19,7 @@ from keylane.metaserver.verify.views import (
     PartitionView,
     SqlView,
     Views,
+    verify,
 )
 from keylane.protocol.control import (
     GroupStatus,
