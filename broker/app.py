@@ -1,5 +1,10 @@
 """Starts and stops a broker's parts in order: data folder, store, server, registration,
 retention.
+
+Waits at a start for the predecessor: the new program is loaded before the old one is stopped.
+
+Loading the program takes longer than anything else at a start, and happens while the old one still
+serves. Clients then wait only for the end of the old one and the recovery of its folder.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import random
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import SHORT_TEXT_CHARS_MAX, BrokerHeartbeat
 from ..protocol.endpoints import ACCESS_NEWS, BROKER, NOTE_AUDIT
+from ..protocol.errors import AddressError, Reason
 from ..protocol.frames import CancelScheduled, Schedule
 from ..protocol.http.audit import AuditEvent, NoteAudit
 from ..protocol.membership.versions import VERSION
@@ -49,23 +55,60 @@ from .scheduled.scheduler import Scheduler
 from .scheduling import Scheduling
 from .service import BrokerService
 from .settings import BrokerSettings
+from .storage.data_folder import (
+    FolderIdentity,
+    Opening,
+    begin_opening,
+    claim_folder,
+    keep_operators,
+    note_heard,
+    read_operators,
+)
 from .storage.fail_points import files_of
-from .storage.files import Files, narrow_rights
-from .storage.identity import FolderIdentity, claim_folder
+from .storage.files import Files, is_locked, narrow_rights
 from .storage.kernel_syncs import KernelSyncs
-from .storage.opening import Opening, begin_opening, note_heard
-from .storage.operators import keep_operators, read_operators
+from .store.group_changes import forget_told, refuse_old_tokens
 from .store.group_commit import RunBlocking
-from .store.known_groups import forget_told
-from .store.old_tokens import refuse_old_tokens
 from .store.quick_sync import KernelQuickSync, QuickSync
 from .store.store import Store
-from .takeover import wait_for_predecessor
 
 if TYPE_CHECKING:
     from .access.guarding import BrokerGuarding
 
+
 log = logging.getLogger("keylane.broker")
+
+POLL_S = 0.01
+
+
+async def wait_for_predecessor(settings: BrokerSettings) -> None:
+    """
+    Wait at most `takeover_ms` until no other program uses the data folder and the port.
+
+    Nothing is reserved here: the first program to take them has them, and the other one is refused.
+
+    Raises:
+        AddressError: this address can never become free for the broker.
+    """
+    told = False
+    with suppress(TimeoutError):  # the start reports what is in use
+        async with asyncio.timeout(settings.takeover_ms / 1000):
+            while is_locked(str(settings.data)) or not _is_free(settings):
+                if not told and settings.takeover_ms:
+                    log.warning("ready to take over: stop the broker that uses %s", settings.data)
+                told = True
+                await asyncio.sleep(POLL_S)
+
+
+def _is_free(settings: BrokerSettings) -> bool:
+    try:
+        check_free(settings.host, settings.port, anywhere=settings.is_open)
+    except AddressError as error:
+        if error.reason is Reason.INSECURE_HOST:
+            raise
+        return False
+    return True
+
 
 SWITCH_S = 0.0005
 """Time in seconds after which a thread may take over from a busy event loop when its disk operation

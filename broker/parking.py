@@ -79,7 +79,7 @@ from ..protocol.scheduled.deliver_at import shown
 from ..protocol.text import MAYBE_OLDER_COPY, key_digest, plain_number
 from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
-from .answering.owners import owned
+from .answering.request_checks import owned
 from .control import partition_id_of
 from .partition.park_views import (
     adopted_page,

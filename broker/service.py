@@ -47,13 +47,14 @@ from ..rpc.answer_room import take_room
 from ..rpc.plane.prompt import Handled, PromptCall
 from .answering.awaited_call import AwaitedCall
 from .answering.open_pulls import OpenPulls
-from .answering.owners import OwnersRequest, owned
 from .answering.request_checks import (
+    OwnersRequest,
     check_begun,
     check_failed,
     check_failing,
     check_held,
     check_shared,
+    owned,
 )
 from .answering.stored_batches import check_read, note_handed, read_batches
 from .answering.unpack_checks import UnpackChecks
@@ -70,8 +71,8 @@ from .partition.pull_lock import (
     take,
 )
 from .standing import Standing, check_standing
+from .store.group_changes import check_told
 from .store.group_commit import Ended
-from .store.known_groups import check_told
 from .store.store import DURABLE, Store
 
 FrameHandler = Callable[[Any, memoryview], Awaitable[Handled]]

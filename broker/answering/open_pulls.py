@@ -33,8 +33,7 @@ from ...rpc.threads.turn import at_end
 from ..partition.partition import Group, HostedPartition
 from ..partition.pull_lock import check_holder
 from ..store.store import Store
-from .owners import hold, owned
-from .request_checks import wanted_tags
+from .request_checks import hold, owned, wanted_tags
 from .stored_batches import batches_up_to, check_read, note_handed, read_batches
 from .tags import leave_out
 from .waiting import LongPolls

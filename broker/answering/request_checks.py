@@ -1,11 +1,13 @@
 """Checks the fields of acks and pulls: they must keep to their limits and name stored messages.
 Pure.
+
+Checks that a request comes from the owner of a pull lock.
 """
 
 from __future__ import annotations
 
-from ...protocol.errors import InvalidRequestError, OverloadedError
-from ...protocol.frames import Ack, Pull, PullShared
+from ...protocol.errors import InvalidRequestError, OverloadedError, TokenUnknownError
+from ...protocol.frames import Ack, ChangeParked, ListParked, Pull, PullShared, ReadParked, Release
 from ...protocol.ids import MAX_I64
 from ...protocol.limits import (
     IN_FLIGHT_MS_MAX,
@@ -16,7 +18,9 @@ from ...protocol.limits import (
     TAGS_WANTED_MAX,
 )
 from ...protocol.parked import FailingMessage
-from ..partition.partition import ATTEMPTS_MAX, HostedPartition
+from ..partition.partition import ATTEMPTS_MAX, Group, HostedPartition
+from ..partition.pull_lock import SHARED, check_holder, check_session, renew
+from ..partition.state import BrokerState
 from ..partition.suspects import BEGUN_MAX
 
 
@@ -86,3 +90,47 @@ def check_shared(request: PullShared) -> int:
     if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
         raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
     return min(request.bytes_max, PULL_BYTES_MAX)
+
+
+OwnersRequest = Pull | PullShared | Ack | Release | ChangeParked | ListParked | ReadParked
+"""The requests that only the owner of a pull lock may send."""
+
+
+def owned(state: BrokerState, request: OwnersRequest, now_ms: int) -> tuple[HostedPartition, Group]:
+    """
+    Check that a request comes from the owner of the pull lock, and renew the lock.
+
+    Args:
+        now_ms: the time of the boot clock in this turn of the event loop.
+
+    Returns:
+        The partition and the group.
+    """
+    session = request.session
+    partition = state.partition(request.partition_id)
+    if partition.fences_lost:
+        partition.check_owners()
+    group = partition.groups.get(request.group)
+    if group is None:
+        raise TokenUnknownError("the group never acquired this partition", token=request.token)
+    lock, kind = group.lock, type(request)
+    shared = lock.session == SHARED
+    if shared or session != lock.session or not lock.fence:
+        check_session(session)  # the session that acquired the lock was checked then
+    # The token of a shared group belongs to all its sessions, but an exclusive pull never comes
+    # from one of them.
+    of_all = kind is PullShared or (shared and kind is not Pull)
+    check_holder(lock, token=request.token, session=SHARED if of_all else session)
+    renew(lock, now_ms=now_ms)
+    if shared:
+        group.handed_out().hear(session, ttl_ms=lock.ttl_ms, now_ms=now_ms)
+    return partition, group
+
+
+def hold(group: Group, request: Pull, until_ms: int) -> None:
+    """Renew the pull lock for a pull that waits until `until_ms`, if its sender is still the
+    owner.
+    """
+    lock = group.lock
+    if lock.fence == request.token and lock.session == request.session:
+        renew(lock, now_ms=until_ms)

@@ -28,7 +28,7 @@ from ..storage.index.kinds import (
 from ..storage.log.holes import Hole
 from ..storage.log.recovery import scan_log
 from ..storage.snapshot import Snapshots
-from ..store.dispatch import Dispatch
+from ..store.replay import Dispatch
 
 PROBLEMS_MAX = 100
 UNFINISHED = "it is incomplete; the next start of the broker, or `rebuild`, rebuilds it"

@@ -14,8 +14,8 @@ from ..partition.state import BrokerState
 from ..scheduled.journal import ScheduledJournal
 from ..scheduled.records import Place, Record
 from ..scheduled.scheduler import open_schedule
+from ..storage.data_folder import FolderIdentity, read_identity
 from ..storage.files import Files
-from ..storage.identity import FolderIdentity, read_identity
 from ..storage.log.commit_log import segment_bases
 from ..storage.log.holes import Hole
 from ..storage.log.recovery import scan_log

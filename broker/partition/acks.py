@@ -3,7 +3,7 @@
 Invariants
     Only ranges of stored messages are acked. All ranges of a request are acked, or none.
     The cursor never falls, and never passes a message that is not acked. Only an operator's reset
-    may set it to any offset (`store/set_cursor.py`).
+    may set it to any offset (`store/group_changes.py`).
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ Pure.
 Until the record is durable, the state is ahead of the disk: `next_offset` is the offset of the next
 append, `readable_offset` the end of the messages that may be read. If the write fails, `undo_…`
 restores the durable state.
+
+Checks the facts of a new partition: names, ids, ranges.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ from ...protocol.errors import (
     StaleRouteError,
 )
 from ...protocol.errors.refusals import too_many_groups
-from ...protocol.ids import MAX_I64, NO_PRODUCER, check_name
+from ...protocol.ids import MAX_I64, NO_PRODUCER, check_name, check_partition_name
 from ...protocol.limits import (
     GROUPS_PER_SUBJECT_MAX,
+    LOGICAL_PARTITIONS,
     MESSAGE_BYTES_MAX,
     PARTITION_MESSAGES_MAX,
     PRODUCERS_PER_PARTITION_MAX,
@@ -674,3 +677,24 @@ def stored_facts(facts: HostPartition) -> HostPartition:
     return msgspec.structs.replace(
         facts, partition=partition, groups=None, tokens_above=0, times_from_ms=0
     )
+
+
+def check_facts(facts: HostPartition) -> None:
+    """
+    Check the facts of a partition.
+
+    Raises:
+        InvalidRequestError: an id, a range, the queue or the parents are impossible.
+        InvalidRequestError: the subject's or the partition's name is illegal.
+    """
+    partition = facts.partition
+    check_name("subject", facts.subject)
+    check_partition_name(partition.name)
+    if not 1 <= partition.partition_id < 1 << 63:
+        raise InvalidRequestError(f"not a partition id: {partition.partition_id}")
+    if not 0 <= partition.range_start < partition.range_end <= LOGICAL_PARTITIONS:
+        raise InvalidRequestError(
+            f"not a range of logical partitions: [{partition.range_start}, {partition.range_end})"
+        )
+    if partition.queue < 0 or len(partition.parents) > LOGICAL_PARTITIONS:
+        raise InvalidRequestError("impossible queue or parents")

@@ -42,7 +42,7 @@ from ..partition.partition import HostedPartition
 from ..settings import BrokerSettings
 from ..standing import Standing
 from ..storage.files import Files
-from ..storage.log.headers import segment_headers
+from ..storage.log.log_reader import segment_headers
 from ..storage.reserve import Reserve
 from ..store.group_commit import RunBlocking
 from ..store.store import Store

@@ -40,8 +40,7 @@ from ..standing import Standing
 from ..storage.files import Files
 from ..store.group_commit import RunBlocking
 from ..wall_clock import WallClock
-from .journal import SEGMENT_BYTES, ScheduledJournal
-from .journal_writer import JournalWriter
+from .journal import SEGMENT_BYTES, JournalWriter, ScheduledJournal
 from .records import Canceled, Delivered, DroppedMessages, Place, Record, Taken, Waits, size_of
 from .room import check_names, check_room
 from .schedule_index import ScheduledAmount, ScheduledDelivery, ScheduledEntry, ScheduleIndex

@@ -27,7 +27,7 @@ from ..partition.records import DroppedBody, FenceBody, ParkedBody, encode_body
 from ..partition.state import BrokerState
 from ..storage.files import Files
 from ..storage.log.commit_log import CommitLog
-from ..storage.log.headers import partitions_described
+from ..storage.log.log_reader import partitions_described
 from .group_commit import Entry, GroupCommit, RunBlocking
 from .snapshotter import Snapshotter
 

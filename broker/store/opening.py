@@ -22,9 +22,8 @@ from ..storage.log.commit_log import segment_bases
 from ..storage.log.holes import Hole
 from ..storage.log.recovery import RecoveredLog, recover_log
 from ..storage.snapshot import Loaded, Snapshots
-from .dispatch import Dispatch
-from .first_offsets import correct_first_offsets
-from .replay import Replay
+from .holds import correct_first_offsets
+from .replay import Dispatch, Replay
 
 log = logging.getLogger("keylane.broker")
 

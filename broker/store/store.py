@@ -4,6 +4,9 @@ The store decides appends, new partitions, seals and fences, and makes them dura
 decides acks. A method that decides does so before it returns, and either returns a future of the
 durable record or takes a function to call with the outcome. Calls are therefore decided in the
 order in which they are made.
+
+Handles damage of the index while the broker serves: health reports it, and the next start rebuilds
+the index.
 """
 
 from __future__ import annotations
@@ -30,24 +33,21 @@ from ...protocol.errors import (
 from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.record import HEADER_BYTES
 from ..partition.appends import Duplicate
-from ..partition.facts import check_facts
-from ..partition.partition import Group, HostedPartition, stored_facts
+from ..partition.partition import Group, HostedPartition, check_facts, stored_facts
 from ..partition.records import CursorBody, FenceBody, encode_body
 from ..partition.state import BrokerState, counts_as_end
 from ..settings import BrokerSettings
 from ..storage.append_file import Buffer
 from ..storage.files import Files
 from ..storage.index.interface import ConsumeQueues, Unit, offset_at
-from ..storage.index.kinds import mark_others, open_index
-from ..storage.log.batch_reader import BatchReader
+from ..storage.index.kinds import mark, mark_others, open_index
 from ..storage.log.commit_log import CommitLog
+from ..storage.log.log_reader import BatchReader
 from ..storage.log.recovery import RecoveredLog
 from ..storage.snapshot import Snapshots
 from .carry_over import CarryOver
-from .first_offsets import FirstOffsets
 from .group_commit import Ended, Entry, GroupCommit, RunBlocking
-from .holds import MessageHolds
-from .index_damage import IndexDamage
+from .holds import FirstOffsets, MessageHolds
 from .opening import open_state
 from .quick_sync import QuickSync
 from .snapshotter import Snapshotter
@@ -55,6 +55,32 @@ from .tail_cache import TailCache
 from .traffic import Traffic
 
 log = logging.getLogger("keylane.broker")
+
+
+class IndexDamage:
+    """Handles damage of one kind of index."""
+
+    def __init__(
+        self, state: BrokerState, files: Files, kind: str, *, run_blocking: RunBlocking
+    ) -> None:
+        self._state = state
+        self._files = files
+        self._kind = kind
+        self._run_blocking = run_blocking
+
+    async def report(self, error: CorruptIndexError) -> None:
+        """Report the damage in health, and mark the index so that the next start rebuilds it."""
+        if self._state.until_restart:
+            return
+        text = f"{error.message}; the next start rebuilds the index"
+        log.error("%s", text)
+        self._state.problems.append(text)
+        self._state.until_restart.add(text)
+        try:
+            await self._run_blocking(mark, self._files, self._kind)
+        except StorageError as failed:
+            log.warning("cannot mark the index as damaged: %s", failed.message)
+
 
 HELD_MS_MIN = 60_000
 """The time in milliseconds above which a held partition time is reported in the log."""

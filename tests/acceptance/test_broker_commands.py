@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from keylane.broker.storage.data_folder import claim_folder
 from keylane.broker.storage.files import RealFiles
-from keylane.broker.storage.identity import claim_folder
 from keylane.broker.storage.log.commit_log import segment_path
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.message import pack_properties

@@ -9,8 +9,8 @@ import json
 import random
 from pathlib import Path
 
-from keylane.broker.storage.identity import claim_folder
-from keylane.broker.store.set_cursor import set_cursor
+from keylane.broker.storage.data_folder import claim_folder
+from keylane.broker.store.group_changes import set_cursor
 from keylane.protocol.progress import SetCursor
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock

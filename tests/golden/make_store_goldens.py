@@ -9,8 +9,7 @@ import json
 import random
 from pathlib import Path
 
-from keylane.broker.storage.identity import claim_folder
-from keylane.broker.storage.opening import FIRST_MAX, begin_opening, note_heard
+from keylane.broker.storage.data_folder import FIRST_MAX, begin_opening, claim_folder, note_heard
 from keylane.protocol.batch import encode_batch
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock

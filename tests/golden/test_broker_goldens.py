@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 
-from keylane.broker.storage.identity import claim_folder
+from keylane.broker.storage.data_folder import claim_folder
 from keylane.broker.storage.index.file import FileConsumeQueues
 from keylane.broker.storage.index.interface import Unit
-from keylane.broker.store.known_groups import know_groups
+from keylane.broker.store.group_changes import know_groups
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, facts, open_store

@@ -17,9 +17,9 @@ from ....broker.offline.inspection import inspect_folder, walk_log, walk_schedul
 from ....broker.partition.image import partition_of
 from ....broker.partition.records import decode_body
 from ....broker.scheduled.records import Delivered, Place, Record, Taken, Waits, WaitsForSubject
+from ....broker.storage.data_folder import read_identity
 from ....broker.storage.fail_points import files_of
 from ....broker.storage.files import RealFiles
-from ....broker.storage.identity import read_identity
 from ....broker.storage.log.holes import Hole
 from ....protocol.batch import columns
 from ....protocol.errors import DataFolderError, KeylaneError

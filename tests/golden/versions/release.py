@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from keylane.broker.scheduled import records
-from keylane.broker.storage import identity, opening
+from keylane.broker.storage import data_folder as identity
+from keylane.broker.storage import data_folder as opening
 from keylane.metaserver.backup.file import FORMAT as BACKUP_FORMAT
 from keylane.protocol import frames
 from keylane.protocol.endpoints import BROKER, METASERVER

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from keylane.broker.storage import files as files_module
+from keylane.broker.storage.data_folder import claim_folder, read_identity
 from keylane.broker.storage.files import Files, RealFiles, replace_file
-from keylane.broker.storage.identity import claim_folder, read_identity
 from keylane.protocol.errors import (
     DataFolderError,
     DiskFullError,

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import pytest
 
-from keylane.broker.store.admission import WAITING_MAX
+from keylane.broker.store.group_commit import WAITING_MAX
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.errors import KeylaneError, OverloadedError
 from keylane.testing.machines.disk import Crashed, SimDisk

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from keylane.broker.store.set_cursor import set_cursor
+from keylane.broker.store.group_changes import set_cursor
 from keylane.protocol.progress import SetCursor
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock

@@ -21,10 +21,14 @@ from keylane.broker.registration import Registration
 from keylane.broker.retention.loop import Cleaning
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
-from keylane.broker.storage.identity import FolderIdentity, claim_folder
-from keylane.broker.storage.opening import Opening, begin_opening, note_heard
-from keylane.broker.store.known_groups import forget_told
-from keylane.broker.store.old_tokens import refuse_old_tokens
+from keylane.broker.storage.data_folder import (
+    FolderIdentity,
+    Opening,
+    begin_opening,
+    claim_folder,
+    note_heard,
+)
+from keylane.broker.store.group_changes import forget_told, refuse_old_tokens
 from keylane.broker.store.store import Store
 from keylane.checker.events import Event, Expired, Recovered, Resetting, Served
 from keylane.metaserver.calls import control_routes

@@ -11,7 +11,7 @@ from typing import Any
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
 from keylane.broker.storage.files import Files
-from keylane.broker.store.known_groups import know_groups
+from keylane.broker.store.group_changes import know_groups
 from keylane.broker.store.quick_sync import QuickSync
 from keylane.broker.store.store import Store
 from keylane.protocol.batch import encode_batch

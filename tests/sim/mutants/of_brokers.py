@@ -16,9 +16,8 @@ from keylane.broker.partition.partition import Group, HostedPartition
 from keylane.broker.partition.records import CursorBody
 from keylane.broker.service import BrokerService
 from keylane.broker.storage.log import recovery
-from keylane.broker.storage.log.batch_reader import BatchReader
-from keylane.broker.store.admission import AdmissionQueue
-from keylane.broker.store.group_commit import GroupCommit
+from keylane.broker.storage.log.log_reader import BatchReader
+from keylane.broker.store.group_commit import AdmissionQueue, GroupCommit
 from keylane.broker.store.store import Store
 from keylane.broker.store.tail_cache import TailCache
 from keylane.protocol.errors import ProducerFencedError, SequenceGapError, SequenceReusedError

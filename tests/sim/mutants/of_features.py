@@ -12,8 +12,7 @@ import sqlalchemy as sa
 
 from keylane.broker import control as broker_control
 from keylane.broker.partition.dropped import DroppedPartitions
-from keylane.broker.scheduled.journal import ScheduledJournal
-from keylane.broker.scheduled.journal_writer import JournalWriter
+from keylane.broker.scheduled.journal import JournalWriter, ScheduledJournal
 from keylane.broker.scheduled.records import Place, Taken
 from keylane.broker.scheduled.schedule_index import ScheduleIndex
 from keylane.broker.scheduled.scheduler import Scheduler

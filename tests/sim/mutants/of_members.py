@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from keylane.broker.partition import parked as partition_parked
 from keylane.broker.partition.parked_key import ParkedKey
-from keylane.broker.store import set_cursor
+from keylane.broker.store import group_changes as set_cursor
 from keylane.consumer.parking.park_sender import ParkSender
 from keylane.metaserver.groups import sessions as group_sessions
 from keylane.metaserver.resets import live

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from keylane.broker.store import set_cursor
+from keylane.broker.store import group_changes as set_cursor
 from keylane.metaserver.groups import lease_rows
 from keylane.metaserver.operations import journal as operations_journal
 from keylane.metaserver.resets import rows as resets_rows

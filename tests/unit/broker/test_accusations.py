@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from keylane.broker.partition.suspects import BEGUN_MAX
-from keylane.broker.store.set_cursor import set_cursor
+from keylane.broker.store.group_changes import set_cursor
 from keylane.protocol.errors import InvalidRequestError, OverloadedError
 from keylane.protocol.frames import Ack
 from keylane.protocol.ids import MAX_I64

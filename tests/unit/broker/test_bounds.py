@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from keylane.broker.bounds import bounds_of
+from keylane.broker.control import bounds_of
 from keylane.broker.store.store import Store
 from keylane.protocol.control import TimeBound
 from keylane.protocol.reading.bounds import BoundsOf, PartitionBounds

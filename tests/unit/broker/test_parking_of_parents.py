@@ -6,7 +6,7 @@ import pytest
 
 from keylane.broker.partition.park_views import changes_of
 from keylane.broker.partition.parked import Parked
-from keylane.broker.store.set_cursor import set_cursor
+from keylane.broker.store.group_changes import set_cursor
 from keylane.protocol.errors import FencedError, Reason
 from keylane.protocol.frames import LeaveParked, TakeParked
 from keylane.protocol.parked import Adopt, AdoptedKey, Park, ParkState

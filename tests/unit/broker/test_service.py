@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from keylane.broker.store.removals import drop_partition
+from keylane.broker.store.group_changes import drop_partition
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.control import DropPartition
 from keylane.protocol.errors import (

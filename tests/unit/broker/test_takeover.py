@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from keylane.broker.app import wait_for_predecessor
 from keylane.broker.settings import BrokerSettings
-from keylane.broker.takeover import wait_for_predecessor
 from support.ports import free_port
 
 

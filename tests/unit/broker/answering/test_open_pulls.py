@@ -10,8 +10,7 @@ import weakref
 
 import pytest
 
-from keylane.broker.store.removals import drop_partition, forget_group
-from keylane.broker.store.set_cursor import set_cursor
+from keylane.broker.store.group_changes import drop_partition, forget_group, set_cursor
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.control import DropPartition
 from keylane.protocol.errors import (

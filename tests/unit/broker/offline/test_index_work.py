@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from keylane.broker.offline.index_work import rebuild_index, switch_index, verify_indexes
+from keylane.broker.storage.data_folder import claim_folder
 from keylane.broker.storage.files import RealFiles
-from keylane.broker.storage.identity import claim_folder
 from keylane.broker.storage.index.file import FileConsumeQueues
 from keylane.broker.storage.index.interface import Unit
 from keylane.broker.storage.index.kinds import has_index, open_index

@@ -12,7 +12,7 @@ from keylane.broker.service import BrokerService
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
 from keylane.broker.storage.log.trail import trail_path
-from keylane.broker.store.known_groups import know_groups
+from keylane.broker.store.group_changes import know_groups
 from keylane.protocol.control import Retention, TimeBound
 from keylane.protocol.errors import (
     BrokerReadOnlyError,

@@ -14,8 +14,7 @@ from keylane.broker.retention.loop import Cleaning
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.reserve import PATH as RESERVE
 from keylane.broker.store import opening
-from keylane.broker.store.known_groups import know_groups
-from keylane.broker.store.set_cursor import set_cursor
+from keylane.broker.store.group_changes import know_groups, set_cursor
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import BrokerReadOnlyError, OffsetOutOfRangeError, StorageError
 from keylane.protocol.progress import SetCursor

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 
-from keylane.broker.storage.opening import (
+from keylane.broker.storage.data_folder import (
     FIRST_MAX,
     NEWEST_MAX,
-    PATH,
     begin_opening,
     note_heard,
     read_opening,
+)
+from keylane.broker.storage.data_folder import (
+    OPENING_PATH as PATH,
 )
 from keylane.protocol.control import OPENINGS_MAX
 from keylane.testing.machines.disk import SimDisk

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from keylane.broker.storage.operators import PATH, keep_operators, read_operators
+from keylane.broker.storage.data_folder import OPERATORS_PATH as PATH
+from keylane.broker.storage.data_folder import keep_operators, read_operators
 from keylane.testing.machines.disk import SimDisk
 
 

@@ -8,8 +8,8 @@ import asyncio
 
 import pytest
 
-from keylane.broker.store import admission
-from keylane.broker.store.admission import AdmissionQueue
+from keylane.broker.store import group_commit as admission
+from keylane.broker.store.group_commit import AdmissionQueue
 from keylane.broker.store.store import Store
 from keylane.protocol.errors import (
     BrokerReadOnlyError,

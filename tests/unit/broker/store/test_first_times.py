@@ -11,7 +11,7 @@ import pytest
 from keylane.broker.control import BrokerControl
 from keylane.broker.partition.image import image_of
 from keylane.broker.partition.state import AHEAD_MS_MAX
-from keylane.broker.storage.log.headers import segment_headers
+from keylane.broker.storage.log.log_reader import segment_headers
 from keylane.broker.store.store import HELD_MS_MIN
 from keylane.protocol.control import HostPartition
 from keylane.protocol.errors import KeylaneError, Reason

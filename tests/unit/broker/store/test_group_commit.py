@@ -9,7 +9,7 @@ import pytest
 
 from keylane.broker.partition.records import encode_body
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
-from keylane.broker.store import admission
+from keylane.broker.store import group_commit as admission
 from keylane.broker.store.group_commit import RETRY_FULL_MS, Entry
 from keylane.broker.store.store import Store
 from keylane.protocol.errors import (

@@ -10,8 +10,7 @@ import pytest
 
 from keylane.broker.partition.image import image_of, images_of_parts, partition_of
 from keylane.broker.retention.loop import Cleaning
-from keylane.broker.store.known_groups import know_groups
-from keylane.broker.store.removals import drop_partition
+from keylane.broker.store.group_changes import drop_partition, know_groups
 from keylane.protocol.control import DropPartition, Retention
 from keylane.protocol.errors import (
     OffsetOutOfRangeError,

@@ -13,8 +13,7 @@ import pytest
 from keylane.broker.control import BrokerControl
 from keylane.broker.partition.image import image_of, partition_of
 from keylane.broker.retention.loop import Cleaning
-from keylane.broker.store.known_groups import know_groups
-from keylane.broker.store.removals import forget_group
+from keylane.broker.store.group_changes import forget_group, know_groups
 from keylane.broker.store.store import Store
 from keylane.protocol.control import HostPartition, Retention
 from keylane.protocol.errors import BrokerReadOnlyError, FencedError, GroupUnknownError

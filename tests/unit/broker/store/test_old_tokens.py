@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.store.known_groups import know_groups
-from keylane.broker.store.old_tokens import refuse_old_tokens
+from keylane.broker.store.group_changes import know_groups, refuse_old_tokens
 from keylane.protocol.errors import FencedError
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock

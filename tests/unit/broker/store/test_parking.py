@@ -12,10 +12,10 @@ from keylane.broker.partition.park_views import changes_of
 from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.records import CursorBody, FenceBody, ParkedBody, encode_body
 from keylane.broker.storage.log.commit_log import segment_path
-from keylane.broker.storage.log.headers import segment_headers
+from keylane.broker.storage.log.log_reader import segment_headers
 from keylane.broker.store.carry_over import STATE_BYTES_MAX
+from keylane.broker.store.group_changes import set_cursor
 from keylane.broker.store.parking import change_parked
-from keylane.broker.store.set_cursor import set_cursor
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
     CorruptLogError,

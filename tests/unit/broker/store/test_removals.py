@@ -16,8 +16,8 @@ from keylane.broker.metrics import keep_series
 from keylane.broker.partition import dropped
 from keylane.broker.partition.image import image_of, partition_of
 from keylane.broker.retention.loop import Cleaning
-from keylane.broker.store.first_offsets import correct_first_offsets
-from keylane.broker.store.removals import drop_partition
+from keylane.broker.store.group_changes import drop_partition
+from keylane.broker.store.holds import correct_first_offsets
 from keylane.broker.store.traffic import GONE_MS
 from keylane.protocol.control import DropPartition, HostPartition
 from keylane.protocol.errors import (

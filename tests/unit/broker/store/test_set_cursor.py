@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.broker.partition.pull_lock import RESET
-from keylane.broker.store.known_groups import know_groups
-from keylane.broker.store.set_cursor import set_cursor
+from keylane.broker.store.group_changes import know_groups, set_cursor
 from keylane.protocol.errors import (
     DiskFullError,
     FencedError,

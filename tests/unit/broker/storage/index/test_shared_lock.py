@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from keylane.broker.storage.index.shared_lock import SharedLock
+from keylane.broker.storage.index.rocksdb_tables import SharedLock
 
 QUIET_S = 0.1
 """How long a thread is watched that must not get the lock."""

@@ -1,0 +1,233 @@
+"""What a data folder says about itself, in small JSON files: its identity, its openings, and the
+tokens that the broker accepts by itself.  Disk, through `Files`.
+
+    {"format": 1, "broker_id": "9f…", "broker_group": "g1"}
+
+Invariants
+    A folder of another broker group, of a newer format, or with files of other programs is refused
+    and not changed.
+
+    {"format": 1, "opening": "7c…", "heard": ["e1…"], "unheard": ["09…"]}
+
+An opening is *heard* when a metaserver has accepted a report of it.
+
+Invariants
+    Each opening has a random name and lists the earlier openings. An older copy of the folder lacks
+    the newest opening, so the metaserver recognises it as a copy. The name is durable before it is
+    reported. The list always has the last heard opening, after any number of unheard ones.
+
+    {"format": 1, "operators": {"3b4e…": "admin", "9c01…": "cluster"}}
+
+See `AccessNews.operators`: a token is kept only as its SHA-256.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import msgspec
+
+from ...protocol.errors import DataFolderError, StorageError
+from ...protocol.ids import check_name
+from .files import Files, replace_file
+
+IDENTITY_PATH = "identity.json"
+FORMAT = 1
+_OURS_BEFORE = frozenset({"lock", IDENTITY_PATH + ".tmp", "lost+found"})
+"""The names that a folder may contain before its first use."""
+
+
+class FolderIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """The broker and the broker group that a data folder belongs to."""
+
+    format: int
+    broker_id: str
+    """A random id that is written at the folder's first use. It distinguishes the folder from
+    another one of the same broker group.
+    """
+    broker_group: str
+
+
+def claim_folder(files: Files, *, broker_group: str, rng: random.Random) -> FolderIdentity:
+    """
+    Read the identity of a locked data folder, or write it if the folder is empty.
+
+    Raises:
+        DataFolderError: the folder belongs to another broker group, has a newer format, is not a
+            broker's, or is unreadable.
+    """
+    check_name("broker group", broker_group)
+    if files.size(IDENTITY_PATH) is None:
+        foreign = [name for name in files.list() if name not in _OURS_BEFORE]
+        if foreign:
+            raise DataFolderError(
+                f"{files.name()} has files that are not a broker's: {', '.join(foreign[:5])}",
+                path=files.name(),
+            )
+        identity = FolderIdentity(
+            format=FORMAT, broker_id=f"{rng.getrandbits(128):032x}", broker_group=broker_group
+        )
+        replace_file(files, IDENTITY_PATH, msgspec.json.encode(identity) + b"\n")
+        return identity
+    identity = read_identity(files)
+    if identity.broker_group != broker_group:
+        raise DataFolderError(
+            f"{files.name()} belongs to broker group {identity.broker_group}, not to "
+            f"{broker_group}",
+            path=files.name(),
+            broker_group=identity.broker_group,
+        )
+    return identity
+
+
+def read_identity(files: Files) -> FolderIdentity:
+    """
+    Read the identity of a data folder.
+
+    Raises:
+        DataFolderError: the folder is not a broker's, has a newer format, or is unreadable.
+    """
+    if files.size(IDENTITY_PATH) is None:
+        foreign = DataFolderError(
+            f"{files.name()} is not a broker's data folder: it has no {IDENTITY_PATH}",
+            path=files.name(),
+        )
+        foreign.hint = "Name the folder that the broker was started with, by --data."
+        raise foreign
+    try:
+        identity = msgspec.json.decode(files.pread(IDENTITY_PATH, 0, 1 << 16), type=FolderIdentity)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DataFolderError(
+            f"{files.name()}/{IDENTITY_PATH} is unreadable: {error}", path=files.name()
+        ) from error
+    if identity.format != FORMAT:
+        raise DataFolderError(
+            f"{files.name()} has format {identity.format}, this broker writes format {FORMAT}",
+            path=files.name(),
+        )
+    return identity
+
+
+log = logging.getLogger("keylane.broker")
+
+OPENING_PATH = "opening.json"
+HEARD_MAX = 25
+"""The number of heard openings that are listed, the newest ones: a database restored from a backup
+may know only an older opening.
+"""
+FIRST_MAX = 25
+"""The number of unheard openings that are listed from the first on. Any of them may have been
+heard: that is written only when the list is nearly full, so that most starts cost one write.
+"""
+NEWEST_MAX = 50
+"""The number of further unheard openings that are listed, the newest ones: a report may be accepted
+although its answer is lost.
+"""
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """An opening of a data folder, and the earlier openings, the oldest first."""
+
+    format: int = FORMAT
+    opening: str = ""
+    """A random name; "" if the file is missing or unreadable."""
+    heard: tuple[str, ...] = ()
+    """The newest openings of which a metaserver has accepted a report."""
+    unheard: tuple[str, ...] = ()
+    """The openings since `heard` was written. If a metaserver has heard any of them, it is one of
+    the first FIRST_MAX or of the newest.
+    """
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The earlier openings."""
+        return self.heard + self.unheard
+
+
+def begin_opening(files: Files, *, rng: random.Random) -> Opening:
+    """
+    Name a new opening of a locked and claimed data folder, durably.
+
+    If the disk accepts no writes, the previous opening is returned, so that the broker can still
+    serve reads.
+    """
+    last = read_opening(files)
+    unheard = last.unheard
+    if last.opening and last.opening not in last.heard:
+        unheard = (*unheard, last.opening)
+    unheard = (*unheard[:FIRST_MAX], *unheard[FIRST_MAX:][-NEWEST_MAX:])
+    name = f"{rng.getrandbits(128):032x}"
+    opening = msgspec.structs.replace(last, opening=name, unheard=unheard)
+    try:
+        _write(files, opening)
+    except StorageError as error:
+        log.warning("cannot write the opening of the data folder: %s", error.message)
+        return last
+    return opening
+
+
+def note_heard(files: Files, opening: Opening) -> None:
+    """
+    Write that a metaserver has accepted a report of this opening, if the list of unheard openings
+    is nearly full.
+
+    If the disk accepts no writes, the list stays as it is.
+    """
+    if opening.opening and len(opening.unheard) >= FIRST_MAX - 1:
+        heard = (*opening.heard, *opening.unheard, opening.opening)[-HEARD_MAX:]
+        try:
+            _write(files, msgspec.structs.replace(opening, heard=heard, unheard=()))
+        except StorageError as error:
+            log.info("cannot write that a metaserver knows this opening: %s", error.message)
+
+
+def read_opening(files: Files) -> Opening:
+    """Return the last opening of a data folder, or an opening without a name if the file is missing
+    or unreadable.
+    """
+    if files.size(OPENING_PATH) is None:
+        return Opening()
+    try:
+        return msgspec.json.decode(files.pread(OPENING_PATH, 0, 1 << 16), type=Opening)
+    except (msgspec.MsgspecError, UnicodeDecodeError, StorageError) as error:
+        log.warning("%s/%s is unreadable: %s", files.name(), OPENING_PATH, error)
+        return Opening()
+
+
+def _write(files: Files, opening: Opening) -> None:
+    replace_file(files, OPENING_PATH, msgspec.json.encode(opening) + b"\n")
+
+
+OPERATORS_PATH = "operators.json"
+BYTES_MAX = 4 << 20
+
+
+class _OperatorsFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the file."""
+
+    format: int = 1
+    operators: dict[str, str] = {}
+
+
+def keep_operators(files: Files, operators: dict[str, str]) -> None:
+    """Write the operators, durably. If the disk accepts no writes, the earlier ones stay."""
+    try:
+        replace_file(
+            files, OPERATORS_PATH, msgspec.json.encode(_OperatorsFile(operators=operators)) + b"\n"
+        )
+    except StorageError as error:
+        log.warning("cannot write which tokens operators have: %s", error.message)
+
+
+def read_operators(files: Files) -> dict[str, str]:
+    """Return the operators that were written last, or none if the file is missing or unreadable."""
+    if files.size(OPERATORS_PATH) is None:
+        return {}
+    try:
+        return msgspec.json.decode(
+            files.pread(OPERATORS_PATH, 0, BYTES_MAX), type=_OperatorsFile
+        ).operators
+    except (msgspec.MsgspecError, UnicodeDecodeError, StorageError) as error:
+        log.warning("%s/%s is unreadable: %s", files.name(), OPERATORS_PATH, error)
+        return {}
