@@ -19,10 +19,20 @@ from ..protocol.control import (
     TimeBound,
 )
 from ..protocol.groups import GroupPolicy, GroupSettings, GroupStart, StartAt
-from ..protocol.http.access import Decision, GrantList, GrantRow, MadeToken, TokenList, TokenView
-from ..protocol.http.audit import AuditEvent, AuditPage, AuditRow
-from ..protocol.http.quotas import QuotaList, QuotaRow
-from ..protocol.membership.cluster_view import ClusterView, MemberView
+from ..protocol.http.access import (
+    AuditEvent,
+    AuditPage,
+    AuditRow,
+    Decision,
+    GrantList,
+    GrantRow,
+    MadeToken,
+    QuotaList,
+    QuotaRow,
+    TokenList,
+    TokenView,
+)
+from ..protocol.membership.views import ClusterView, MemberView
 from ..protocol.operations import (
     BusySubject,
     GroupLoss,

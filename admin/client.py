@@ -60,21 +60,24 @@ from ..protocol.groups import (
     SuspendGroup,
 )
 from ..protocol.http.access import (
+    AuditPage,
     CheckAccess,
     CreateToken,
     Decision,
     GrantList,
     MadeToken,
+    QuotaKind,
+    QuotaList,
+    SetQuota,
     TokenList,
     TokenView,
+    UnsetQuota,
 )
-from ..protocol.http.audit import AuditPage
 from ..protocol.http.endpoint import Endpoint
-from ..protocol.http.quotas import QuotaKind, QuotaList, SetQuota, UnsetQuota
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import MAX_I64, check_name
 from ..protocol.limits import MESSAGE_BYTES_MAX, SCHEDULED_LISTED_MAX
-from ..protocol.membership.cluster_view import ClusterView
+from ..protocol.membership.views import ClusterView
 from ..protocol.message import check_message_size, pack_properties
 from ..protocol.operations import (
     ROUTE_FINAL,

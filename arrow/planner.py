@@ -28,9 +28,13 @@ from ..protocol.errors import (
     OffsetOutOfRangeError,
     PartitionUnknownError,
 )
-from ..protocol.reading.bounds import BoundsOf, PartitionBounds
-from ..protocol.reading.lineage import nearest_ancestors
-from ..protocol.reading.placing import OwnPlace, place_in_order
+from ..protocol.reading.bounds import (
+    BoundsOf,
+    OwnPlace,
+    PartitionBounds,
+    nearest_ancestors,
+    place_in_order,
+)
 from ..protocol.routing import Partition, PartitionState, Route, logical_partition
 from .loss import loss_error
 from .schema import PARTITION_MAX

@@ -27,7 +27,7 @@ from ..protocol.control import SHORT_TEXT_CHARS_MAX, BrokerHeartbeat
 from ..protocol.endpoints import ACCESS_NEWS, BROKER, NOTE_AUDIT
 from ..protocol.errors import AddressError, Reason
 from ..protocol.frames import CancelScheduled, Schedule
-from ..protocol.http.audit import AuditEvent, NoteAudit
+from ..protocol.http.access import AuditEvent, NoteAudit
 from ..protocol.membership.versions import VERSION
 from ..rpc.access.guard import Guard
 from ..rpc.access.token_file import TokenFile

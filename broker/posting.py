@@ -39,8 +39,15 @@ from ..protocol.errors import (
     UnreachableError,
 )
 from ..protocol.frames import Append, Appended
-from ..protocol.http.idempotency import ASKED, IDEMPOTENCY_KEY, KeyedProducer, keyed_producer
-from ..protocol.http.posted import PostedMessage, check_sizes, posted_messages
+from ..protocol.http.posted import (
+    ASKED,
+    IDEMPOTENCY_KEY,
+    KeyedProducer,
+    PostedMessage,
+    check_sizes,
+    keyed_producer,
+    posted_messages,
+)
 from ..protocol.ids import NO_PRODUCER, check_name
 from ..protocol.routing import Partition, PartitionState, Route, logical_partition
 from ..protocol.text import counted

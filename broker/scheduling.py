@@ -31,8 +31,13 @@ from ..protocol.errors import (
     UnreachableError,
 )
 from ..protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
-from ..protocol.http.idempotency import IDEMPOTENCY_KEY, keyed_producer
-from ..protocol.http.posted import PostedMessage, check_sizes, posted_messages
+from ..protocol.http.posted import (
+    IDEMPOTENCY_KEY,
+    PostedMessage,
+    check_sizes,
+    keyed_producer,
+    posted_messages,
+)
 from ..protocol.ids import check_name
 from ..protocol.limits import SCHEDULED_LISTED_MAX
 from ..protocol.message import check_message_size, message_too_large

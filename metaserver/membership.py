@@ -16,8 +16,8 @@ from typing import Any
 from ..protocol.control import BrokerHeartbeat
 from ..protocol.errors import KeylaneError, VersionError
 from ..protocol.log_filter import LogFilter
-from ..protocol.membership.cluster_view import ClusterView, MemberView
 from ..protocol.membership.versions import OWN, VERSION, check_member, holding_back
+from ..protocol.membership.views import ClusterView, MemberView
 from .cluster.members import ClusterState, leave, note_metaserver, read_cluster, renew_metaserver
 from .sql.cluster_facts import check_cluster
 from .sql.database import Database

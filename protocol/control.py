@@ -30,8 +30,8 @@ from .limits import (
     TTL_MS_MIN,
     UNTOLD_MAX,
 )
-from .membership.broker_views import BrokerView as BrokerView  # noqa: PLC0414 - exported
-from .membership.broker_views import RefusedBroker as RefusedBroker  # noqa: PLC0414 - exported
+from .membership.views import BrokerView as BrokerView  # noqa: PLC0414 - exported
+from .membership.views import RefusedBroker as RefusedBroker  # noqa: PLC0414 - exported
 from .progress import GroupStatus as GroupStatus  # noqa: PLC0414 - exported
 from .progress import PendingReset
 from .reprocess.holds import HoldView

@@ -52,6 +52,7 @@ from .control import (
 from .groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
 from .http.access import (
     AskCapability,
+    AuditPage,
     Capabilities,
     ChangeGrant,
     CheckAccess,
@@ -59,15 +60,16 @@ from .http.access import (
     Decision,
     GrantList,
     MadeToken,
+    NoteAudit,
+    QuotaList,
+    SetQuota,
     TokenList,
     TokenView,
+    UnsetQuota,
 )
-from .http.audit import AuditPage, NoteAudit
 from .http.endpoint import Endpoint, Rights
-from .http.idempotency import IDEMPOTENCY_KEY
 from .http.message_json import MessageObject
-from .http.posted import CONTENT_TYPE, JSON, KEY_HEADER, NDJSON, RAW
-from .http.quotas import QuotaList, SetQuota, UnsetQuota
+from .http.posted import CONTENT_TYPE, IDEMPOTENCY_KEY, JSON, KEY_HEADER, NDJSON, RAW
 from .operations import (
     Cordon,
     HideSubject,

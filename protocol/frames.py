@@ -33,7 +33,7 @@ from .errors import (
     wire_text,
 )
 from .limits import FRAME_BYTES_MAX
-from .parked.failing import FailingMessage
+from .parked.views import FailingMessage
 
 SIZE = struct.Struct("<I")
 """The first field of a frame."""

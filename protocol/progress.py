@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from .ids import MAX_I64
-from .parked.failing import FailingMessage
+from .parked.views import FailingMessage
 from .routing import ConsumeStrategy
 
 GROUPS_AT_ONCE_MAX = 1_024

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from ...protocol.errors import KeylaneError, UnreachableError
-from ...protocol.http.audit import AuditEvent
+from ...protocol.http.access import AuditEvent
 from ...rpc.access.audit_buffer import AuditBuffer
 
 log = logging.getLogger("keylane.broker")

@@ -30,7 +30,7 @@ it is, unless the rows differ: a remembered batch that ends where this one ends 
 rows up to there, in the place of the epoch. If the digests differ, the repeated task is not the
 same one, and nothing more is stored under its id, as with two producers of one id.
 
-An idempotency key (`protocol/http/idempotency.py`) has a producer id of its own, and one batch on a
+An idempotency key (`protocol/http/posted.py`) has a producer id of its own, and one batch on a
 partition, whose epoch is a digest of its messages. When remembered ids have to be forgotten, keys
 are forgotten before producers.
 

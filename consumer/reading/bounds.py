@@ -13,8 +13,8 @@ from typing import Any
 
 from ...protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from ...protocol.ids import check_offset
+from ...protocol.reading.bounds import OwnPlace, place_in_order
 from ...protocol.reading.instants import instant_ms
-from ...protocol.reading.placing import OwnPlace, place_in_order
 from ...protocol.routing import Partition
 
 Start = str | int | datetime | timedelta | Mapping[int, int] | Mapping[str, int]

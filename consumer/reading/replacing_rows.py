@@ -18,8 +18,8 @@ from typing import Any
 
 from ...protocol.message import Message
 from ...protocol.operations import PartitionHistory
+from ...protocol.reprocess.manifest import source_of
 from ...protocol.reprocess.replaced import replaced_by_rows
-from ...protocol.reprocess.sources import source_of
 
 Had = Callable[[int, int, int], bool]
 """A callable, by a partition id and offsets `[start, end)`, for whether a reader has had all of

@@ -19,7 +19,7 @@ from ...protocol.clock import Clock
 from ...protocol.control import Done
 from ...protocol.endpoints import AUDIT, NOTE_AUDIT
 from ...protocol.errors import StorageError
-from ...protocol.http.audit import EVENTS_MAX, AuditEvent, AuditPage, AuditRow, NoteAudit
+from ...protocol.http.access import EVENTS_MAX, AuditEvent, AuditPage, AuditRow, NoteAudit
 from ...protocol.ids import MAX_I64
 from ...rpc.access.audit_buffer import AuditBuffer
 from ...rpc.server import ControlRoute, Params, check_params, whole_number

@@ -20,7 +20,7 @@ from ...protocol.access.quota import (
 )
 from ...protocol.access.rights import check_pattern
 from ...protocol.errors import InvalidRequestError, OverloadedError
-from ...protocol.http.quotas import PRINCIPAL, SUBJECT, QuotaRow, SetQuota, UnsetQuota
+from ...protocol.http.access import PRINCIPAL, SUBJECT, QuotaRow, SetQuota, UnsetQuota
 from ..sql.dialect import insert_or_replace
 from ..sql.schema import access_quotas, name_limits
 from .rows import PRINCIPALS_MAX, raise_version, touch

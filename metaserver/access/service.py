@@ -58,10 +58,12 @@ from ...protocol.http.access import (
     GrantList,
     GrantRow,
     MadeToken,
+    QuotaList,
+    SetQuota,
     TokenList,
     TokenView,
+    UnsetQuota,
 )
-from ...protocol.http.quotas import QuotaList, SetQuota, UnsetQuota
 from ...rpc.access.caller import Caller
 from ...rpc.access.credentials import ShownCapability
 from ...rpc.access.guard import CALLER

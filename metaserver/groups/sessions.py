@@ -38,7 +38,7 @@ from ...protocol.errors import (
     SubjectDeletedError,
 )
 from ...protocol.groups import GroupStart
-from ...protocol.http.quotas import PRINCIPAL
+from ...protocol.http.access import PRINCIPAL
 from ...protocol.ids import SessionId, check_name
 from ...protocol.routing import OrderStrategy
 from ..cluster.heard import Announcement, mark_unsettled, unheard_partitions

@@ -37,7 +37,7 @@ from ...protocol.errors import InvalidRequestError
 from ...protocol.ids import PartitionId, check_name, partition_name, partition_number
 from ...protocol.limits import MESSAGE_BYTES_MAX, TTL_MS_DEFAULT
 from ...protocol.queues import start_behind_loss
-from ...protocol.reading.lineage import nearest_ancestors
+from ...protocol.reading.bounds import nearest_ancestors
 from ...protocol.routing import (
     OrderStrategy,
     Partition,

@@ -29,7 +29,7 @@ from ...protocol.queues import (
     queue_max,
     queue_min,
 )
-from ...protocol.reading.placing import OwnPlace, place_in_order
+from ...protocol.reading.bounds import OwnPlace, place_in_order
 from ...protocol.routing import Partition, PartitionState
 
 PLACE_HINT = (

@@ -34,7 +34,7 @@ from ...protocol.errors import (
 )
 from ...protocol.ids import FencingToken, PartitionId, check_name
 from ...protocol.progress import ResetGroup
-from ...protocol.reading.lineage import nearest_ancestors
+from ...protocol.reading.bounds import nearest_ancestors
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ...protocol.text import counted
 from ..cluster.heard import mark_unsettled

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..errors import ConfigError
-from .finite import NOT_IN_JSON, is_null_in, may_lack_json
+from .text import NOT_IN_JSON, is_null_in, may_lack_json
 
 
 class Model(Protocol):

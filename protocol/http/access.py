@@ -1,11 +1,14 @@
-"""Bodies of the control calls about access: tokens, grants, capabilities. Pure."""
+"""Bodies of the control calls about access: tokens, grants, capabilities, quotas and the audit log.
+Pure.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
+from ..access.quota import Quota
 from ..access.rights import AccessGrant, Rights
 
 LABEL_CHARS_MAX = 200
@@ -106,3 +109,106 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     held: str = ""
     """Capability for the data plane, bound to the holder's key of the request."""
     ends_in_ms: int
+
+
+TEXT_CHARS_MAX: Final = 200
+EVENTS_MAX: Final = 500
+"""Largest number of events in a call, and in a page."""
+_Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
+_Number = Annotated[int, Meta(ge=0, le=1 << 53)]
+
+
+class AuditEvent(Struct, frozen=True, kw_only=True):
+    """An act of a caller, or its refusal; it never contains keys, values, tokens or
+    capabilities.
+    """
+
+    at_ms: _Number
+    """Time of the server's calendar, in milliseconds since 1970."""
+    who: _Text
+    """Principal that acted; "" if it is not known."""
+    remote: _Text
+    """Address of the caller's host."""
+    did: _Text
+    """Name of the call, with the names of its parameters but not their values."""
+    subject: _Text
+    group: _Text
+    outcome: _Text
+    """Outcome of the call: done or refused."""
+    code: _Number = 0
+    """Code of the error; 0: none."""
+    detail: _Text = ""
+    times: _Number = 1
+    """Number of times: equal refusals at one server within about a second are one event."""
+    server: _Text = ""
+    """Server that noted it: its broker group, or `metaserver` and its address."""
+
+
+class NoteAudit(Struct, frozen=True, kw_only=True):
+    """Events that a broker reports."""
+
+    events: Annotated[list[AuditEvent], Meta(max_length=EVENTS_MAX)]
+
+
+class AuditRow(Struct, frozen=True, kw_only=True):
+    """An event with the id under which it is stored."""
+
+    audit_id: int
+    event: AuditEvent
+
+
+class AuditPage(Struct, frozen=True, kw_only=True):
+    """Events, the newest first."""
+
+    rows: list[AuditRow]
+    before: int | None = None
+    """Value of `before` in a call for older events; None: there are none."""
+
+
+PRINCIPAL: Final = "principal"
+SUBJECT: Final = "subject"
+QuotaKind = Literal["principal", "subject"]
+
+
+class SetQuota(Struct, frozen=True, kw_only=True):
+    """Limit a principal, or each subject that matches a pattern; this replaces earlier limits."""
+
+    kind: QuotaKind
+    name: str
+    """A principal, or `*` for all without a quota of their own; or a subject or pattern."""
+    quota: Quota
+    """Rates of a principal; a subject has only bytes_per_s, of messages stored at each broker."""
+    subjects: int = 0
+    """Number of subjects that may match the pattern; 0: no limit."""
+    scheduled_bytes: int = 0
+    """Bytes of messages that wait for a later delivery, for all subjects of the name or pattern
+    together, at each broker.
+    """
+    sessions: int = 0
+    """Number of consumers that a principal may have at a time in all groups; 0: no limit."""
+
+
+class UnsetQuota(Struct, frozen=True, kw_only=True):
+    """Remove the limits of a principal or pattern."""
+
+    kind: QuotaKind
+    name: str
+
+
+class QuotaRow(Struct, frozen=True, order=True):
+    """The limits of a principal or pattern."""
+
+    kind: QuotaKind
+    name: str
+    bytes_per_s: int
+    requests_per_s: int
+    connections: int
+    subjects: int = 0
+    scheduled_bytes: int = 0
+    sessions: int = 0
+
+
+class QuotaList(Struct, frozen=True, kw_only=True):
+    """All limits, sorted."""
+
+    quotas: list[QuotaRow]

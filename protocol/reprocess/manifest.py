@@ -11,19 +11,22 @@ Invariants
     The ranges are fixed when the job is planned, and half-open: live messages begin at `end` of
     each.
     A manifest is complete if its pieces cover every range, without a gap or an overlap.
+
+The source of a job's row, which its properties name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from ..errors import JobError, Reason
+from ..errors import CorruptBatchError, JobError, Reason
 from ..groups import GroupStart, StartAt
 from ..ids import MAX_I64
+from ..message import Message
 
 FORMAT = 1
 Count = Annotated[int, Meta(ge=0, le=MAX_I64)]
@@ -227,3 +230,27 @@ def group_start_of(manifest: Manifest, *, subject: str, where: str) -> GroupStar
     if not offsets:
         raise JobError(Reason.MANIFEST, f"{where} has no partition", path=where)
     return GroupStart(at=StartAt.CURSORS, at_ms=manifest.planned_at_ms, cursors=offsets)
+
+
+SOURCE = "keylane.source"
+"""Property with the partition and the offset of the message from which a row was made."""
+
+
+def source_of(row: Message[Any]) -> tuple[int, int] | None:
+    """Return the partition id and the offset of the message from which a row was made; None if its
+    properties do not name it.
+    """
+    try:
+        text = row.properties.get(SOURCE)
+    except CorruptBatchError:
+        return None
+    if not isinstance(text, str):
+        return None
+    partition_id, _, offset = text.partition("/")
+    if not (_is_number(partition_id) and _is_number(offset)):
+        return None
+    return int(partition_id), int(offset)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()

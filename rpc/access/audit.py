@@ -17,7 +17,7 @@ import logging
 from datetime import UTC, datetime
 
 from ...protocol.errors import KeylaneError
-from ...protocol.http.audit import TEXT_CHARS_MAX, AuditEvent
+from ...protocol.http.access import TEXT_CHARS_MAX, AuditEvent
 from ...protocol.http.endpoint import Endpoint, Rights
 from ...protocol.text import printable
 from .caller import AccessTarget

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ...protocol.http.audit import EVENTS_MAX, TEXT_CHARS_MAX, AuditEvent
+from ...protocol.http.access import EVENTS_MAX, TEXT_CHARS_MAX, AuditEvent
 
 WAITING_MAX = 10_000
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...protocol.http.access import ChangeGrant, CreateToken
-from ...protocol.http.quotas import SetQuota, UnsetQuota
+from ...protocol.http.access import ChangeGrant, CreateToken, SetQuota, UnsetQuota
 from ...protocol.operations import Reshape
 from ...protocol.parked.views import ChangeParkedKey
 from ...protocol.progress import ResetGroup

@@ -43,7 +43,7 @@ from ...protocol.frames import (
     Request,
     Schedule,
 )
-from ...protocol.http.audit import AuditEvent
+from ...protocol.http.access import AuditEvent
 from ...protocol.http.endpoint import Endpoint, Rights
 from ...protocol.ids import check_name
 from ...protocol.log_filter import Allowance, LineLimit

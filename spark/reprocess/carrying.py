@@ -22,8 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...protocol.errors import JobError, Reason
-from ...protocol.reprocess.manifest import Manifest
-from ...protocol.reprocess.sources import SOURCE
+from ...protocol.reprocess.manifest import SOURCE, Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,7 @@ import xxhash
 from ...arrow.column_hash import hash_column
 from ...producer.tables.arrow import Column
 from ...protocol.errors import JobError, Reason
-from ...protocol.reprocess.manifest import JobPiece
-from ...protocol.reprocess.sources import SOURCE
+from ...protocol.reprocess.manifest import SOURCE, JobPiece
 from .carrying import sources_of
 from .messages import PROPERTIES, REPLAY
 

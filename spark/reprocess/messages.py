@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 
 from ...arrow.columns import TIME
 from ...protocol.errors import JobError, Reason
-from ...protocol.reprocess.manifest import JobPiece
-from ...protocol.reprocess.sources import SOURCE
+from ...protocol.reprocess.manifest import SOURCE, JobPiece
 
 REPLAY = "replay"
 """The property, and the column of Parquet files, that names the job in each row."""

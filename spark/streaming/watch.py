@@ -25,7 +25,7 @@ from ...protocol.errors import (
     UnreachableError,
 )
 from ...protocol.limits import READ_GIVE_UP_MS
-from ...protocol.reading.placing import OwnPlace, place_in_order
+from ...protocol.reading.bounds import OwnPlace, place_in_order
 from ...protocol.routing import Partition, PartitionState, Route, logical_partition
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up, in_turns

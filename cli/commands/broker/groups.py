@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....protocol.membership.broker_views import BrokerView, RefusedBroker
+from ....protocol.membership.views import BrokerView, RefusedBroker
 from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_line, show_table

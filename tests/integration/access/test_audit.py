@@ -19,7 +19,7 @@ from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import RELOADED, MetaserverSettings
 from keylane.protocol.access.tokens import make_token, token_hash
 from keylane.protocol.errors import AccessDeniedError
-from keylane.protocol.http.audit import AuditRow
+from keylane.protocol.http.access import AuditRow
 from keylane.rpc.operating.reloading import Reloading
 from support.access.guarded import GuardedCluster, capabilities, figures_of, refusal_of
 from support.server_process import run_keylane

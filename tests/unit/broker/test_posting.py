@@ -31,8 +31,7 @@ from keylane.protocol.errors import (
     SubjectDeletedError,
 )
 from keylane.protocol.frames import Append, Appended
-from keylane.protocol.http.idempotency import ASKED
-from keylane.protocol.http.posted import PostedMessage
+from keylane.protocol.http.posted import ASKED, PostedMessage
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from keylane.rpc.server import Reply
 from sim.machines.clock import ManualClock

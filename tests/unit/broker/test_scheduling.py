@@ -24,8 +24,7 @@ from keylane.protocol.errors import (
     SubjectUnknownError,
 )
 from keylane.protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
-from keylane.protocol.http.idempotency import IDEMPOTENCY_KEY
-from keylane.protocol.http.posted import CONTENT_TYPE, JSON, KEY_HEADER
+from keylane.protocol.http.posted import CONTENT_TYPE, IDEMPOTENCY_KEY, JSON, KEY_HEADER
 from keylane.protocol.limits import MESSAGE_BYTES_MAX
 from keylane.protocol.message import pack_properties
 from keylane.protocol.routing import OrderStrategy, Route

@@ -22,7 +22,7 @@ from keylane.protocol.frames import (
 )
 from keylane.protocol.limits import ACK_RANGES_MAX, BATCH_BYTES_MAX, FRAME_BYTES_MAX, PULL_BYTES_MAX
 from keylane.protocol.parked import FAILURE_KIND_CHARS_MAX, FailingMessage
-from keylane.protocol.parked.failing import KEY_DIGEST_CHARS_MAX
+from keylane.protocol.parked.views import KEY_DIGEST_CHARS_MAX
 
 
 def whole(packed: bytes, payload: bytes = b"", length: int | None = None) -> bytes:

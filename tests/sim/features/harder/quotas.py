@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from keylane.metaserver.sql.dialect import insert_or_replace
 from keylane.metaserver.sql.schema import access_quotas
-from keylane.protocol.http.quotas import PRINCIPAL
+from keylane.protocol.http.access import PRINCIPAL
 from sim.features.feature import Feature
 from sim.swarm import Swarm
 

@@ -10,7 +10,7 @@ from keylane.broker.partition.appends import ProducerState
 from keylane.broker.partition.image import image_of, partition_of
 from keylane.protocol.batch import check_batch
 from keylane.protocol.errors import Reason, SequenceGapError, StaleRouteError
-from keylane.protocol.http.idempotency import ASKED
+from keylane.protocol.http.posted import ASKED
 from keylane.protocol.ids import KEYED_IDS, NO_PRODUCER
 from keylane.protocol.limits import PRODUCERS_PER_PARTITION_MAX
 from keylane.testing.machines.disk import SimDisk

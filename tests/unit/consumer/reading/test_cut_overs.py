@@ -14,7 +14,7 @@ import pytest
 from keylane import Admin, Consumer, ConsumerSettings, Message, Producer, Reader
 from keylane.errors import PartitionUnknownError, SubjectDeletedError
 from keylane.protocol.message import pack_properties
-from keylane.protocol.reprocess.sources import SOURCE
+from keylane.protocol.reprocess.manifest import SOURCE
 from keylane.testing import VirtualCluster
 
 SUBJECT = "orders"

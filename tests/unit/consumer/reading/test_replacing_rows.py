@@ -11,7 +11,7 @@ from keylane.consumer.reading.lineage_order import LineageOrder
 from keylane.consumer.reading.replacing_rows import Had, ReplacingRows
 from keylane.protocol.errors import SubjectDeletedError
 from keylane.protocol.message import Message, pack_properties
-from keylane.protocol.reprocess.sources import SOURCE
+from keylane.protocol.reprocess.manifest import SOURCE
 from keylane.protocol.routing import PartitionState
 from unit.consumer.reading.test_lineage_order import OPEN, ids, past
 

@@ -13,7 +13,7 @@ from keylane.metaserver.access.audit_log import (
     read_events,
     remove_events,
 )
-from keylane.protocol.http.audit import AuditEvent
+from keylane.protocol.http.access import AuditEvent
 from keylane.protocol.ids import MAX_I64
 
 ALL = {"who": None, "subject": None, "outcome": None, "since_ms": 0, "before": MAX_I64, "limit": 4}

@@ -17,7 +17,7 @@ from keylane.metaserver.cluster.subjects import plan_subject
 from keylane.metaserver.sql.schema import lost_folders
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.errors import Reason
-from keylane.protocol.membership.broker_views import BrokerView
+from keylane.protocol.membership.views import BrokerView
 from support.raising import raises
 from support.sql.rows import Rows
 

@@ -19,7 +19,7 @@ from keylane.protocol.errors import (
     OverloadedError,
     Reason,
 )
-from keylane.protocol.http.quotas import PRINCIPAL, SetQuota
+from keylane.protocol.http.access import PRINCIPAL, SetQuota
 from keylane.protocol.routing import ConsumeStrategy
 from support.raising import is_a
 from support.sql.rows import Rows

@@ -12,7 +12,7 @@ from keylane.metaserver.groups.sessions import SessionRow, join_group, leave_gro
 from keylane.protocol.access.quota import EVERYBODY, Quota
 from keylane.protocol.control import Join
 from keylane.protocol.errors import Reason
-from keylane.protocol.http.quotas import PRINCIPAL, SetQuota, UnsetQuota
+from keylane.protocol.http.access import PRINCIPAL, SetQuota, UnsetQuota
 from support.raising import raises
 from support.sql.rows import Rows
 

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keylane.protocol.codecs.codec import encode_value
-from keylane.protocol.codecs.finite import all_finite, may_lack_json
 from keylane.protocol.codecs.models import PydanticCodec
-from keylane.protocol.codecs.text import JsonCodec
+from keylane.protocol.codecs.text import JsonCodec, all_finite, may_lack_json
 from keylane.protocol.errors import CodecError
 
 BAD = (math.nan, math.inf, -math.inf)

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from keylane.protocol.codecs.codec import encode_value
-from keylane.protocol.codecs.kinds import classes_of
-from keylane.protocol.codecs.text import JsonCodec
+from keylane.protocol.codecs.text import JsonCodec, classes_of
 from keylane.protocol.errors import CodecError
 
 T = TypeVar("T")

@@ -8,8 +8,7 @@ import pytest
 
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.errors import InvalidRequestError, MessageTooLargeError
-from keylane.protocol.http.idempotency import keyed_producer
-from keylane.protocol.http.posted import PostedMessage, posted_messages
+from keylane.protocol.http.posted import PostedMessage, keyed_producer, posted_messages
 from keylane.protocol.ids import KEYED_IDS
 from keylane.protocol.limits import (
     BATCH_BYTES_MAX,

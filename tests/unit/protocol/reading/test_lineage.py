@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.protocol.reading.lineage import nearest_ancestors
+from keylane.protocol.reading.bounds import nearest_ancestors
 
 LINEAGE = {1: (), 2: (), 3: (1, 2), 4: (3,), 5: (3,), 6: (4, 5)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.protocol.reading.placing import OwnPlace, place_in_order
+from keylane.protocol.reading.bounds import OwnPlace, place_in_order
 
 LINEAGE = {1: (), 2: (1,), 3: (1,), 4: (2, 3), 5: (3,)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.protocol.message import Message, pack_properties
-from keylane.protocol.reprocess.sources import SOURCE, source_of
+from keylane.protocol.reprocess.manifest import SOURCE, source_of
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keylane.protocol.http.audit import EVENTS_MAX, AuditEvent
+from keylane.protocol.http.access import EVENTS_MAX, AuditEvent
 from keylane.rpc.access.audit_buffer import WAITING_MAX, AuditBuffer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keylane.protocol.control import AcceptFolder
 from keylane.protocol.endpoints import CREATE_GROUP, DELETE_GROUP, JOIN
-from keylane.protocol.http.audit import TEXT_CHARS_MAX, NoteAudit
+from keylane.protocol.http.access import TEXT_CHARS_MAX, NoteAudit
 from keylane.protocol.http.bodies import check_no_nul, encode_json
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import ResetGroup, ResetTo

@@ -1,4 +1,4 @@
-"""The metaserver's view of brokers. Pure."""
+"""The metaserver's view of its cluster: name, version, members and brokers.  Pure."""
 
 from __future__ import annotations
 
@@ -49,3 +49,23 @@ class BrokerView(Struct, frozen=True, kw_only=True):
     def gets_partitions(self) -> bool:
         """True if new partitions may be placed on it."""
         return self.available and self.writable and not self.cordoned
+
+
+class MemberView(Struct, frozen=True):
+    """A server of the cluster."""
+
+    name: str
+    version: str
+    """Version of its program; "": it reports none."""
+
+
+class ClusterView(Struct, frozen=True, kw_only=True):
+    """A cluster, and the progress of its upgrade."""
+
+    name: str
+    """Name of the cluster; "": no settings name it."""
+    version: str
+    """Lowest version of all members, which decides what formats are written; it never falls."""
+    members: tuple[MemberView, ...]
+    held_back_by: tuple[str, ...]
+    """Names of members that are older than the newest one."""
