@@ -32,12 +32,11 @@ from ..protocol.membership.versions import VERSION
 from ..rpc.access.guard import Guard
 from ..rpc.access.token_file import TokenFile
 from ..rpc.client import MetaClient
-from ..rpc.identity import DrawBits
+from ..rpc.environment import DrawBits
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
-from ..rpc.operating.access_figures import access_figures
-from ..rpc.operating.metrics import ServerMetrics
+from ..rpc.operating.metrics import ServerMetrics, access_figures
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.plane.prompt import DataService

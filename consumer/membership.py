@@ -37,7 +37,7 @@ from ..protocol.log_filter import LogFilter
 from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition
 from ..rpc.client import MetaClient
-from ..rpc.identity import DrawBits
+from ..rpc.environment import DrawBits
 from ..rpc.race import start_task
 from .heartbeat_timeouts import HeartbeatTimeouts
 from .log_names import consumer_name, partition_name

@@ -16,8 +16,7 @@ from ..rpc.access.token_file import token_in_file
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
-from ..rpc.operating.access_figures import access_figures
-from ..rpc.operating.metrics import ServerMetrics
+from ..rpc.operating.metrics import ServerMetrics, access_figures
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.race import Race

@@ -13,8 +13,13 @@ from ..protocol.errors import DataFolderError
 from ..protocol.limits import CONNECTIONS_MAX, PARTITIONS_MAX
 from ..protocol.settings import cluster_problems, range_problems, refuse, values_of
 from ..protocol.text import url_problem, without_password
-from ..rpc.access.issuer_settings import LEEWAY_S_MAX, IssuerSettings, issuer_problems
-from ..rpc.access.settings import access_problems, hash_problems
+from ..rpc.access.settings import (
+    LEEWAY_S_MAX,
+    IssuerSettings,
+    access_problems,
+    hash_problems,
+    issuer_problems,
+)
 from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
 from ..rpc.tls.settings import RELOADED_TLS, ServingSettings, serving_problems

@@ -19,7 +19,7 @@ from itertools import groupby
 from ..protocol.errors import Fate, InternalError, KeylaneError
 from ..protocol.limits import MESSAGE_BYTES_MAX
 from ..rpc.client import BrokerClient
-from ..rpc.identity import DrawBits
+from ..rpc.environment import DrawBits
 from ..rpc.race import start_task
 from . import rows
 from .assignment import CapacityTable, SizeLimit, SubjectKey, capacity_table

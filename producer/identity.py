@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from ..rpc.identity import DrawBits
+from ..rpc.environment import DrawBits
 
 log = logging.getLogger("keylane.producer")
 

@@ -4,6 +4,11 @@
 
 Tests give some clients another one; `keylane.testing` sets AMBIENT in the programs of its clusters,
 so that code under test makes its clients as always.
+
+Draws the ids of producers and of consumer sessions.
+
+Two clients with the same id would count as one. So ids come from the operating system when they
+are needed, and never from a generator that a user may seed, copy or fork.
 """
 
 from __future__ import annotations
@@ -15,9 +20,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from ..protocol.clock import Clock, SystemClock
-from .identity import DrawBits, from_system
 from .network import Network
 from .stop_signals import Stopping, StopSignals
+
+DrawBits = Callable[[int], int]
+"""Function that returns a number with the given count of random bits."""
+from_system: DrawBits = secrets.randbits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,15 +44,13 @@ from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_server
 from ..protocol.text import plain_number
-from .access.credentials import Credentials, ShownCapability
-from .access.greeting import authenticate, greet, stay_known
+from .access.credentials import Credentials, ShownCapability, authenticate, greet, stay_known
 from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, refused_token, token_source
 from .channel import DataChannel
-from .frames.upgrade import open_socket
-from .liveness.keepalive import watched_socket
+from .frames.frame_socket import open_socket
 from .liveness.recent import RecentNames
-from .liveness.silence import SilencePatience
+from .liveness.silence import SilencePatience, watched_socket
 from .network import no_answer
 from .race import start_task
 from .reasons import cause, reason

@@ -45,8 +45,7 @@ from ..protocol.http.bodies import encode_json
 from ..protocol.limits import CONTROL_BYTES_MAX, HTTP_CONNECTIONS_MAX
 from .access.places import Places
 from .tls.contexts import ServerTls
-from .tls.listeners import listen
-from .tls.openings import TlsOpenings
+from .tls.listeners import TlsOpenings, listen
 
 REFUSED_S = 0.5
 """Seconds that a refused caller has to take the answer."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from ...protocol.errors import KeylaneError, UnreachableError
 from ...protocol.http.access import AuditEvent
-from ...rpc.access.audit_buffer import AuditBuffer
+from ...rpc.access.audit_events import AuditBuffer
 
 log = logging.getLogger("keylane.broker")
 

@@ -21,7 +21,7 @@ from ...protocol.endpoints import AUDIT, NOTE_AUDIT
 from ...protocol.errors import StorageError
 from ...protocol.http.access import EVENTS_MAX, AuditEvent, AuditPage, AuditRow, NoteAudit
 from ...protocol.ids import MAX_I64
-from ...rpc.access.audit_buffer import AuditBuffer
+from ...rpc.access.audit_events import AuditBuffer
 from ...rpc.server import ControlRoute, Params, check_params, whole_number
 from ..sql.database import Database
 from ..sql.schema import access_audit

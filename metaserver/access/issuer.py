@@ -19,8 +19,8 @@ import jwt
 from ...protocol.access.principals import GROUP, JWT, is_outside
 from ...protocol.clock import Clock
 from ...protocol.errors import UnauthenticatedError
-from ...rpc.access.issuer_settings import IssuerSettings
 from ...rpc.access.key_set import KeySet
+from ...rpc.access.settings import IssuerSettings
 
 TEXT_CHARS_MAX: Final = 8_000
 GROUPS_MAX: Final = 50

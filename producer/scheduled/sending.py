@@ -42,8 +42,8 @@ from ...protocol.scheduled.deliver_at import deliver_at_ms
 from ...protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from ...protocol.text import seconds
 from ...rpc.client import BrokerClient, MetaClient
+from ...rpc.environment import DrawBits
 from ...rpc.home import Home, LoopBoundClient
-from ...rpc.identity import DrawBits
 from ...rpc.race import shared, shield, start_task
 from ..arguments import checked_timeout
 from ..given_up import GivenUp, Unreported

@@ -48,7 +48,7 @@ from ...protocol.http.endpoint import Endpoint, Rights
 from ...protocol.ids import check_name
 from ...protocol.log_filter import Allowance, LineLimit
 from . import audit
-from .audit_detail import detail_of
+from .audit_events import detail_of
 from .caller import UNKNOWN_CALLER, AccessTarget, Caller
 from .pacing import GRACE_MS, HTTP_HOLD_MS, NO_DELAY, Delay, Pacing, exceeded
 from .peers import Peer

@@ -67,8 +67,8 @@ from ..access.guard import AUTHENTICATE_S, FETCHING, Guard
 from ..access.pacing import HOLD_MS
 from ..access.places import Places
 from ..answer_room import AnswerRoom, begin_answer
+from ..frames.frame_socket import accept_socket
 from ..frames.incoming import IncomingRoom
-from ..frames.upgrade import accept_socket
 from ..intake import free_connection
 from ..race import start_task
 from .connection import GOODBYE_S, Parts, PlaneCall, PlaneConnection

@@ -8,6 +8,17 @@ handshake.
 Invariants
     A failure to accept, for example without free files, ends no listener: it continues after
     `PAUSE_S`.
+
+Connections between their acceptance and the end of their TLS handshake; their number and time are
+limited.
+
+    accepted ─▶ room? ─no─▶ the oldest one without a handshake is closed
+                  │yes
+                  ▼
+    handshake, in `handshake_s` ─▶ the protocol after it, which never sees the others
+
+A connection whose handshake is not done costs a socket and some kilobytes, so their number has its
+own limit.
 """
 
 from __future__ import annotations
@@ -16,7 +27,13 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+from ...protocol.errors import InvalidRequestError, KeylaneError, OverloadedError, Reason
+from ..race import start_task
 
 log = logging.getLogger("keylane.rpc")
 
@@ -105,3 +122,132 @@ async def listen(
             listener.close()
         raise
     return Listeners(sockets, on_accepted)
+
+
+class TlsOpenings:
+    """
+    The connections of one server that are in their handshake.
+
+    Args:
+        context: returns the TLS context of a new connection.
+        make: makes the protocol that takes over a connection.
+        most: number of connections above which the oldest is closed.
+        on_refused: called for each connection that is closed without a handshake, with the address
+            of its host.
+    """
+
+    def __init__(
+        self,
+        context: Callable[[], ssl.SSLContext],
+        make: Callable[[], asyncio.Protocol],
+        *,
+        most: int,
+        handshake_s: float,
+        on_refused: Callable[[KeylaneError, str], None],
+    ) -> None:
+        self._context = context
+        self._make = make
+        self._most = most
+        self._handshake_s = handshake_s
+        self._on_refused = on_refused
+        self._under_way: dict[socket.socket, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def enter(self, accepted: socket.socket) -> None:
+        """Make room, and begin the handshake of a connection."""
+        while len(self._under_way) >= self._most:
+            oldest = next(iter(self._under_way))
+            error = OverloadedError("too many connections in their TLS handshake", limit=self._most)
+            self._on_refused(error, _host_of(oldest))
+            self._end(oldest)
+        # Asked now: who is refused has left when the handshake has failed.
+        host = _host_of(accepted)
+        task = start_task(self._shake(accepted))
+        self._under_way[accepted] = task
+        task.add_done_callback(partial(self._done, accepted, host))
+
+    async def close(self) -> None:
+        """Close all, and wait until they are closed."""
+        for accepted in list(self._under_way):
+            self._end(accepted)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _end(self, accepted: socket.socket) -> None:
+        """Cancel one connection. It no longer counts, although it is closed in the next turns of
+        the event loop.
+        """
+        task = self._under_way.pop(accepted)
+        self._ending.add(task)
+        task.cancel()
+
+    async def _shake(self, accepted: socket.socket) -> None:
+        """Do the handshake of a connection. Raises OSError."""
+        await asyncio.get_running_loop().connect_accepted_socket(
+            partial(_Handover, self._make, partial(self._under_way.pop, accepted, None)),
+            accepted,
+            ssl=self._context(),
+            ssl_handshake_timeout=self._handshake_s,
+        )
+
+    def _done(self, accepted: socket.socket, host: str, task: asyncio.Task[None]) -> None:
+        """Forget a connection, and close its socket if its task was cancelled before it began."""
+        self._under_way.pop(accepted, None)
+        self._ending.discard(task)
+        if task.cancelled():
+            accepted.close()
+        elif (error := task.exception()) is not None:  # of TLS; the client gets its alert
+            log.debug("no TLS connection: %s", error)
+            if (refusal := self._refusal(error)) is not None:
+                self._on_refused(refusal, host)
+            accepted.close()
+
+    def _refusal(self, error: BaseException) -> KeylaneError | None:
+        """Return the error for a failed handshake; None if the client has left, for example after
+        testing whether the port is open.
+        """
+        if isinstance(error, ssl.SSLEOFError):
+            return None
+        if isinstance(error, ssl.SSLError):
+            reason = str(error.reason or error)
+            if isinstance(error, ssl.SSLCertVerificationError) and error.verify_message:
+                reason = f"the client's certificate is refused: {error.verify_message}"
+            return InvalidRequestError(
+                Reason.HANDSHAKE, f"no TLS connection: {reason}", problem=reason
+            )
+        if isinstance(error, ConnectionAbortedError):  # so event loops tell that the time is over
+            return InvalidRequestError(
+                Reason.REQUEST_TOO_SLOW,
+                f"no TLS handshake in {self._handshake_s:g} s",
+                limit_ms=int(self._handshake_s * 1000),
+            )
+        return None
+
+
+def _host_of(accepted: socket.socket) -> str:
+    """Return the address of a connection's other end, without the port; "" if it has left."""
+    try:
+        return str(accepted.getpeername()[0])
+    except (OSError, IndexError):
+        return ""
+
+
+class _Handover(asyncio.Protocol):
+    """A stand-in until the handshake is done, because only then the server knows whether there is
+    room for a connection.
+    """
+
+    def __init__(
+        self, make: Callable[[], asyncio.Protocol], on_secured: Callable[[], object]
+    ) -> None:
+        self._make = make
+        self._on_secured = on_secured
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Pass the connection to its protocol."""
+        self._on_secured()
+        protocol = self._make()
+        cast(asyncio.Transport, transport).set_protocol(protocol)
+        protocol.connection_made(transport)

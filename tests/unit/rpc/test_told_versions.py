@@ -22,7 +22,7 @@ from keylane.protocol.frames import Append, Hello, Refused, encode_frame
 from keylane.protocol.membership.versions import VERSION, VERSION_HEADER
 from keylane.rpc import http_network
 from keylane.rpc import server as rpc_server
-from keylane.rpc.access import greeting
+from keylane.rpc.access import credentials as greeting
 from keylane.rpc.plane import data_plane
 from keylane.rpc.server import ControlRoute
 from support.raising import raises

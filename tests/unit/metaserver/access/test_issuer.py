@@ -13,8 +13,8 @@ from keylane.metaserver.access.issuer import Issuer
 from keylane.metaserver.settings import metaserver_settings
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import ConfigError, Reason, UnauthenticatedError
-from keylane.rpc.access.issuer_settings import IssuerSettings
 from keylane.rpc.access.key_set import ASK_AGAIN_MS
+from keylane.rpc.access.settings import IssuerSettings
 from support.access.issuer import AUDIENCE, ISSUER, OutsideIssuer
 from support.raising import raises
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keylane.protocol.http.access import EVENTS_MAX, AuditEvent
-from keylane.rpc.access.audit_buffer import WAITING_MAX, AuditBuffer
+from keylane.rpc.access.audit_events import WAITING_MAX, AuditBuffer
 
 
 def event(**changes: Any) -> AuditEvent:

@@ -9,7 +9,7 @@ from keylane.protocol.http.bodies import check_no_nul, encode_json
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.rpc.access.audit import is_audited, note
-from keylane.rpc.access.audit_detail import detail_of
+from keylane.rpc.access.audit_events import detail_of
 from keylane.rpc.access.caller import AccessTarget
 
 

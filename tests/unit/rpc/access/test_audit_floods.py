@@ -10,7 +10,7 @@ import pytest
 
 from keylane.protocol.errors import InvalidRequestError, Reason
 from keylane.rpc.access.audit import audit_log
-from keylane.rpc.access.audit_buffer import AuditBuffer
+from keylane.rpc.access.audit_events import AuditBuffer
 from keylane.rpc.access.caller import AccessTarget, Caller
 from keylane.rpc.access.guard import OF_KIND, READS_OF_KIND, Guard
 

@@ -20,11 +20,13 @@ from keylane.rpc.frames.frame_socket import (
     FRAME_BYTES_FIRST,
     LANDING_BYTES,
     QUEUED_BYTES_MAX,
+    UPGRADE_HEADERS,
     FrameSocket,
+    accept_socket,
+    open_socket,
 )
 from keylane.rpc.frames.incoming import IncomingRoom
-from keylane.rpc.frames.upgrade import UPGRADE_HEADERS, accept_socket, open_socket
-from keylane.rpc.liveness.keepalive import KEEPALIVE
+from keylane.rpc.liveness.silence import KEEPALIVE
 from support.raw_frames import sized
 
 BYTES_MAX = 4 << 20

@@ -20,9 +20,10 @@ from keylane.rpc.frames.frame_socket import (
     LANDING_BYTES,
     QUEUED_BYTES_MAX,
     FrameSocket,
+    accept_socket,
+    open_socket,
 )
 from keylane.rpc.frames.incoming import PATIENCE_S, IncomingRoom
-from keylane.rpc.frames.upgrade import accept_socket, open_socket
 from support.raw_frames import sized
 
 BYTES_MAX = 1 << 20

@@ -15,9 +15,16 @@ import uvloop
 
 from keylane.protocol.errors import Reason
 from keylane.protocol.http.tls_settings import TlsSettings
-from keylane.rpc.tls import resuming
-from keylane.rpc.tls.contexts import SHARED_MAX, ClientContexts, ServerTls, client_context
-from keylane.rpc.tls.resuming import NAMES_MAX, READ_BYTES, ResumingContext
+from keylane.rpc.tls import contexts as resuming
+from keylane.rpc.tls.contexts import (
+    NAMES_MAX,
+    READ_BYTES,
+    SHARED_MAX,
+    ClientContexts,
+    ResumingContext,
+    ServerTls,
+    client_context,
+)
 from keylane.rpc.tls.settings import ServingSettings
 from support.access.certificates import CertificateShelf
 from support.raising import raises
