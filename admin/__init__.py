@@ -63,13 +63,13 @@ from ..protocol.scheduled.receipt import CancelOutcome, ScheduledView
 from ..protocol.verification import CheckView, Verification
 from .client import Admin
 from .parked_views import ParkedKeyView, ParkedMessage
-from .scheduled import ScheduledMessages
 from .undrained import UndrainedPartition
 from .views import (
     BrokerList,
     GroupDescription,
     PartitionDescription,
     PartitionProgress,
+    ScheduledMessages,
     SubjectChange,
     SubjectDescription,
 )

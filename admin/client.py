@@ -128,9 +128,15 @@ from .parked_views import (
     first_in_lineage,
     view_of,
 )
-from .scheduled import ScheduledMessages, is_scheduled_id
 from .undrained import UndrainedPartition, undrained_partitions
-from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescription
+from .views import (
+    BrokerList,
+    GroupDescription,
+    ScheduledMessages,
+    SubjectChange,
+    SubjectDescription,
+    is_scheduled_id,
+)
 
 T = TypeVar("T")
 POLL_MS = 100

@@ -1,4 +1,7 @@
-"""Views that join facts of the metaserver with the state that brokers report. Pure."""
+"""Views that join facts of the metaserver with the state that brokers report. Pure.
+
+The view of scheduled messages over all brokers.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from ..protocol.parked import FailingMessage
 from ..protocol.progress import PendingReset
 from ..protocol.reprocess.holds import HoldView
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
+from ..protocol.scheduled.receipt import ScheduledView
 
 
 class BrokerList(Struct, frozen=True, kw_only=True):
@@ -281,3 +285,22 @@ def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> Pa
         suspects=suspects,
         problem=status if isinstance(status, str) else None,
     )
+
+
+class ScheduledMessages(Struct, frozen=True, kw_only=True):
+    """Messages that brokers keep for a later delivery."""
+
+    count: int
+    """Number of waiting messages at the brokers that answered."""
+    messages: list[ScheduledView]
+    """The messages that are delivered next, in order of delivery time."""
+    problems: dict[str, str]
+    """Broker group or address → reason why it was not asked or did not answer."""
+
+
+def is_scheduled_id(text: str) -> bool:
+    """True for 32 hexadecimal digits."""
+    try:
+        return len(text) == 32 and len(bytes.fromhex(text)) == 16
+    except ValueError:
+        return False

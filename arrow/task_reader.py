@@ -18,11 +18,11 @@ import pyarrow as pa
 from ..protocol import endpoints
 from ..protocol.errors import KeylaneError, OffsetOutOfRangeError
 from ..protocol.reading.bounds import AskBounds, BoundsOf, PartitionBounds
-from .keys import KeyFilter
 from .loss import loss_error
 from .planner import PlannedRange
 from .process_loop import ProcessLoop
 from .range_reader import read_ranges
+from .rows import KeyFilter
 from .selection import ReadOptions
 
 _LOG = logging.getLogger(__name__)

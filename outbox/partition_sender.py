@@ -26,8 +26,7 @@ from ..rpc.client import BrokerClient
 from ..rpc.network import Channel
 from ..rpc.race import start_task
 from .assignment import Capacity
-from .batches import OutboxBatch, SendSession
-from .decisions import SendStep, decide_send_step
+from .batches import OutboxBatch, SendSession, SendStep, decide_send_step
 from .settings import OutboxSettings
 
 log = logging.getLogger("keylane.outbox")

@@ -32,14 +32,15 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import clean_up, to_the_end
 from ..rpc.environment import Environment
 from ..rpc.race import shield, start_ending
-from .arguments import (
-    checked_strategy,
-)
 from .placing import LogicQueue
 from .send_budget import ProducerStats
 from .sender import SubjectSender
 from .sending import Sending
-from .settings import OTHER_WORDS, ProducerSettings
+from .settings import (
+    OTHER_WORDS,
+    ProducerSettings,
+    checked_strategy,
+)
 from .waiting_keys import WaitingMessages, producer_stats, waiting_messages
 
 log = logging.getLogger("keylane.producer")

@@ -33,11 +33,6 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.environment import Environment, environment_of
 from ..rpc.home import held_here, nowhere
-from .arguments import (
-    checked_partitioner,
-    checked_settings,
-    checked_timeout,
-)
 from .executor import Executor
 from .flight import Turn
 from .identity import Identity
@@ -47,7 +42,12 @@ from .scheduled.sending import LaterSending, ScheduledCancels, ScheduledFuture
 from .send_budget import SendBudget
 from .send_future import BatchFuture, OverLimitFuture, SendFuture
 from .sender import NOWHERE, SubjectSender
-from .settings import ProducerSettings
+from .settings import (
+    ProducerSettings,
+    checked_partitioner,
+    checked_settings,
+    checked_timeout,
+)
 
 UNREAD = -1
 """The value for a clock that was not read in this turn of the event loop."""

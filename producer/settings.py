@@ -1,10 +1,14 @@
-"""Settings of a producer, with the reasons for the defaults. Pure."""
+"""Settings of a producer, with the reasons for the defaults. Pure.
+
+Checks the arguments that a program passes to a producer.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from ..protocol.backoff import Backoff
+from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.limits import (
     BATCH_BYTES_MAX,
     BATCH_COUNT_MAX,
@@ -12,7 +16,17 @@ from ..protocol.limits import (
     MESSAGE_BYTES_MAX,
 )
 from ..protocol.record import Compression
-from ..protocol.settings import CALL_TIMEOUT_MS, kind_problems, range_problems, refuse, values_of
+from ..protocol.routing import OrderStrategy
+from ..protocol.settings import (
+    CALL_TIMEOUT_MS,
+    is_within,
+    kind_problems,
+    range_problem,
+    range_problems,
+    refuse,
+    values_of,
+)
+from .placing import Partitioner
 
 COMPRESSIONS = tuple(compression.name.lower() for compression in Compression)
 _RANGES = {
@@ -117,3 +131,38 @@ OTHER_WORDS = {
     "enable_idempotence": "leave it out: a batch sent again is stored once",
 }
 """Names that producer arguments have in other systems, with the name or action to use here."""
+
+
+TIMEOUT_MS_MAX = 1_000_000_000_000
+
+
+def checked_strategy(strategy: OrderStrategy | str | None) -> OrderStrategy | None:
+    """Return the order strategy that the text names. Raises ConfigError."""
+    try:
+        return None if strategy is None else OrderStrategy(strategy)
+    except ValueError:
+        spelled = " or ".join(OrderStrategy)
+        raise ConfigError(f"order_strategy is {spelled}, not {strategy!r:.40}") from None
+
+
+def checked_partitioner(partitioner: Partitioner | None) -> Partitioner | None:
+    """Return the partitioner. Raises ConfigError if it is not callable."""
+    if partitioner is not None and not callable(partitioner):
+        raise ConfigError(f"partitioner must be callable, not {partitioner!r:.40}")
+    return partitioner
+
+
+def checked_settings(settings: ProducerSettings | None) -> ProducerSettings:
+    """Return the settings, or the defaults if there are none. Raises ConfigError."""
+    if settings is None:
+        return ProducerSettings()
+    if not isinstance(settings, ProducerSettings):
+        raise ConfigError(f"settings must be ProducerSettings, not {settings!r:.40}")
+    return settings
+
+
+def checked_timeout(timeout_ms: int) -> int:
+    """Return the time-out. Raises InvalidRequestError if it is out of range."""
+    if not is_within(timeout_ms, 1, TIMEOUT_MS_MAX):
+        raise InvalidRequestError(range_problem("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX))
+    return timeout_ms

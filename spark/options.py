@@ -67,9 +67,8 @@ from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError, KeylaneError
 from ..protocol.ids import MAX_I64, Subject, check_name
 from ..protocol.reading.instants import instant_ms
-from .naming import advice
-from .securing import NAMES as SECURING
-from .securing import path_of, secured_of, token_path_of
+from .shared_options import NAMES as SECURING
+from .shared_options import advice, path_of, secured_of, token_path_of
 
 BATCH_ROWS_MAX = 1_000_000
 KEYS_MAX = 10_000

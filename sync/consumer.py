@@ -1,4 +1,8 @@
-"""The blocking consumer: it runs a `keylane.Consumer` on an event loop in a thread of its own."""
+"""The blocking consumer: it runs a `keylane.Consumer` on an event loop in a thread of its own.
+
+A call that takes messages on the event loop for a caller in another thread, which may be
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from collections.abc import (
 from functools import partial
 from inspect import signature
 from types import TracebackType
-from typing import Any, Generic, Never, NoReturn, Self
+from typing import Any, Generic, Never, NoReturn, Self, TypeVar
 
 from ..consumer import (
     AckMode,
@@ -37,9 +41,47 @@ from ..protocol.reading.instants import GroupBegin
 from ..protocol.settings import refuse_others
 from ..rpc.home import NonCopyable
 from .arrow_batch import TakenBatch
-from .loop_thread import LoopThread
-from .process_end import AtProcessEnd
-from .take import Take
+from .loop_thread import AtProcessEnd, LoopThread
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Take(Generic[T]):
+    """
+    A call that takes messages, and puts them back if its caller is interrupted, as by Ctrl-C.
+
+    Args:
+        take: takes the messages; it runs on the event loop.
+        put_back: puts back messages that the caller did not receive; it runs on the event loop.
+    """
+
+    def __init__(
+        self, take: Callable[[], Coroutine[Any, Any, T]], put_back: Callable[[T], None]
+    ) -> None:
+        self._take = take
+        self._put_back = put_back
+        self._taken: list[T] = []
+        self._abandoned = False
+
+    def run(self, thread: LoopThread, made: Callable[[T], R]) -> R:
+        """Take messages and return `made(messages)`; raise the errors of `LoopThread.run`."""
+        try:
+            thread.run(self._run)
+            return made(self._taken[0])
+        except BaseException:
+            thread.post(self._abandon)
+            raise
+
+    async def _run(self) -> None:
+        self._taken.append(await self._take())
+        if self._abandoned:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        self._abandoned = True
+        while self._taken:
+            self._put_back(self._taken.pop())
 
 
 class TakenMessage(Generic[V]):

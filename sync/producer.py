@@ -30,8 +30,7 @@ from ..protocol.routing import OrderStrategy
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from ..protocol.settings import flag_problems, refuse_call
 from ..rpc.home import NonCopyable
-from .loop_thread import LoopThread
-from .process_end import AtProcessEnd
+from .loop_thread import AtProcessEnd, LoopThread
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)

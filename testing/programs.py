@@ -36,9 +36,8 @@ from ..rpc.server import ControlRoute
 from .machines.database import MemoryDatabase
 from .machines.disk import SimDisk
 from .machines.loop import PROCESS, Process
-from .machines.machine import Machine
+from .machines.machine import Machine, SimStopSignals, send_stop
 from .machines.network import Internet, Listener, SimNetwork
-from .machines.signals import SimStopSignals, send_stop
 
 BOOT_S = 10.0
 """Seconds that a machine has been up when its program starts."""

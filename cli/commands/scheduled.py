@@ -14,7 +14,7 @@ from ..answer import Answer, expanded
 from ..screen import make_table, show_line, show_table
 
 if TYPE_CHECKING:
-    from ...admin.scheduled import ScheduledMessages
+    from ...admin.views import ScheduledMessages
 
 COLUMNS = ("id", "subject", "deliver at", "broker group", "bytes#", "")
 

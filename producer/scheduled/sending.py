@@ -45,9 +45,8 @@ from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.environment import DrawBits
 from ...rpc.home import Home, LoopBoundClient
 from ...rpc.race import shared, shield, start_task
-from ..arguments import checked_timeout
 from ..given_up import GivenUp, Unreported
-from ..settings import ProducerSettings
+from ..settings import ProducerSettings, checked_timeout
 from ..waiting import NO_ANSWER, WaitCause, broker_cause, route_cause
 from ..waiting_keys import WaitingKey
 

@@ -26,7 +26,7 @@ from .digest import table_digest
 from .folder import OutputFolder, piece_file
 from .job import Job, JobFunction
 from .messages import REPLAY, messages_of
-from .rows_stored import HiddenRows, store_rows
+from .target import HiddenRows, store_rows
 
 PARKED_MAX = 1_000
 """Limit for the parked messages of one piece: a function that fails for more is itself broken, and

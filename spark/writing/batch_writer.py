@@ -6,15 +6,35 @@ Needs pyspark.
     commit()   driver   checks that there are as many messages as rows, and publishes once
     abort()    driver   deletes the hidden subject
 
-A job with a name that is already published (`once.py`) takes the same steps, and stores nothing.
+A job with a name that is already published (`batch_writer.py`) takes the same steps, and stores nothing.
+
+A batch job with a name, whose rows are published once, however often it runs.
+
+    created      ─▶ fill the hidden subject, publish it
+    taken        ─▶ a driver was killed before it had published: delete its hidden subject, and
+                    create another
+    published    ─▶ there is nothing to write
+
+The hidden subject has the job's name, and the metaserver remembers which ones were published, for
+its `history_retention_ms`.
+
+Invariants
+    A hidden subject that is deleted was not published, and a driver that still fills it is refused
+    from then on.
+    A job counts as published only when its publication is done; after a canceled publication it
+    has another hidden subject.
+
+Source: Spark runs a batch of `foreachBatch` again, with the same number, if it has not noted its
+end.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -23,16 +43,15 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from ...protocol.clock import SystemClock
-from ...protocol.errors import ConfigError, KeylaneError
+from ...protocol.clock import Clock, SystemClock
+from ...protocol.errors import ConfigError, KeylaneError, PublishError, Reason, SubjectDeletedError
 from ...protocol.operations import hidden_name
 from ...rpc.network import Network
 from ..failure import readable_errors
 from ..schema import key_was_read
 from .guard import guarded_columns
-from .hidden import HiddenSubject
+from .hidden import POLL_S, HiddenSubject
 from .job import TaskReport, WriteOptions, check_job, check_unused, parse_write_options
-from .once import make_once
 from .running import run_with_network
 from .schema import check_columns
 from .task import write_task
@@ -41,6 +60,54 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql.types import StructType
+
+
+async def make_once(
+    hidden: str, subject_of: Callable[[str, int], HiddenSubject], *, timeout_ms: int, clock: Clock
+) -> tuple[str, int]:
+    """
+    Create the hidden subject of a job with a name.
+
+    Args:
+        hidden: the name of the hidden subject; after a canceled publication a number is appended.
+        subject_of: returns the hidden subject of a name and an id; with 0, of any id.
+        timeout_ms: milliseconds that the deletion of an earlier run's rows may take.
+
+    Returns:
+        The name of the hidden subject and its id; the id is 0 if the job was published, so that
+        there is nothing to write.
+
+    Raises:
+        PublishError: other drivers write the same job, and repeatedly create it again.
+        SubjectDeletedError: a broker that has rows of an earlier run is unreachable.
+        KeylaneError: the metaserver refuses, or does not answer.
+    """
+    name, canceled = hidden, 0
+    until_ms = clock.boot_ms() + timeout_ms
+    while True:
+        try:
+            return name, (await subject_of(name, 0).make()).route.subject_id
+        except SubjectDeletedError:
+            if clock.boot_ms() >= until_ms:
+                raise
+            await asyncio.sleep(POLL_S)
+        except PublishError as error:
+            if error.reason is Reason.HIDDEN_TAKEN and clock.boot_ms() < until_ms:
+                # While one is being published this waits, and then finds none of the name.
+                await subject_of(name, 0).delete()
+                continue
+            if error.published_id is None:
+                raise
+            try:
+                await subject_of(name, error.published_id).publish()
+            except PublishError as refusal:
+                if refusal.reason is not Reason.PUBLISH_OUTDATED:
+                    raise
+                canceled += 1
+                name = f"{hidden}.{canceled}"
+            else:
+                return name, 0
+
 
 log = logging.getLogger("keylane.spark")
 

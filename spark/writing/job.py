@@ -26,9 +26,8 @@ from ...protocol.errors import ConfigError, KeylaneError, Reason, RowsError, Sub
 from ...protocol.ids import Subject, check_name
 from ...protocol.limits import PARTITIONS_MAX
 from ...protocol.routing import Route
-from ..naming import advice
-from ..securing import NAMES as SECURING
-from ..securing import path_of, secured_of, token_path_of
+from ..shared_options import NAMES as SECURING
+from ..shared_options import advice, path_of, secured_of, token_path_of
 
 Order = Literal["auto", "required", "none"]
 NAMES = (
@@ -73,7 +72,7 @@ class WriteOptions:
         publish     false: fill `hidden`, and leave it hidden                       true
         timeoutMs   milliseconds that a task, or the commit, waits for a broker     120000
                     or the metaserver
-        tlsCa, tlsCert, tlsKey, tokenFile   see securing.py                         environment
+        tlsCa, tlsCert, tlsKey, tokenFile   see shared_options.py                   environment
     """
 
     meta: tuple[str, ...]

@@ -1,8 +1,16 @@
-"""A simulated machine with clocks that go wrong, which may be up or down."""
+"""A simulated machine with clocks that go wrong, which may be up or down.
+
+SIGTERM for simulated processes: `Consumer.run` waits for it, without using signals of the
+simulating process.
+"""
 
 from __future__ import annotations
 
-from .loop import SimLoop
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from .loop import PROCESS, Process, SimLoop
 
 
 class Machine:
@@ -42,3 +50,33 @@ class Machine:
         self.boots += 1
         self._zero = self.loop.now
         self._boot_ns = int(boot_s * 1e9)
+
+
+class SimStopSignals:
+    """Replaces `keylane.rpc.stop_signals.StopSignals`, for the process that makes it."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self._process = PROCESS.get()
+
+    def __enter__(self) -> Self:
+        self._process.on_stop[self.event.set] = None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        del self._process.on_stop[self.event.set]
+
+
+def send_stop(process: Process) -> bool:
+    """Ask a process to stop; False if it does not listen, so that the signal's default ends it at
+    once.
+    """
+    listeners = list(process.on_stop)
+    for stop in listeners:
+        stop()
+    return bool(listeners)

@@ -9,7 +9,7 @@ from typing import Any
 from keylane.broker.store.store import Store
 from keylane.testing.machines.disk import SimDisk
 from keylane.testing.machines.loop import Process
-from keylane.testing.machines.signals import SimStopSignals, send_stop
+from keylane.testing.machines.machine import SimStopSignals, send_stop
 from sim.actors.onlooker import ancestors_of, disorder_of
 from sim.machines.clock import ManualClock
 from sim.machines.promises import is_sealed

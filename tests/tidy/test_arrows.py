@@ -96,7 +96,7 @@ HOME_OF: dict[str, list[str]] = {
     "rich": ["cli/*"],
     **dict.fromkeys(MACHINE_MODULES, MACHINE),
     "subprocess": ["cli/*", "spark/session.py"],  # asks Java for its version
-    "multiprocessing": ["cli/*", "sync/process_end.py"],  # its finalizers, at the end of a child
+    "multiprocessing": ["cli/*", "sync/loop_thread.py"],  # its finalizers, at the end of a child
     "signal": ["rpc/program.py", "rpc/stop_signals.py", "cli/*"],
     "socket": [
         *("rpc/*", "cli/*", "consumer/client.py", "outbox/client.py"),

@@ -12,7 +12,7 @@ import keylane.arrow
 from keylane import Admin
 from keylane.errors import PublishError, Reason
 from keylane.protocol.operations import OperationKind, Publication, Reshape
-from keylane.spark.writing import once
+from keylane.spark.writing import batch_writer as once
 from keylane.spark.writing.batch_writer import KeylaneBatchWriter
 from keylane.spark.writing.hidden import HiddenSubject
 from support.cluster import Cluster

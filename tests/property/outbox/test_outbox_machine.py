@@ -24,8 +24,7 @@ from sqlalchemy.pool import StaticPool
 
 from keylane.broker.partition.appends import ProducerState, after_append, decide_append
 from keylane.outbox.assignment import Capacity, CapacityTable, SubjectKey, capacity_table
-from keylane.outbox.batches import OutboxBatch, SendSession
-from keylane.outbox.decisions import SendStep, decide_send_step
+from keylane.outbox.batches import OutboxBatch, SendSession, SendStep, decide_send_step
 from keylane.outbox.lease import TokenPassedError
 from keylane.outbox.round import RoundOrder, RoundOutcome, SettledBatches, run_round
 from keylane.outbox.rows import insert_of

@@ -20,8 +20,8 @@ from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import KeylaneError, RetryRule
 from keylane.protocol.message import EDITED_PROPERTY, Message
 from keylane.rpc.environment import Environment
+from keylane.testing.machines.machine import SimStopSignals, send_stop
 from keylane.testing.machines.network import SimNetwork
-from keylane.testing.machines.signals import SimStopSignals, send_stop
 from sim.actors.clients import SUBJECT, Record
 from sim.actors.elsewhere import Calls, Visitor, calls_of_consumer
 from sim.actors.handlers import WRAPPED, failure, plain

@@ -34,8 +34,8 @@ from keylane.protocol.message import Message
 from keylane.protocol.operations import PartitionHistory
 from keylane.protocol.routing import logical_partition
 from keylane.rpc.environment import Environment
+from keylane.testing.machines.machine import SimStopSignals
 from keylane.testing.machines.network import SimNetwork
-from keylane.testing.machines.signals import SimStopSignals
 from sim.actors.clients import SUBJECT
 from sim.actors.hosts import Host
 from sim.actors.onlooker import SmallReader

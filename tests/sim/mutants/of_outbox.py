@@ -9,7 +9,7 @@ from keylane.outbox import lease as lease_module
 from keylane.outbox import partition_sender as sender_module
 from keylane.outbox import round as round_module
 from keylane.outbox import rows as rows_module
-from keylane.outbox.decisions import SendStep
+from keylane.outbox.batches import SendStep
 from keylane.outbox.partition_sender import PartitionSender
 from sim.mutants.mutant import Breaks, Patches
 

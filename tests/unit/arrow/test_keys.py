@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from keylane.arrow.keys import KeyFilter
+from keylane.arrow.rows import KeyFilter
 
 BATCH = pa.RecordBatch.from_pydict(
     {"key": [b"a", b"", b"b", b"a", b"ab"], "offset": [0, 1, 2, 3, 4]},

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from keylane.outbox.decisions import SendStep, decide_send_step
+from keylane.outbox.batches import SendStep, decide_send_step
 from keylane.protocol import errors
 
 AGAIN, RETURN, GIVE_UP = SendStep.AGAIN, SendStep.RETURN, SendStep.GIVE_UP

@@ -9,8 +9,7 @@ import pytest
 
 from keylane import Consumer, Producer
 from keylane.consumer import ConsumerSettings
-from keylane.producer.arguments import checked_timeout
-from keylane.producer.settings import ProducerSettings
+from keylane.producer.settings import ProducerSettings, checked_timeout
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import Health
 from keylane.protocol.errors import ConfigError, InvalidRequestError, Reason

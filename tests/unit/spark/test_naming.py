@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.spark.naming import advice
+from keylane.spark.shared_options import advice
 
 NAMES = ("meta", "subject", "partitions", "timeoutMs")
 

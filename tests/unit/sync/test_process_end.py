@@ -14,7 +14,7 @@ PROGRAM = """
 import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from keylane.sync.process_end import AtProcessEnd
+from keylane.sync.loop_thread import AtProcessEnd
 
 def tell(what):
     print(what, flush=True)

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from keylane.sync import loop_thread
+from keylane.sync.consumer import Take
 from keylane.sync.loop_thread import LoopThread
-from keylane.sync.take import Take
 
 
 def test_result_is_put_back_when_the_caller_is_interrupted_before_it_has_it():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from keylane.protocol.errors import KeylaneError, PublishError, Reason, SubjectDeletedError
-from keylane.spark.writing.once import make_once
+from keylane.spark.writing.batch_writer import make_once
 from support.raising import raises
 
 MADE = SimpleNamespace(route=SimpleNamespace(subject_id=9))

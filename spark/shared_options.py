@@ -1,5 +1,5 @@
-"""The options of readers and writers that secure connections: files for TLS and with a token, never
-a token itself. Pure.
+"""What the options of readers and writers share: those that secure connections, and the advice on
+unknown ones.  Pure.
 
     tlsCa       PEM file of the authority that signed the servers' certificates   KEYLANE_TLS_CA
     tlsCert     PEM file of a client certificate, if servers require one          KEYLANE_TLS_CERT
@@ -15,10 +15,51 @@ not be an option.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 
 from ..arrow.secured import PLAIN, Secured
 from ..protocol.http.tls_settings import TlsSettings
+
+_NAMES_ELSEWHERE = {
+    "bootstrap.servers": "meta",
+    "kafka.bootstrap.servers": "meta",
+    "service.url": "meta",
+    "nameserver": "meta",
+    "topic": "subject",
+    "topics": "subject",
+    "subscribe": "subject",
+    "assign": "partitions",
+    "startingoffsets": "start",
+    "startingtimestamp": "start",
+    "startingtime": "start",
+    "endingoffsets": "end",
+    "endingtimestamp": "end",
+    "endingtime": "end",
+}
+"""Names of other data sources for our options."""
+_OPTION_ADVICE = (
+    "a token is no option, because Spark shows options in plans and logs; write it into a file, "
+    "and give tokenFile"
+)
+
+
+def advice(name: str, names: Sequence[str]) -> str:
+    """
+    Return the text about an unknown option.
+
+    Args:
+        names: the names of all options.
+    """
+    if name.lower() == "token":
+        return _OPTION_ADVICE
+    meant = _NAMES_ELSEWHERE.get(name.lower())
+    if meant not in names:
+        known = {each.lower(): each for each in names}
+        near = get_close_matches(name.lower(), list(known), n=1)
+        meant = known[near[0]] if near else None
+    return f"unknown; did you mean {meant}?" if meant else f"unknown; there are {', '.join(names)}"
+
 
 TLS_CA, TLS_CERT, TLS_KEY, TOKEN_FILE = NAMES = ("tlsCa", "tlsCert", "tlsKey", "tokenFile")
 PATH_MAX = 4_096
