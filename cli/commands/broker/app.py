@@ -66,7 +66,7 @@ def broker_health(
 ) -> None:
     """Show whether a broker accepts writes, and if not, why. Exit status 1 if it does not."""
     from ...screen import run
-    from .health import show_health
+    from .groups import show_health
 
     run(output, show_health(address, output))
 
@@ -201,7 +201,7 @@ def index_rebuild(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Rebuild the index from the log."""
-    from .index import rebuild
+    from .folder import rebuild
 
     rebuild(folder, index, output)
 
@@ -213,7 +213,7 @@ def index_switch(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Convert the index to another kind; then start the broker with it (--index)."""
-    from .index import switch
+    from .folder import switch
 
     switch(folder, to, output)
 
@@ -223,6 +223,6 @@ def index_verify(folder: FolderArgument, output: OutputOption = OutputFormat.TAB
     """Compare every index with the log, and the two with each other. Exit status 1 if they
     differ.
     """
-    from .index import verify
+    from .folder import verify
 
     verify(folder, output)

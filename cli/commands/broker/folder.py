@@ -1,11 +1,13 @@
 """`keylane broker verify` and `dump`: check and print the data folder of a stopped broker; they
 change nothing.
+
+`keylane broker index`: rebuilds, converts and compares the index of a stopped broker.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,15 @@ from typing import Any
 import msgspec
 import typer
 
+from ....broker.offline.index_work import IndexReport, rebuild_index, switch_index, verify_indexes
 from ....broker.offline.inspection import inspect_folder, walk_log, walk_scheduled
 from ....broker.partition.image import partition_of
 from ....broker.partition.records import decode_body
 from ....broker.scheduled.records import Delivered, Place, Record, Taken, Waits, WaitsForSubject
+from ....broker.settings import INDEX_KINDS
 from ....broker.storage.data_folder import read_identity
 from ....broker.storage.fail_points import files_of
-from ....broker.storage.files import RealFiles
+from ....broker.storage.files import Files, RealFiles
 from ....broker.storage.log.holes import Hole
 from ....protocol.batch import columns
 from ....protocol.errors import DataFolderError, KeylaneError
@@ -291,3 +295,44 @@ def _line(record: dict[str, Any]) -> str:
             printable(f"{line}  {message['properties']}" if "properties" in message else line)
         )
     return "\n".join(lines)
+
+
+def rebuild(folder: Path, index: str, form: OutputFormat) -> None:
+    """Build one index again from the log."""
+    _check(index)
+    _do(folder, form, lambda files: [rebuild_index(files, index)])
+
+
+def switch(folder: Path, to: str, form: OutputFormat) -> None:
+    """Convert the other kind of index to this one."""
+    _check(to)
+    _do(folder, form, lambda files: [switch_index(files, to)])
+
+
+def verify(folder: Path, form: OutputFormat) -> None:
+    """Compare all indexes with the log; the exit status is 1 if anything differs."""
+    _do(folder, form, verify_indexes)
+
+
+def _check(index: str) -> None:
+    if index not in INDEX_KINDS:
+        raise typer.BadParameter(f"{index!r} is neither {' nor '.join(INDEX_KINDS)}")
+
+
+def _do(folder: Path, form: OutputFormat, work: Callable[[Files], list[IndexReport]]) -> None:
+    with locked_folder(folder, form, writes=True) as files:
+        reports = work(files)
+    if form is OutputFormat.JSON:
+        show_json(reports)
+    else:
+        rows = [
+            (report.index, report.partitions, report.batches, report.position, len(report.problems))
+            for report in reports
+        ]
+        columns = ("index", "partitions#", "batches#", "position#", "problems#")
+        show_table(make_table(str(folder), columns, rows))
+        for report in reports:
+            for problem in report.problems:
+                show_line(f"{report.index}: {problem}")
+    if any(report.problems for report in reports):
+        raise typer.Exit(1)

@@ -15,8 +15,7 @@ from ....protocol.errors import ConfigError, Reason
 from ...options import OutputFormat
 from ...screen import show_json, show_line
 from .certificates import CertificateAuthority
-from .plan import CONFIG_FOLDER, SETTINGS_FILE, ClusterPlan
-from .tokens import BROKER_FILE, ClusterTokens
+from .plan import BROKER_FILE, CONFIG_FOLDER, SETTINGS_FILE, ClusterPlan, ClusterTokens
 
 SECRET, PUBLIC = 0o600, 0o644
 OWN_NAMES = ("localhost", "127.0.0.1")

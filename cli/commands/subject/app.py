@@ -67,7 +67,7 @@ def subject_create(
     answer: Answer,
 ) -> None:
     """Create a subject; a repeat with the same settings changes nothing."""
-    from .describe import show_created
+    from .subjects import show_created
 
     if queues is not None and not static:
         raise typer.BadParameter("needs --static", param_hint="--queues")
@@ -94,7 +94,7 @@ def subject_list(
     answer: Answer,
 ) -> None:
     """List all subjects."""
-    from .describe import show_subjects
+    from .subjects import show_subjects
 
     answer.ask(lambda admin: admin.list_subjects(hidden=hidden), show_subjects)
 
@@ -127,7 +127,7 @@ def subject_publish(
     repeat changes nothing.
     """
     from ..deletion import confirm
-    from .publish import publish_subject, show_parked
+    from .subjects import publish_subject, show_parked
 
     if replace:
         if groups_from:
@@ -147,7 +147,7 @@ def subject_describe(
     answer: Answer,
 ) -> None:
     """Show a subject's partitions: range, broker, state, offsets."""
-    from .describe import describe_subject
+    from .subjects import describe_subject
 
     answer.run(describe_subject, subject=subject, all_partitions=all_partitions)
 
@@ -179,7 +179,7 @@ def subject_set(
     """Change the settings of a subject while it is used; settings that it already has change
     nothing.
     """
-    from .describe import set_subject
+    from .subjects import set_subject
 
     if order_strategy is None and retention is None and message_bytes_max is None:
         settings = "--order-strategy, --retention, --message-bytes-max"
@@ -393,6 +393,6 @@ def subject_history(
     answer: Answer,
 ) -> None:
     """Draw the lineage of a subject's partitions: parents and children."""
-    from .lineage import show_history
+    from .subjects import show_history
 
     answer.ask(lambda admin: admin.history(subject), show_history)

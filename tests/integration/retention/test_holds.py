@@ -10,7 +10,7 @@ import pytest
 
 from keylane import Admin, Producer
 from keylane.admin import HoldView
-from keylane.cli.commands.subject.describe import describe_subject
+from keylane.cli.commands.subject.subjects import describe_subject
 from keylane.cli.options import OutputFormat
 from keylane.errors import OffsetOutOfRangeError, PartitionUnknownError
 from keylane.protocol.control import Retention

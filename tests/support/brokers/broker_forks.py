@@ -94,7 +94,7 @@ class Forks:
 def serve() -> None:
     import keylane.broker.storage.index.rocksdb  # noqa: F401  # before the first fork
     from keylane.broker.__main__ import main
-    from keylane.cli.commands.broker.index import rebuild, switch
+    from keylane.cli.commands.broker.folder import rebuild, switch
     from keylane.cli.options import OutputFormat
     from support.outbox import writer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.cli.commands.broker.health import health_rows, shown_value
+from keylane.cli.commands.broker.groups import health_rows, shown_value
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 
 from keylane.broker.settings import broker_settings
 from keylane.cli.commands.cluster import init
-from keylane.cli.commands.cluster.plan import ClusterPlan
-from keylane.cli.commands.cluster.tokens import ClusterTokens
+from keylane.cli.commands.cluster.plan import ClusterPlan, ClusterTokens
 from keylane.cli.options import OutputFormat
 from keylane.metaserver.settings import metaserver_settings
 from keylane.protocol.errors import ConfigError, Reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keylane.cli.commands.subject.lineage import lineage
+from keylane.cli.commands.subject.subjects import lineage
 from keylane.protocol.operations import PartitionHistory
 from keylane.protocol.routing import Partition, PartitionState
 

@@ -1,19 +1,24 @@
-"""`keylane subject` create, set, list and describe."""
+"""`keylane subject` create, set, list, describe, history and publish."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 from ....admin import (
     Admin,
     OperationView,
     PartitionDescription,
+    PartitionHistory,
     Retention,
     SubjectDescription,
+    SubjectHistory,
     SubjectSummary,
     SubjectView,
 )
+from ....protocol.errors import ConfigError, JobError
 from ....protocol.limits import MESSAGE_BYTES_MAX
+from ....protocol.operations import OperationState
 from ....protocol.routing import OrderStrategy, Partition, PartitionState
 from ....protocol.text import counted
 from ...connection import open_admin
@@ -161,3 +166,101 @@ def _title(shown: SubjectView | SubjectDescription, version: int) -> str:
     if shown.message_bytes_max < MESSAGE_BYTES_MAX:
         words.append(f"messages of at most {shown.message_bytes_max} bytes")
     return f"{shown.subject}: {', '.join(words)}, route version {version}"
+
+
+def show_history(history: SubjectHistory) -> None:
+    """Show every partition that a subject ever had."""
+    show_line(f"{history.subject}: route version {history.route_version}")
+    for line in lineage(history.partitions):
+        show_line(line)
+
+
+def lineage(partitions: list[PartitionHistory]) -> list[str]:
+    """
+    Return the lines of the partitions' trees, parents above their children.
+
+    A partition with several parents is drawn under the oldest of them; the others refer to it.
+    """
+    children: dict[int, list[PartitionHistory]] = {}
+    for entry in partitions:
+        for parent in entry.partition.parents:
+            children.setdefault(parent, []).append(entry)
+    drawn: list[str] = []
+    roots = [entry for entry in partitions if not entry.partition.parents]
+    # A stack of (parent, partition, prefix of its line, prefix of the lines below it).
+    left = [
+        (0, entry, "", "")
+        for entry in sorted(roots, key=lambda entry: entry.partition.range_start, reverse=True)
+    ]
+    while left:
+        above, entry, first, rest = left.pop()
+        partition = entry.partition
+        if above and min(partition.parents) != above:
+            drawn.append(f"{first}{partition.name}, shown elsewhere")
+            continue
+        drawn.append(f"{first}{_described(entry)}")
+        below = children.get(partition.partition_id, [])
+        for child in reversed(below):
+            branch, under = ("└─ ", "   ") if child is below[-1] else ("├─ ", "│  ")
+            left.append((int(partition.partition_id), child, rest + branch, rest + under))
+    return drawn
+
+
+def _described(entry: PartitionHistory) -> str:
+    partition = entry.partition
+    end = "" if entry.end_offset is None else f" at {entry.end_offset}"
+    abandoned = ", abandoned" if entry.abandoned else ""
+    return (
+        f"{partition.name} (id {partition.partition_id}) "
+        f"[{partition.range_start}, {partition.range_end}) on {partition.broker_group}: "
+        f"{partition.state}{end}{abandoned}"
+    )
+
+
+def show_parked(folder: str) -> None:
+    """Show, before a cut-over, which messages it deletes without a row in their place, if any."""
+    from ....spark.reprocess.folder import MANIFEST, OutputFolder
+
+    output = OutputFolder(folder)
+    manifest = None
+    with suppress(JobError):  # the cut-over says so
+        manifest = output.read(MANIFEST)
+    if manifest is not None and (line := output.parked_text(manifest)):
+        show_line(f"{line}; a cut-over deletes them, and no group will get them", errors=True)
+
+
+async def publish_subject(
+    meta: str,
+    output: OutputFormat,
+    hidden: str,
+    subject: str,
+    *,
+    replace: bool,
+    groups_from: str,
+    wait: bool,
+) -> None:
+    """Publish a hidden subject, and show the result."""
+    if groups_from and not replace:
+        raise ConfigError("--groups-from needs --replace")
+    async with open_admin(meta) as admin:
+        starts = None
+        if groups_from:
+            from .cut_over import cut_over
+
+            starts, answer = await cut_over(admin, meta, hidden, subject, groups_from, wait=wait)
+        else:
+            answer = await admin.publish_subject(hidden, subject, replace=replace, wait=wait)
+    if output is OutputFormat.JSON:
+        show_json(answer)
+    elif answer.state is OperationState.DONE:
+        for group, offsets in sorted((starts or {}).items()):
+            places = ", ".join(f"{number}: {offset}" for number, offset in sorted(offsets.items()))
+            show_line(f"{group} continues at (partition: offset) {places}")
+        show_line(f"{hidden} is published in {subject}")
+    elif answer.state is OperationState.CANCELED:
+        show_line(
+            f"the publication of {hidden} in {subject} was canceled: its messages are given up"
+        )
+    else:
+        waits = f": {answer.problem}" if answer.problem else ""
+        show_line(f"operation {answer.operation_id} publishes {hidden} in {subject}{waits}")
