@@ -136,7 +136,8 @@ for _name, _home in {
     "dead": (
         "parked.app",
         "dead_app",
-        "Inspect messages that a consumer group has given up; have them handled again, edit or skip them.",
+        "Inspect messages that a consumer group has given up; have them handled again, edit or "
+        "skip them.",
     ),
     "spark": (
         "spark.app",

@@ -6,9 +6,8 @@ Needs pyspark.
     commit()   driver   checks that there are as many messages as rows, and publishes once
     abort()    driver   deletes the hidden subject
 
-A job with a name that is already published (`batch_writer.py`) takes the same steps, and stores nothing.
-
-A batch job with a name, whose rows are published once, however often it runs.
+A job with a name is published once, however often it runs; one that is already published takes
+the same steps, and stores nothing.
 
     created      ─▶ fill the hidden subject, publish it
     taken        ─▶ a driver was killed before it had published: delete its hidden subject, and
