@@ -136,8 +136,7 @@ for _name, _home in {
     "dead": (
         "parked.app",
         "dead_app",
-        "Inspect messages that a consumer group has given up; have them handled again, edit or "
-        "skip them.",
+        "Inspect messages that a consumer group gave up; have them handled again, edit or skip.",
     ),
     "spark": (
         "spark.app",
