@@ -107,7 +107,7 @@ class Consumer(LoopBoundClient, Generic[V]):
 
         async def handle(message: Message) -> None: ...
 
-        await Consumer("127.0.0.1:7000", subject="flights", group="audit", handler=handle).run()
+        await Consumer("127.0.0.1:7000", subject="orders", group="billing", handler=handle).run()
 
     Each partition belongs to one consumer of the group, unless the group is shared. `run` returns
     at SIGTERM or SIGINT, once everything is handed over. To do other work meanwhile, use `async

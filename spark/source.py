@@ -2,7 +2,7 @@
 pyspark.
 
     reader = spark.read.format("keylane")
-    reader.option("meta", "127.0.0.1:7000").option("subject", "flights").load()
+    reader.option("meta", "127.0.0.1:7000").option("subject", "orders").load()
 
     load()   schema() takes the snapshot, which is pickled with the source
     plan     reader().partitions(): the tasks of `arrow/packing.py`

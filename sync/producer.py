@@ -112,7 +112,7 @@ class SyncProducer(NonCopyable, Generic[V]):
     Sends messages from programs without an event loop, and from notebooks next to their own.
 
         with Producer("127.0.0.1:7000") as producer:
-            receipt = producer.send("flights", b"...", key=b"UA-N14228").result()
+            receipt = producer.send("orders", b"paid", key=b"customer-7").result()
 
     The producer works like `keylane.Producer`, whose calls it makes on a thread of its own. Any
     thread may call it: the messages of a key are stored in the order in which the calls of `send`

@@ -124,7 +124,7 @@ async def _start(
 
 def next_steps(cluster: Cluster) -> str:
     """Return the addresses, and commands to copy."""
-    subject = cluster.subjects[0] if cluster.subjects else "flights"
+    subject = cluster.subjects[0] if cluster.subjects else "orders"
     lines = [
         (
             f"keylane is running, after {cluster.seconds:.1f} s; everything stored is in "
@@ -137,11 +137,11 @@ def next_steps(cluster: Cluster) -> str:
     if cluster.metaserver != META_DEFAULT:
         lines.append(f"  export KEYLANE_META={cluster.metaserver}")
     if not cluster.subjects:
-        lines.append(f"  keylane subject create {subject} --partitions 4 --strategy strict")
+        lines.append(f"  keylane subject create {subject} --partitions 4")
     lines += [
-        f"  keylane produce {subject} 'hello' --key N14228",
-        f"  keylane consume {subject} --group audit",
-        f"  keylane group describe {subject} audit",
+        f"  keylane produce {subject} paid --key customer-7",
+        f"  keylane consume {subject} --group billing",
+        f"  keylane group describe {subject} billing",
         "Ctrl-C stops it.",
     ]
     return "\n".join(lines)

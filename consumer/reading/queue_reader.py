@@ -93,7 +93,7 @@ class QueueReader(LoopBoundClient, Generic[V]):
     """
     Reads the queues of a static subject.
 
-        async with QueueReader("127.0.0.1:7000", subject="flights") as reader:
+        async with QueueReader("127.0.0.1:7000", subject="orders") as reader:
             part = await reader.read(0, 1_000)
             part.messages[0].logic_offset
             offset = await reader.offset_at(0, 1_700_000_000_000)
