@@ -288,7 +288,7 @@ async def test_silent_broker_has_no_address(tmp_path: Path, database: dict[str, 
     partitions.
     """
     async with running_house(
-        tmp_path, broker_heartbeat_ms=50, broker_ttl_ms=2_000, **database
+        tmp_path, broker_heartbeat_ms=50, broker_ttl_ms=5_000, **database
     ) as house:
         await house.broker.report(house.meta)
         route = (await house.meta.create_subject(CreateSubject(subject="s"))).route

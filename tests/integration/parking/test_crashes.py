@@ -207,8 +207,7 @@ async def test_redriven_message_that_ends_its_process_is_parked_again_where_noth
             (parent,) = await brokers.partitions()
             resize = Reshape(kind=OperationKind.RESIZE, subject=subject, partitions=2)
             await shared_cluster.reshape(resize)
-            while await brokers.count() < 1 or parent in await brokers.parked():
-                await asyncio.sleep(0.02)
+            await brokers.adopted(parent, 1)
         await brokers.redrive(b"bad")
         for _ in range(2):
             with crasher(shared_cluster, subject, path, "one") as process:

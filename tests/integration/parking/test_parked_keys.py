@@ -86,6 +86,16 @@ class ParkedBrokers:
         """Parked messages, of all partitions."""
         return sum(key.messages for page in (await self.parked()).values() for key in page.keys)
 
+    async def adopted(self, parent: int, count: int) -> None:
+        """Wait until the children of a partition have `count` parked messages, and it has none."""
+        while True:
+            lists = await self.parked()  # at one moment: two calls may see both sides of a change
+            if parent not in lists:
+                messages = [key.messages for page in lists.values() for key in page.keys]
+                if sum(messages) >= count:
+                    return
+            await asyncio.sleep(0.05)
+
     async def redrive(self, key: bytes) -> None:
         """Have a key's messages handled again."""
         for number, page in (await self.parked()).items():

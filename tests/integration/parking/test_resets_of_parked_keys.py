@@ -42,8 +42,7 @@ async def test_key_parked_anew_is_redriven_when_its_parent_alone_was_reset(file_
         await file_cluster.reshape(resize)
         for key in (b"bad", b"worse"):
             await send(producer, subject, key, 2)
-        while await brokers.count() < 5 or parent in await brokers.parked():
-            await asyncio.sleep(0.05)
+        await brokers.adopted(parent, 5)
         handler.poison = set()
         for key in (b"bad", b"worse"):
             await brokers.redrive(key)
@@ -57,8 +56,7 @@ async def test_key_parked_anew_is_redriven_when_its_parent_alone_was_reset(file_
         assert [(each.partition_id, each.parked) for each in reset.cursors] == [(parent, 0)]
         await eventually(lambda: handler.handled[b"worse"] == [0, 2, 0])
         await send(producer, subject, b"bad", 3)
-        while await brokers.count() < 3 or parent in await brokers.parked():
-            await asyncio.sleep(0.05)
+        await brokers.adopted(parent, 3)
         handler.poison = set()
         await brokers.redrive(b"bad")
         await eventually(lambda: handler.handled[b"bad"] == [0, 1, 2, 0, 1, 3])
@@ -84,8 +82,7 @@ async def test_key_of_a_parent_stays_parked_when_its_child_alone_was_reset(file_
         broker_group = "g2" if await hosted(file_cluster, parent, "g1") else "g1"
         move = Reshape(kind=OperationKind.MOVE, partition_ids=(parent,), broker_group=broker_group)
         await file_cluster.reshape(move)
-        while await brokers.count() < 3 or parent in await brokers.parked():
-            await asyncio.sleep(0.05)
+        await brokers.adopted(parent, 3)
         handler.poison = {b"worse"}
         await brokers.redrive(b"bad")
         while await brokers.count() > 1:
@@ -137,8 +134,7 @@ async def test_key_parked_anew_on_a_reset_grandparent_is_redriven_at_its_grandch
         await send(producer, subject, b"bad", 2)
         await send(producer, subject, b"worse", 1)
         await eventually(lambda: handler.handled[b"worse"] == [0, 0, 1])
-        while await brokers.count() < 3 or grandparent in await brokers.parked():
-            await asyncio.sleep(0.05)
+        await brokers.adopted(grandparent, 3)
         handler.poison = set()
         await brokers.redrive(b"bad")
         await eventually(lambda: handler.handled[b"bad"] == [0, 1, 0, 1, 2])
