@@ -73,7 +73,7 @@ def _keylane(
         ),
     ] = 0,
 ) -> None:
-    """Messages of one order key keep their order: a cluster, its subjects, groups and messages."""
+    """A message broker for Python that keeps the order of each key."""
     WAIT_S.set(wait_s)
 
 
