@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, MutableMapping
 from functools import cached_property, partial
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import typer
 import typer.core
@@ -44,6 +44,32 @@ class LaterGroup(typer.core.TyperGroup):
     @commands.setter
     def commands(self, none: MutableMapping[str, Any]) -> None:
         assert not none, "the commands come from the module"
+
+
+class CommandsOfPeers(typer.core.TyperGroup):
+    """The commands of keylane; one that another system has names the command to use here."""
+
+    HERE: ClassVar = {
+        "topic": "subject",
+        "topics": "subject list",
+        "stream": "subject",
+        "server": "dev",
+        "start": "dev",
+        "consumer": "group",
+        "groups": "group list",
+        "publish": "produce",
+        "pub": "produce",
+        "sub": "consume",
+        "subscribe": "consume",
+        "context": "profile",
+    }
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command. Raises BadParameter if another system has it."""
+        if args and args[0] in self.HERE and self.get_command(ctx, args[0]) is None:
+            here = self.HERE[args[0]]
+            raise typer.BadParameter(f"it is `keylane {here}` here", ctx=ctx, param_hint=args[0])
+        return super().resolve_command(ctx, args)
 
 
 def later(module: str, name: str, text: str) -> typer.Typer:

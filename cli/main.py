@@ -12,7 +12,7 @@ import typer
 
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
 from .answer import Answer, expanded
-from .groups import later
+from .groups import CommandsOfPeers, later
 from .options import (
     BROKERS_MAX,
     ROWS_MIN,
@@ -32,14 +32,13 @@ from .options import (
     SubjectArgument,
     TagOption,
 )
+from .profiles import use_profile
 from .usage import run_command_line
 
 app = typer.Typer(
     name="keylane",
-    help="Messages of one order key keep their order: a cluster, its subjects, groups and "
-    "messages.",
+    cls=CommandsOfPeers,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -61,6 +60,16 @@ def _keylane(
             "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile",
+            "-p",
+            envvar="KEYLANE_PROFILE",
+            metavar="NAME",
+            help="Cluster to use, made with `keylane profile add`; it comes before KEYLANE_META.",
+        ),
+    ] = None,
     wait_s: Annotated[
         float,
         typer.Option(
@@ -75,6 +84,8 @@ def _keylane(
 ) -> None:
     """A message broker for Python that keeps the order of each key."""
     WAIT_S.set(wait_s)
+    if profile:
+        use_profile(profile)
 
 
 for _name, _home in {
@@ -147,6 +158,11 @@ for _name, _home in {
         "access",
         "access_app",
         "Manage tokens, rights and quotas.",
+    ),
+    "profile": (
+        "profile",
+        "profile_app",
+        "Name clusters, and use one with -p NAME.",
     ),
 }.items():
     app.add_typer(later(*_home), name=_name)

@@ -83,9 +83,31 @@ AllPartitionsOption = Annotated[
     bool, typer.Option("--all", help="Also show partitions that are sealed and drained.")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")]
-SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
+
+
+def _complete_subject(ctx: typer.Context, incomplete: str) -> list[str]:
+    from .completion import complete_subject
+
+    return complete_subject(ctx, incomplete)
+
+
+def _complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
+    from .completion import complete_group
+
+    return complete_group(ctx, incomplete)
+
+
+SubjectArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SUBJECT", help="Name of the subject.", autocompletion=_complete_subject
+    ),
+]
 ConsumerGroupArgument = Annotated[
-    str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")
+    str,
+    typer.Argument(
+        metavar="GROUP", help="Name of the consumer group.", autocompletion=_complete_group
+    ),
 ]
 KeyFieldOption = Annotated[
     str | None,

@@ -1,0 +1,66 @@
+"""`keylane profile`: names for clusters, used as `keylane -p NAME …`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...protocol.address import addresses_of
+from ...protocol.errors import ConfigError
+from ..options import OutputFormat, OutputOption
+from ..profiles import Profile, profiles_file, read_profiles, write_profiles
+from ..screen import make_table, show_json, show_line, show_table
+
+profile_app = typer.Typer()
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the profile.")]
+
+
+@profile_app.command("add")
+def profile_add(
+    name: NameArgument,
+    meta: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Address of the metaserver; several with commas."),
+    ],
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File of the token, which is not copied.")
+    ] = None,
+    tls_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate authority of the servers.")
+    ] = None,
+) -> None:
+    """Add a profile, or replace the one of this name."""
+    addresses_of(meta)
+    for each in filter(None, (token_file, tls_ca)):
+        if not os.access(each, os.R_OK):
+            raise ConfigError(f"{each} cannot be read")
+    file = profiles_file()
+    files = ["" if each is None else str(each.absolute()) for each in (token_file, tls_ca)]
+    write_profiles(file, {**read_profiles(file), name: Profile(meta, *files)})
+    show_line(f"keylane -p {name} uses {meta}; the profile is in {file}")
+
+
+@profile_app.command("list")
+def profile_list(output: OutputOption = OutputFormat.TABLE) -> None:
+    """Show the profiles."""
+    profiles = sorted(read_profiles(profiles_file()).items())
+    if output is OutputFormat.JSON:
+        show_json([{"name": name, **asdict(profile)} for name, profile in profiles])
+        return
+    rows = [(name, each.meta, each.token_file, each.tls_ca) for name, each in profiles]
+    show_table(make_table("", ("name", "metaserver", "token file", "authority"), rows))
+
+
+@profile_app.command("remove")
+def profile_remove(name: NameArgument) -> None:
+    """Remove a profile."""
+    file = profiles_file()
+    profiles = read_profiles(file)
+    if profiles.pop(name, None) is None:
+        raise ConfigError(f"there is no profile {name!r} in {file}")
+    write_profiles(file, profiles)
+    show_line(f"removed the profile {name}")

@@ -1,0 +1,90 @@
+"""Profiles: names for the clusters of a user, each with an address and the files that it needs.
+
+They are in `$XDG_CONFIG_HOME/keylane/profiles.toml`, by default in `~/.config`. A token itself is
+never stored, only the name of its file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from types import MappingProxyType
+
+from ..protocol.errors import ConfigError
+
+VARIABLES = MappingProxyType(
+    {
+        "meta": "KEYLANE_META",
+        "token_file": "KEYLANE_TOKEN_FILE",
+        "tls_ca": "KEYLANE_TLS_CA",
+    }
+)
+"""The variable of the environment that each field of a profile stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A cluster as a user reaches it; "" is a field that was not given."""
+
+    meta: str
+    token_file: str = ""
+    tls_ca: str = ""
+
+
+def profiles_file(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the file of the user's profiles, which need not exist."""
+    base = environment.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
+    return Path(base) / "keylane" / "profiles.toml"
+
+
+def read_profiles(file: Path) -> dict[str, Profile]:
+    """Return the profiles by their names. Raises ConfigError if the file cannot be read."""
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        return {name: Profile(**table) for name, table in tables.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"the profiles in {file} cannot be read: {error}") from error
+
+
+def write_profiles(file: Path, profiles: Mapping[str, Profile]) -> None:
+    """Replace the file, readable by its user only. Raises ConfigError if it cannot be written."""
+    lines: list[str] = []
+    for name, profile in sorted(profiles.items()):
+        lines.append(f"[{json.dumps(name)}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in asdict(profile).items() if value]
+        lines.append("")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as new:
+            new.write("\n".join(lines))
+        os.replace(new.name, file)
+    except OSError as error:
+        raise ConfigError(f"the profiles in {file} cannot be written: {error.strerror}") from error
+
+
+def use_profile(name: str) -> None:
+    """
+    Set the variables of this process to a profile's fields; a field that it lacks is unset.
+
+    Raises:
+        ConfigError: there is no such profile.
+    """
+    profiles = read_profiles(profiles_file())
+    if name not in profiles:
+        known = ", ".join(sorted(profiles)) or "none"
+        raise ConfigError(
+            f"there is no profile {name!r} in {profiles_file()}; profiles: {known}. "
+            f"keylane profile add {name} --meta HOST:PORT makes one"
+        )
+    for key, value in asdict(profiles[name]).items():
+        if value:
+            os.environ[VARIABLES[key]] = value
+        else:
+            os.environ.pop(VARIABLES[key], None)

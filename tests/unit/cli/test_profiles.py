@@ -1,0 +1,99 @@
+"""Profiles of clusters, and what a shell completes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from keylane.cli.completion import complete_subject
+from keylane.cli.main import app
+from keylane.cli.profiles import VARIABLES, Profile, profiles_file, read_profiles, use_profile
+from keylane.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for variable in (*VARIABLES.values(), "KEYLANE_PROFILE"):
+        monkeypatch.setenv(variable, "before")
+        monkeypatch.delenv(variable)
+    return tmp_path
+
+
+def ran(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, words, catch_exceptions=True)
+    if isinstance(result.exception, ConfigError):
+        return 1, str(result.exception)
+    return result.exit_code, result.output
+
+
+def test_profile_is_kept_until_it_is_removed(home: Path):
+    token = home / "token"
+    token.write_text("kl_1")
+    added = ran("profile", "add", 'my "prod"', "--meta", "a:1,b:2", "--token-file", str(token))
+    assert added[0] == 0
+    assert ran("profile", "add", "dev", "--meta", "127.0.0.1:7000")[0] == 0
+    assert read_profiles(profiles_file()) == {
+        'my "prod"': Profile("a:1,b:2", str(token)),
+        "dev": Profile("127.0.0.1:7000"),
+    }
+    assert profiles_file().stat().st_mode & 0o077 == 0
+    assert "127.0.0.1:7000" in ran("profile", "list")[1]
+    assert ran("profile", "remove", "dev")[0] == 0
+    assert list(read_profiles(profiles_file())) == ['my "prod"']
+
+
+def test_profile_replaces_the_environment_when_it_is_used(monkeypatch: pytest.MonkeyPatch):
+    """A token of another cluster does not go to this one."""
+    monkeypatch.setenv("KEYLANE_META", "other:1")
+    monkeypatch.setenv("KEYLANE_TOKEN_FILE", "/other/token")
+    ran("profile", "add", "dev", "--meta", "here:7000")
+    use_profile("dev")
+    assert os.environ["KEYLANE_META"] == "here:7000"
+    assert "KEYLANE_TOKEN_FILE" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-p", "prod", "subject", "list"), "there is no profile 'prod'"),
+        (("profile", "remove", "prod"), "there is no profile 'prod'"),
+        (("profile", "add", "x", "--meta", "nowhere"), "host:port"),
+        (("profile", "add", "x", "--meta", "a:1", "--tls-ca", "/none"), "/none cannot be read"),
+    ],
+)
+def test_profile_is_refused_when_it_leads_nowhere(words: tuple[str, ...], message: str):
+    status, text = ran(*words)
+    assert status == 1
+    assert message in text
+    assert not profiles_file().exists()
+
+
+@pytest.mark.parametrize("text", ["[dev", '[dev]\nport = "1"\n', "[dev]\n"])
+def test_profiles_are_refused_when_their_file_is_damaged(text: str):
+    file = profiles_file()
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_profiles(file)
+
+
+def test_completion_gives_up_soon_when_no_metaserver_answers(monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("KEYLANE_META", f"127.0.0.1:{silent.getsockname()[1]}")
+        context = typer.Context(typer.main.get_command(app))
+        began = time.monotonic()
+        assert complete_subject(context, "o") == []
+        assert time.monotonic() - began < 5
+
+
+def test_command_of_another_system_names_ours():
+    status, text = ran("topic", "create", "orders")
+    assert status == 2
+    assert "keylane subject" in text
