@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .options import META_DEFAULT
-from .profiles import use_profile
-
 if TYPE_CHECKING:
     from ..admin import Admin
 
@@ -42,13 +39,16 @@ def _names(
     ctx: typer.Context, incomplete: str, ask: Callable[[Admin], Awaitable[list[str]]]
 ) -> list[str]:
     from ..admin import Admin
+    from .profiles import use_profile
 
     async def answered() -> list[str]:
         profile = ctx.find_root().params.get("profile") or os.environ.get("KEYLANE_PROFILE")
         if profile:
             use_profile(profile)
-        given = ctx.params.get("meta", META_DEFAULT)  # its default if it is not on the line
-        meta = os.environ.get("KEYLANE_META", META_DEFAULT) if given == META_DEFAULT else given
+        source = ctx.get_parameter_source("meta")
+        meta = ctx.params["meta"]
+        if source is None or source.name != "COMMANDLINE":
+            meta = os.environ.get("KEYLANE_META") or meta
         async with asyncio.timeout(LIMIT_S), Admin(meta) as admin:
             return await ask(admin)
 

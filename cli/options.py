@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ..protocol.errors import ConfigError
+from .completion import complete_group, complete_subject
 
 META_DEFAULT = "127.0.0.1:7000"
 BROKERS_MAX = 32
@@ -83,30 +84,14 @@ AllPartitionsOption = Annotated[
     bool, typer.Option("--all", help="Also show partitions that are sealed and drained.")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")]
-
-
-def _complete_subject(ctx: typer.Context, incomplete: str) -> list[str]:
-    from .completion import complete_subject
-
-    return complete_subject(ctx, incomplete)
-
-
-def _complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
-    from .completion import complete_group
-
-    return complete_group(ctx, incomplete)
-
-
 SubjectArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="SUBJECT", help="Name of the subject.", autocompletion=_complete_subject
-    ),
+    typer.Argument(metavar="SUBJECT", help="Name of the subject.", autocompletion=complete_subject),
 ]
 ConsumerGroupArgument = Annotated[
     str,
     typer.Argument(
-        metavar="GROUP", help="Name of the consumer group.", autocompletion=_complete_group
+        metavar="GROUP", help="Name of the consumer group.", autocompletion=complete_group
     ),
 ]
 KeyFieldOption = Annotated[
