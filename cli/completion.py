@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -38,6 +37,8 @@ def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
 def _names(
     ctx: typer.Context, incomplete: str, ask: Callable[[Admin], Awaitable[list[str]]]
 ) -> list[str]:
+    import asyncio
+
     from ..admin import Admin
     from .profiles import use_profile
 

@@ -32,7 +32,6 @@ from .options import (
     SubjectArgument,
     TagOption,
 )
-from .profiles import use_profile
 from .usage import run_command_line
 
 app = typer.Typer(
@@ -85,6 +84,8 @@ def _keylane(
     """A message broker for Python that keeps the order of each key."""
     WAIT_S.set(wait_s)
     if profile:
+        from .profiles import use_profile
+
         use_profile(profile)
 
 
