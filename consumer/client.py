@@ -40,7 +40,7 @@ from .assignments import Assignments
 from .broadcast import Broadcast, check_broadcast
 from .delivery.alone_turn import AloneTurn
 from .delivery.filter import filter_of
-from .dispatches import Calls, Dispatches
+from .dispatches import DispatcherFactory, UserHandlers
 from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.handlers import BatchHandler, Handler
 from .handling.stream import NEXTS, Stream
@@ -62,7 +62,7 @@ from .settings import (
     inheriting,
     settings_with,
 )
-from .several import several_if
+from .several import new_consumer_set
 
 log = logging.getLogger("keylane.consumer")
 H = TypeVar("H", bound=Callable[..., Any])
@@ -217,17 +217,17 @@ class Consumer(LoopBoundClient, Generic[V]):
                 also a TypeError.
         """
         refuse_others("Consumer", others, ConsumerSettings, OTHER_WORDS)
-        self._calls = Calls(handler, batch_handler)
+        self._handlers = UserHandlers(handler, batch_handler)
         given = settings_with(settings, ack=ack, on_failure=on_failure, tries_max=tries_max)
         check_callbacks(
             on_assigned=given.on_assigned, on_revoked=given.on_revoked, on_lost=given.on_lost
         )
-        self._several = several_if(subject, group, self._calls, given)
+        self._consumer_set = new_consumer_set(subject, group, self._handlers, given)
         self._filter = filter_of(given.tags, given.filter)
         if codec is not None:
             check_codec(codec)
         check_broadcast(group, start, given)
-        self._calls.check(given, alone=not self._several)
+        self._handlers.check(given, alone=not self._consumer_set)
         self._settings = given
         self._addresses = addresses_of(meta)
         self._subject = subject or ""
@@ -251,8 +251,8 @@ class Consumer(LoopBoundClient, Generic[V]):
             token=token,
         )
         self._home = self._connections.home
-        self._dispatches = Dispatches(
-            self._calls, settings=self._settings, home=self._home, wanted=self._filter
+        self._dispatchers = DispatcherFactory(
+            self._handlers, settings=self._settings, home=self._home, message_filter=self._filter
         )
         self._ended: asyncio.Future[None] | None = None
         self._closings = 0
@@ -272,7 +272,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         self._start = group_start(self._begins_at, now_ms=self._clock.wall_ms())
         self._rng = self._environment.new_rng()
         self._membership: Membership | Broadcast | None = None
-        self._dispatch: Workers | Stream | None = None
+        self._dispatcher: Workers | Stream | None = None
         self._assignments: Assignments | None = None
         self._ending: asyncio.Task[None] | None = None
         """The task that hands everything over, also after an error that ended the consumer."""
@@ -281,9 +281,9 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     def __repr__(self) -> str:
         where = ", ".join(self._addresses)
-        if self._several is not None:
-            count = len(self._several.members)
-            return f"<Consumer of {count} at {where}, {self._several.state}>"
+        if self._consumer_set is not None:
+            count = len(self._consumer_set.members)
+            return f"<Consumer of {count} at {where}, {self._consumer_set.state}>"
         return f"<Consumer of {self._whose} at {where}, {self._home.state}>"
 
     @property
@@ -312,28 +312,28 @@ class Consumer(LoopBoundClient, Generic[V]):
             ConfigError: the system cannot start as many `threads`.
             ClosedError: `close` was called meanwhile.
         """
-        if self._several is not None:
-            await self._several.open()
+        if self._consumer_set is not None:
+            await self._consumer_set.open()
             return self
         network = self._connections.open()
         self._clear()
         self._ended = asyncio.get_running_loop().create_future()
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         membership = self._membership = self._new_membership(meta)
-        dispatch = self._dispatch = self._dispatches.new(
+        dispatcher = self._dispatcher = self._dispatchers.create(
             environment=self._environment,
             rng=self._rng,
             on_crash=self._fail,
             client=self._client_name,
         )
-        self._assignments = self._new_assignments(membership, dispatch)
-        self._connections.home.on_fork = self._assignments.forked
+        self._assignments = self._new_assignments(membership, dispatcher)
+        self._connections.home.on_fork = self._assignments.on_fork
         try:
-            self._dispatches.begin()
+            self._dispatchers.start_threads()
             await self._connections.wait_for(meta, partial(membership.start, self._assignments))
             self._assignments.start()
         except BaseException as error:
-            await clean_up(partial(self._give_up_opening, dispatch, error))
+            await clean_up(partial(self._give_up_opening, dispatcher, error))
             raise
         finally:
             self._opened.set()
@@ -342,12 +342,12 @@ class Consumer(LoopBoundClient, Generic[V]):
             raise ClosedError("the consumer was closed while it was opened")
         return self
 
-    async def _give_up_opening(self, dispatch: Workers | Stream, why: BaseException) -> None:
-        await dispatch.close()
+    async def _give_up_opening(self, dispatcher: Workers | Stream, why: BaseException) -> None:
+        await dispatcher.close()
         if isinstance(self._membership, Membership):
             await self._membership.give_up(why)
         self._membership = None
-        self._dispatches.end()
+        self._dispatchers.stop_threads()
         await self._connections.close()
 
     def _new_membership(self, meta: MetaClient) -> Membership | Broadcast:
@@ -377,7 +377,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         return self._settings.name or f"{socket.gethostname()}:{os.getpid()}"
 
     def _new_assignments(
-        self, membership: Membership | Broadcast, dispatch: Workers | Stream
+        self, membership: Membership | Broadcast, dispatcher: Workers | Stream
     ) -> Assignments:
         settings = self._settings
         rebalance = Rebalance(
@@ -395,7 +395,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             rng=self._rng,
             connections=self._connections,
             membership=membership,
-            dispatch=dispatch,
+            dispatcher=dispatcher,
             codec=self._codec,
             fail=self._fail,
             rebalance=rebalance,
@@ -433,8 +433,8 @@ class Consumer(LoopBoundClient, Generic[V]):
         over; None if the caller must not wait.
         """
         self._closings += 1
-        if self._several is not None:
-            return self._several.begin_close()
+        if self._consumer_set is not None:
+            return self._consumer_set.begin_close()
         if not self._home.here:
             return None
         self._home.check()
@@ -461,7 +461,9 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     def _called_by_handler(self) -> bool:
         """Return True if the running task is that of a handler, for whose end a hand-over waits."""
-        return isinstance(self._dispatch, Workers) and self._dispatch.runs(asyncio.current_task())
+        return isinstance(self._dispatcher, Workers) and self._dispatcher.runs(
+            asyncio.current_task()
+        )
 
     def _end(self) -> asyncio.Task[None]:
         """Begin to hand everything over, only once: a signal, an error and the user may close the
@@ -475,22 +477,22 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     async def _close(self) -> None:
         await self._opened.wait()  # it may be called while another task opens the consumer
-        membership, dispatch, assignments = self._membership, self._dispatch, self._assignments
-        if membership is None or dispatch is None or assignments is None:
+        membership, dispatcher, assignments = self._membership, self._dispatcher, self._assignments
+        if membership is None or dispatcher is None or assignments is None:
             return
-        if isinstance(dispatch, Stream):
-            dispatch.leave()
+        if isinstance(dispatcher, Stream):
+            dispatcher.leave()
         try:
             await assignments.close()
             await membership.stop()
-            assignments.let_go()
+            assignments.drop_references()
         except asyncio.CancelledError:
             # The end of the event loop cancels everything that is left, and waits for it. The
             # consumer must leave, or the group waits for the ttl.
-            await dispatch.close()
+            await dispatcher.close()
             await membership.stop()
-        await to_the_end(dispatch.close)
-        self._dispatches.end()
+        await to_the_end(dispatcher.close)
+        self._dispatchers.stop_threads()
         await to_the_end(self._connections.close)
         self._membership = self._assignments = None
         if self._ended is not None and not self._ended.done():
@@ -505,8 +507,8 @@ class Consumer(LoopBoundClient, Generic[V]):
         log.error("%s ends: %r", self._log_name, error)
         self._ended.set_exception(error)
         self._ended.exception()
-        if isinstance(self._dispatch, Stream):
-            self._dispatch.fail(error)
+        if isinstance(self._dispatcher, Stream):
+            self._dispatcher.fail(error)
         self._end()
 
     def on(self, subject: str, *, group: str | None = None, **options: Any) -> Callable[[H], H]:
@@ -541,8 +543,8 @@ class Consumer(LoopBoundClient, Generic[V]):
                 '@consumer.on is called with a subject and a group: @consumer.on("orders", '
                 'group="billing")'
             )
-        several = self._several
-        if several is None:
+        consumer_set = self._consumer_set
+        if consumer_set is None:
             raise InvalidRequestError(
                 f"this consumer is of {self._subject}; Consumer(meta) without a subject takes "
                 f"handlers of any"
@@ -560,7 +562,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         kind = "batch_handler" if known.pop("batch", False) else "handler"
 
         def add(handler: H) -> H:
-            several.check_new(subject, group)
+            consumer_set.check_not_registered(subject, group)
             known[kind] = handler
             member: Consumer[Any] = Consumer(
                 self._addresses,
@@ -570,7 +572,7 @@ class Consumer(LoopBoundClient, Generic[V]):
                 _alone=self._alone,
                 **known,
             )
-            several.add(member, subject, group)
+            consumer_set.add(member, subject, group)
             return handler
 
         return add
@@ -594,14 +596,14 @@ class Consumer(LoopBoundClient, Generic[V]):
         """
         if self._letting:
             return
-        if self._several is not None:
-            await self._several.run()
+        if self._consumer_set is not None:
+            await self._consumer_set.run()
             return
         with environment_of(self._given).stop_signals() as stop:
             if self._membership is not None:
                 await self._run(stop.event)
                 return
-            if self._calls.one is None:
+            if self._handlers.either is None:
                 without = HandlerTypeError("run() needs a handler, and this consumer has none")
                 without.hint = "Give it handler=, or iterate over it inside its `async with` block."
                 raise without
@@ -645,8 +647,8 @@ class Consumer(LoopBoundClient, Generic[V]):
             await race.first()
             if not ended.done():
                 log.info("%s hands its partitions over", self._log_name)
-                if isinstance(self._dispatch, Stream):
-                    await self._dispatch.finish()
+                if isinstance(self._dispatcher, Stream):
+                    await self._dispatcher.finish()
                 await self.close()
             if (error := await ended) is not None:
                 raise error
@@ -662,8 +664,8 @@ class Consumer(LoopBoundClient, Generic[V]):
             KeylaneError: an error ended the consumer; each call raises it until the consumer is
                 opened again.
         """
-        if self._several is not None:
-            await self._several.wait()
+        if self._consumer_set is not None:
+            await self._consumer_set.wait()
             return
         self._home.check_not_elsewhere()
         if self._ended is None:
@@ -683,8 +685,8 @@ class Consumer(LoopBoundClient, Generic[V]):
             KeylaneError: the metaserver could not be notified; the consumer still consumes, so try
                 again.
         """
-        if self._several is not None:
-            await self._several.suspend()
+        if self._consumer_set is not None:
+            await self._consumer_set.suspend()
             return
         self._home.check_not_elsewhere()
         if self._membership is None or self._assignments is None:
@@ -695,7 +697,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             # The body of an iteration may call this before it acks, so the wait for an iteration is
             # limited.
             limit_ms = self._settings.handover_ms + 2 * self._settings.call_timeout_ms
-            iterated = isinstance(self._dispatch, Stream)
+            iterated = isinstance(self._dispatcher, Stream)
             await asyncio.wait(hand_overs, timeout=limit_ms / 1000 if iterated else None)
 
     async def resume(self, *partition_ids: int) -> None:
@@ -714,8 +716,8 @@ class Consumer(LoopBoundClient, Generic[V]):
             return
         for part in self._parts:
             part._hold(tuple(part._clients), paused=False)
-        if self._several is not None:
-            await self._several.resume()
+        if self._consumer_set is not None:
+            await self._consumer_set.resume()
             return
         self._home.check_not_elsewhere()
         if self._membership is None:
@@ -726,9 +728,9 @@ class Consumer(LoopBoundClient, Generic[V]):
     @property
     def _parts(self) -> list[Consumer[Any]]:
         """Return the consumers of which this object consists."""
-        if self._several is None:
+        if self._consumer_set is None:
             return [self]
-        return [member for member in self._several.members if isinstance(member, Consumer)]
+        return [member for member in self._consumer_set.members if isinstance(member, Consumer)]
 
     @property
     def assignment(self) -> list[Assignment]:
@@ -800,17 +802,17 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     def _hold(self, partition_ids: tuple[int, ...], *, paused: bool) -> None:
         """Pause or resume those of the partitions that this consumer owns."""
-        clients, dispatch = self._clients, self._dispatch
+        clients, dispatcher = self._clients, self._dispatcher
         for partition_id in partition_ids:
             client = clients.get(partition_id)
-            if client is None or dispatch is None:
+            if client is None or dispatcher is None:
                 continue
             if paused and not client.paused:
                 client.gate.hold(PAUSED)
-                dispatch.pause(partition_id)
+                dispatcher.pause(partition_id)
             elif not paused and client.paused:
                 client.gate.let_go(PAUSED)
-                dispatch.resume(partition_id)
+                dispatcher.resume(partition_id)
 
     @property
     def _all_clients(self) -> list[PullClient]:
@@ -870,7 +872,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         Raises:
             UsageError: always; the error explains how an operator resets the group.
         """
-        if self._several is not None:
+        if self._consumer_set is not None:
             raise UsageError(
                 Reason.SEEK_IN_GROUP, "seek of a consumer: its cursor is moved by acks alone"
             )
@@ -936,12 +938,12 @@ class Consumer(LoopBoundClient, Generic[V]):
             ClosedError: a message was not delivered by any consumer.
         """
         acked = listed(messages)
-        if not isinstance(self._dispatch, Stream):
+        if not isinstance(self._dispatcher, Stream):
             check_handed_out(acked, self._home)
         return self._ack(acked)
 
     async def _ack(self, messages: list[Message[Any]]) -> None:
-        if not (isinstance(self._dispatch, Stream) and self._dispatch.ack_hand(messages)):
+        if not (isinstance(self._dispatcher, Stream) and self._dispatcher.ack_hand(messages)):
             await ack_all(messages, self._home)
 
     def nack(
@@ -961,7 +963,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             ClosedError: a message was not delivered by any consumer.
         """
         given_back = listed(messages)
-        if not isinstance(self._dispatch, Stream):
+        if not isinstance(self._dispatcher, Stream):
             check_handed_out(given_back, self._home)
         return nack_all(given_back, self._home, after_s)
 
@@ -992,24 +994,24 @@ class Consumer(LoopBoundClient, Generic[V]):
         """Note that the block of the consumer ends with `error`, which may come from the message in
         hand.
         """
-        if error is not None and isinstance(self._dispatch, Stream) and self._home.here:
-            count_try(self._dispatch, error)
+        if error is not None and isinstance(self._dispatcher, Stream) and self._home.here:
+            count_try(self._dispatcher, error)
 
     def _put_back(self, taken: Message[Any] | list[Message[Any]] | ArrowBatch) -> None:
         """Take back messages that were given to a program that never saw them because it was
         interrupted; they are delivered next.
         """
-        if isinstance(self._dispatch, Stream):
-            self._dispatch.put_back(taken)
+        if isinstance(self._dispatcher, Stream):
+            self._dispatcher.put_back(taken)
 
     @property
     def _stream(self) -> Stream:
         """Return the stream that gives messages to the program. Raises ClosedError."""
-        if not isinstance(self._dispatch, Stream):
+        if not isinstance(self._dispatcher, Stream):
             raise ClosedError(
                 "the consumer is not open, or it has a handler that gets the messages"
             )
-        return self._dispatch
+        return self._dispatcher
 
     def __aiter__(self) -> AsyncIterator[Message[V]]:
         return Iteration(self._home, lambda: self._stream)

@@ -247,7 +247,7 @@ class Membership:
         self._joined = True
         self._version = -1
         self._fall_pauses.reset()
-        self._timeouts.begin(self._asked_ms, joined.heartbeat_ms)
+        self._timeouts.start_session(self._asked_ms, joined.heartbeat_ms)
         if joined.grants is not None:
             self._take_first(joined.grants, holder)
 
@@ -304,7 +304,7 @@ class Membership:
                         raise  # a failing disk of the metaserver is repaired
                     self._nudged = True
                     self._tell_failure(error)
-                    all_failed = self._timeouts.failed()
+                    all_failed = self._timeouts.record_failure()
                     if all_failed or not isinstance(error, UnreachableError | StorageError):
                         await self._pause(pauses)
         except (asyncio.CancelledError, GeneratorExit):
@@ -376,7 +376,7 @@ class Membership:
             return
         self._version = grants.version
         deadline_ms = sent_at_ms + grants.ttl_ms - self._settings.margin_ms
-        self._timeouts.granted(deadline_ms)
+        self._timeouts.record_grant(deadline_ms)
         holder.granted(grants, deadline_ms)
 
     async def _version_fell(self, version: int) -> None:

@@ -51,7 +51,7 @@ from ..delivery.user_acks import UserAcks
 from ..log_names import partition_name
 from ..parking.context import ParkContext
 from ..parking.key_parking import KeyParking
-from ..pull_room import RoomShare
+from ..pull_room import BudgetShare
 from ..settings import ConsumerSettings
 from ..unreached import NO_CONNECTION
 from .ack_sender import AckSender
@@ -175,7 +175,7 @@ class PullClient(UserAcks):
             retrying_max=settings.buffer_messages if self.exempts_retries else 0
         )
         self._chain = PullChain(self, timeout_ms=settings.call_timeout_ms)
-        self._room: RoomShare = self.owner.room.share()
+        self._budget_share: BudgetShare = self.owner.budget.new_share()
         self._pauses = settings.backoff.pauses(self._rng)
         self._troubles = LogFilter()
         """The log filter for pulls that fail."""
@@ -416,7 +416,7 @@ class PullClient(UserAcks):
             # The broker stores less than was pulled from it. Only an owner with the next token may
             # begin again.
             log.error("%s is handed over after an error: %s", self.log_name, error.message)
-            self.owner.end(self)
+            self.owner.start_hand_over(self)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
@@ -427,7 +427,7 @@ class PullClient(UserAcks):
         first = self.life.on_fence(error.current_token or 0)
         self._note_deadlines()
         if first:
-            self.owner.end(self)
+            self.owner.start_hand_over(self)
 
     async def _pull(self) -> None:
         while self._clock.boot_ns() < self.deadline_ns:
@@ -526,13 +526,13 @@ class PullClient(UserAcks):
         await self._wait_while_held()
         await self._wait_for_capacity(self._settings.buffer_messages)
         await self.parking.wait_for_room()
-        if not self._takes_room():
+        if not self._reserves_budget():
             self.waiting_for = "other partitions"
-            await self._room.take(self._messages_ready, self._settings.pull_bytes)
+            await self._budget_share.reserve(self._messages_ready, self._settings.pull_bytes)
         try:
             await self._pull_chain()
         finally:
-            self._room.came()
+            self._budget_share.end_pull()
 
     @property
     def _messages_ready(self) -> int:
@@ -541,9 +541,9 @@ class PullClient(UserAcks):
         """
         return self._stored_upto - self._offsets.next_offset
 
-    def _takes_room(self) -> bool:
+    def _reserves_budget(self) -> bool:
         """Take room for the next pull, and return whether there was room."""
-        return self._room.take_now(self._messages_ready, self._settings.pull_bytes)
+        return self._budget_share.try_reserve(self._messages_ready, self._settings.pull_bytes)
 
     async def _pull_chain(self) -> None:
         if self._clock.boot_ns() >= self.deadline_ns:
@@ -569,7 +569,7 @@ class PullClient(UserAcks):
     def _came(self, answer: Batches, payload: memoryview) -> None:
         """Note the size of the answer to a pull."""
         self._progress.end_offset = self._stored_upto = answer.next_offset
-        self._room.came(len(payload), answer.upto - self._offsets.next_offset)
+        self._budget_share.end_pull(len(payload), answer.upto - self._offsets.next_offset)
 
     def take_at_once(self, answer: Answer, payload: memoryview) -> bool:
         """Hand out the pulled messages; return False, with nothing done, if this needs a wait, or a
@@ -602,7 +602,7 @@ class PullClient(UserAcks):
             and (not parking.has_parked or parking.has_room)
             and (offsets.end_offset is None or not self._exhausted)
             and self.boot_ns() < self.deadline_ns
-            and (self._stored_upto <= offsets.next_offset or self._takes_room())
+            and (self._stored_upto <= offsets.next_offset or self._reserves_budget())
         )
 
     def pull_request(self) -> Pull:
@@ -662,14 +662,14 @@ class PullClient(UserAcks):
         opened = CutBatch(self, cut, header, self._offsets.unseen_ranges(header))
         self._in_flight.count += opened.count
         if opened.count:
-            self._room.put(header.length)
+            self._budget_share.add_buffered(header.length)
         self.owner.hand_out_batch(opened)
 
     def open_cut(self, batch: CutBatch) -> list[Message]:
         """Return the messages of a batch to be handled now; messages of parked keys are parked
         instead.
         """
-        self._room.opened(batch.header.length)
+        self._budget_share.release_buffered(batch.header.length)
         who = (self._subject, self.partition_id, self.token)
         messages = decode_messages(batch.columns, batch.header, *who, self)
         if batch.count != batch.header.count:
@@ -883,7 +883,7 @@ class PullClient(UserAcks):
         """
         self._cancel_tasks()
         self._acks.end()
-        self._room.leave()
+        self._budget_share.close()
 
     def _cancel_tasks(self) -> list[asyncio.Task[None]]:
         tasks = [self._pulling, self._acking, *self.parking.stop()]
@@ -921,7 +921,7 @@ class PullClient(UserAcks):
             )
         finally:
             self._acks.end()
-            self._room.leave()
+            self._budget_share.close()
 
     async def _release(self) -> None:
         if self._offsets.begun:

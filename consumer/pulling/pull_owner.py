@@ -12,7 +12,7 @@ from ...protocol.message import Message
 from ...protocol.operations import SubjectHistory
 from ..delivery.alone_turn import AloneTurn
 from ..delivery.filter import MessageFilter
-from ..pull_room import PullRoom
+from ..pull_room import PrefetchBudget
 
 
 class PullOwner(Protocol):
@@ -20,7 +20,7 @@ class PullOwner(Protocol):
 
     alone: AloneTurn
     """The turn of messages that may end the process."""
-    room: PullRoom
+    budget: PrefetchBudget
     """The room for bytes that its partitions have pulled and not opened."""
     codec: Codec[Any] | None
     keeps_batches: bool
@@ -73,7 +73,7 @@ class PullOwner(Protocol):
         """
         ...
 
-    def end(self, client: Any) -> None:
+    def start_hand_over(self, client: Any) -> None:
         """Hand the client's partition over; the client pulls nothing more."""
         ...
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.delivery.alone_turn import AloneTurn
-from keylane.consumer.pull_room import PullRoom
+from keylane.consumer.pull_room import PrefetchBudget
 from keylane.consumer.pulling.lifetime import PullState
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.backoff import Backoff
@@ -159,7 +159,7 @@ class NotingOwner:
         self.messages: list[Message] = []
         self.codec = None
         self.alone = AloneTurn()
-        self.room = PullRoom()
+        self.budget = PrefetchBudget()
         self.ended = 0
         self.drained = 0
         self.refreshed = 0
@@ -170,7 +170,7 @@ class NotingOwner:
     def hand_out_batch(self, batch: Any) -> None:
         self.messages += batch.messages()
 
-    def end(self, _client: PullClient) -> None:
+    def start_hand_over(self, _client: PullClient) -> None:
         self.ended += 1
 
     def report_drained(self) -> None:

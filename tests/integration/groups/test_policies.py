@@ -78,7 +78,7 @@ async def test_stored_policy_is_followed_by_running_consumers(
                 assert described.settings == stored
                 forgotten = await admin.set_group("policy-live", "g", forget=True)
                 assert forgotten.policy.on_failure is None
-                await eventually(lambda: "its own code counts" in caplog.text)
+                await eventually(lambda: "its own code applies" in caplog.text)
     assert "follows the group's stored policy, on_failure=park, tries_max=5" in caplog.text
 
 

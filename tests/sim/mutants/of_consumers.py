@@ -14,7 +14,7 @@ from keylane.consumer.handling.lanes import Lanes
 from keylane.consumer.handling.stream import Stream
 from keylane.consumer.handling.workers import Workers
 from keylane.consumer.membership import Membership
-from keylane.consumer.pull_room import PullRoom
+from keylane.consumer.pull_room import PrefetchBudget
 from keylane.consumer.pulling import acks as acks_module
 from keylane.consumer.pulling.acks import AckQueue
 from keylane.consumer.pulling.fetch_offsets import FetchOffsets
@@ -94,11 +94,11 @@ def drained_said_early(patches: Patches) -> None:
 def state_kept_over_grants(patches: Patches) -> None:
     """A token that was ended is used again, and messages that it had handled are handled again."""
 
-    def end(self: Any, client: Any) -> None:
+    def start_hand_over(self: Any, client: Any) -> None:
         real(self, client)
-        self._ended_tokens.clear()
+        self._retired_tokens.clear()
 
-    real = patches.set(Assignments, "end", end)
+    real = patches.set(Assignments, "start_hand_over", start_hand_over)
 
 
 def moved_broker_not_followed(patches: Patches) -> None:
@@ -276,8 +276,8 @@ def room_of_pulls_is_never_free(patches: Patches) -> None:
     def init(self: Any, *_args: Any, **_kwargs: Any) -> None:
         real(self, 10_000)
 
-    real = patches.set(PullRoom, "__init__", init)
-    patches.set(PullRoom, "free", lambda self, count: None)
+    real = patches.set(PrefetchBudget, "__init__", init)
+    patches.set(PrefetchBudget, "release", lambda self, count: None)
 
 
 def readers_pass_empty_partitions(patches: Patches) -> None:
