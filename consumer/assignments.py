@@ -39,7 +39,7 @@ from .membership import Membership
 from .places import BrokerReachability
 from .pull_room import PrefetchBudget
 from .pulling.acked_first import AckedFirstClient, AckedFirstSharedClient
-from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
+from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, lapse_reason
 from .pulling.pull_client import PullClient
 from .pulling.shared_client import SharedClient
 from .rebalance import Rebalance
@@ -146,7 +146,7 @@ class Assignments:
         parent.
         """
         for client in (*self._clients.values(), *self._handing_over.values()):
-            client.start_no_more()
+            client.on_fork()
 
     def start(self) -> None:
         """Start watching for lapsed leases and unreachable brokers."""
@@ -482,7 +482,7 @@ class Assignments:
             # Align the checks of all consumers on the machine, so that one wake-up of the
             # processor serves many.
             sleep_ms = min(remaining_ms, check_ms - self._clock.boot_ms() % check_ms)
-            self._stalls.sleeps(self._clock.boot_ms(), sleep_ms)
+            self._stalls.record_sleep(self._clock.boot_ms(), sleep_ms)
             await asyncio.sleep(sleep_ms / 1000)
             self._log_stall()
             self._log_losses()
@@ -507,17 +507,17 @@ class Assignments:
         elif client.lapsed:
             silent_ms = now_ms - client.renewed_ms
             stalled_ms = self._stalls.longest_ms(client.renewed_ms, now_ms)
-            reason = why_lapsed(silent_ms=silent_ms, stalled_ms=stalled_ms)
+            reason = lapse_reason(silent_ms=silent_ms, stalled_ms=stalled_ms)
         elif client.session != self._membership.session and not self._closing:
             reason = SESSION_ENDED
         else:
             return False
-        self._losses.note(client.partition_id, client.token, reason, fence=client.life.fence)
+        self._losses.add(client.partition_id, client.token, reason, fence=client.life.fence)
         return True
 
     def _log_stall(self) -> None:
         now_ms = self._clock.boot_ms()
-        settings, late_ms = self._settings, self._stalls.woke(now_ms)
+        settings, late_ms = self._settings, self._stalls.record_wake(now_ms)
         text = self._stalls.line(
             late_ms, now_ms, ttl_ms=settings.ttl_ms, margin_ms=settings.margin_ms
         )
@@ -525,7 +525,7 @@ class Assignments:
             log.warning("%s: %s", self._name, text)
 
     def _log_losses(self) -> None:
-        for text in self._losses.take():
+        for text in self._losses.take_lines():
             log.warning("%s %s", self._name, text)
 
 

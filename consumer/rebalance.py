@@ -57,7 +57,7 @@ class Rebalance:
         if self._on_assigned is None:
             return
         partition_id = client.partition_id
-        client.gate.hold("on_assigned")
+        client.gate.add("on_assigned")
         if not self._pending_clients:
             task = start_task(self._call_on_assigned(), name="on_assigned")
         else:
@@ -74,7 +74,7 @@ class Rebalance:
         finally:
             for client in clients:
                 del self._assigned_tasks[client.partition_id]
-                client.gate.let_go("on_assigned")
+                client.gate.remove("on_assigned")
 
     async def notify_ended(self, partition_id: int, *, lost: bool) -> None:
         """Call `on_revoked`, or `on_lost` if the lease is lost, once `on_assigned` has returned for

@@ -197,7 +197,7 @@ class LoopingHost(ConsumerHost):
 
         def watched(*args: Any) -> Any:
             assignments = new_assignments(*args)
-            make = assignments._make
+            make = assignments._new_client
 
             def made(grant: Any) -> Any:
                 client = make(grant)
@@ -212,7 +212,7 @@ class LoopingHost(ConsumerHost):
                 client.bury = buried  # type: ignore[method-assign]
                 return client
 
-            assignments._make = made  # type: ignore[method-assign]
+            assignments._new_client = made  # type: ignore[method-assign]
             return assignments
 
         consumer._new_assignments = watched  # type: ignore[method-assign]

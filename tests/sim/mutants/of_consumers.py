@@ -209,7 +209,7 @@ def heartbeats_do_not_wait(patches: Patches) -> None:
         self._version = -1
         await real(self, holder)
 
-    real = patches.set(Membership, "_beat_once", beat_once)
+    real = patches.set(Membership, "_send_heartbeat", beat_once)
 
 
 def pulls_do_not_wait(patches: Patches) -> None:

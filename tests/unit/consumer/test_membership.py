@@ -144,7 +144,7 @@ async def test_refusal_of_heartbeats_is_told_once_and_its_end_too(
             "the metaserver refuses consumer of s in group g, which keeps trying: "
             "the token was revoked"
         ),
-        "consumer of s in group g is taken again, after 3 failures in 0.0 s",
+        "the metaserver accepts consumer of s in group g again, after 3 failures in 0.0 s",
     ]
 
 

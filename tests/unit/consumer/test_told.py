@@ -68,7 +68,9 @@ def test_log_warns_of_a_code_that_says_otherwise(
     effective(**own).update(grants(PARK))
     (record,) = caplog.records
     assert record.levelno == level
-    assert ("not its code, on_failure=dead" in record.getMessage()) == (level == logging.WARNING)
+    assert ("instead of its own code, on_failure=dead" in record.getMessage()) == (
+        level == logging.WARNING
+    )
 
 
 def test_switch_of_an_operator_is_named_with_its_command(caplog: pytest.LogCaptureFixture):

@@ -71,7 +71,7 @@ class ToldPartition:
     def held(self) -> list[Message]:
         return []
 
-    def note_unanswered(self, error: KeylaneError) -> None:
+    def record_call_error(self, error: KeylaneError) -> None:
         self.failures.append(error)
 
     def knows_parked(self, version: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keylane.consumer.pulling.failed_tries import FAILING_MAX, TOLD_MAX, FailedTries
+from keylane.consumer.pulling.failed_tries import FAILING_MAX, REPORTED_MAX, FailedTries
 from keylane.protocol.message import Message
 from keylane.protocol.parked import Failure
 from keylane.protocol.text import key_digest
@@ -19,12 +19,12 @@ def failure(at_ms: int = 7, *, attempts: int = 1, text: str = "no such town") ->
 def test_attempt_counts_on_from_an_earlier_owner():
     """Once: a message that comes again under this grant keeps its own count."""
     tries = FailedTries()
-    tries.begin([(3, 2)])
+    tries.load_earlier([(3, 2)])
     again, other = message(3), message(4)
-    tries.count_on([again, other])
+    tries.add_earlier_tries([again, other])
     assert (again.attempt, other.attempt) == (3, 1)
     once_more = message(3)
-    tries.count_on([once_more])
+    tries.add_earlier_tries([once_more])
     assert once_more.attempt == 1
 
 
@@ -32,21 +32,21 @@ def test_tries_are_told_until_the_broker_has_them():
     tries = FailedTries()
     failing = message(3)
     tries.failed(failing, failure())
-    told = tries.next()
+    told = tries.next_unreported()
     assert told == ((3, 1),)
     failing.attempt = 2
     tries.failed(failing, failure())
-    tries.told(told)
-    assert tries.next() == ((3, 2),), "it failed again meanwhile"
-    tries.told(tries.next())
+    tries.mark_reported(told)
+    assert tries.next_unreported() == ((3, 2),), "it failed again meanwhile"
+    tries.mark_reported(tries.next_unreported())
     assert not tries
 
 
 def test_request_tells_a_limited_number():
     tries = FailedTries()
-    for offset in range(TOLD_MAX + 5):
+    for offset in range(REPORTED_MAX + 5):
         tries.failed(message(offset), failure())
-    assert len(tries.next()) == TOLD_MAX
+    assert len(tries.next_unreported()) == REPORTED_MAX
 
 
 def test_oldest_failing_message_is_told_with_its_last_failure():
@@ -63,11 +63,11 @@ def test_oldest_failing_message_is_told_with_its_last_failure():
     assert (oldest.offset, oldest.since_ms, oldest.at_ms) == (3, 2, 9)
     assert (oldest.kind, oldest.text, oldest.attempts) == ("ValueError", "still not", 2)
     assert oldest.key_digest == key_digest(b"k")
-    tries.ended([(0, 4)])
+    tries.remove([(0, 4)])
     younger = tries.oldest()
     assert younger is not None
     assert younger.offset == 5
-    tries.ended([(4, 9)])
+    tries.remove([(4, 9)])
     assert tries.oldest() is None
 
 
@@ -85,7 +85,7 @@ def test_message_that_hangs_is_told_until_it_fails_or_ends():
     assert (failed.kind, failed.since_ms, failed.running_ms) == ("ValueError", 8_000, None)
     assert tries.hangs(message(5), failure(40_000, text="has not returned"), 10_000)
     assert tries.oldest().since_ms == 8_000  # type: ignore[union-attr]
-    tries.ended([(5, 6)])
+    tries.remove([(5, 6)])
     assert tries.oldest() is None
 
 
@@ -119,6 +119,6 @@ def test_redriven_message_is_told_when_no_other_fails_and_until_it_ends():
     assert (told.source, told.offset, told.since_ms, told.attempts) == (9, 4, 5, 2)
     tries.failed(message(30), failure())
     assert tries.oldest().offset == 30  # type: ignore[union-attr]
-    tries.ended([(30, 31)])
+    tries.remove([(30, 31)])
     tries.redriven_ended(9, 4)
     assert tries.oldest() is None

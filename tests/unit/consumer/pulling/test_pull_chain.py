@@ -112,11 +112,11 @@ async def test_answer_waits_while_the_partition_is_paused():
     broker, owner = HeldBroker(), NotingOwner()
     async with opened(PullClient, broker, owner, SETTINGS) as client:
         await eventually(lambda: broker.held.calls)
-        client.gate.hold("resume")
+        client.gate.add("resume")
         broker.held.answer()
         await asyncio.sleep(0.01)
         assert owner.messages == []
-        client.gate.let_go("resume")
+        client.gate.remove("resume")
         await eventually(lambda: len(owner.messages) == 2)
 
 
@@ -179,12 +179,12 @@ async def test_parts_that_come_while_the_partition_is_paused_are_pulled_again():
     broker, owner = HeldBroker(), NotingOwner()
     async with opened(PullClient, broker, owner, replace(SETTINGS, buffer_messages=100)) as client:
         await eventually(lambda: broker.held.calls)
-        client.gate.hold("resume")
+        client.gate.add("resume")
         broker.held.part(0)
         broker.held.part(2)
         await asyncio.sleep(0.01)
         assert owner.messages == []
-        client.gate.let_go("resume")
+        client.gate.remove("resume")
         await eventually(lambda: len(broker.held.calls) == 2)
         assert [message.offset for message in owner.messages] == [0, 1]
         assert broker.held.calls[-1][0].offset == 2
@@ -238,7 +238,7 @@ async def test_partition_is_idle_while_a_pull_waits_and_all_is_known_to_be_acked
         assert not client.is_idle
         client.acked_to(Acked(2))
         assert client.is_idle
-        client.gate.hold("resume")
+        client.gate.add("resume")
         broker.held.part(2)
         await asyncio.sleep(0.01)
         assert not client.is_idle

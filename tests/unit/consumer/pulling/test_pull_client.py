@@ -242,5 +242,5 @@ async def test_tasks_end_when_a_client_is_abandoned():
         await asyncio.sleep(0)
         client.abandon()
         client.abandon()
-        await eventually(lambda: client._pulling.done() and client._acking.done())
+        await eventually(lambda: client._pull_task.done() and client._ack_task.done())
         assert not await asyncio.wait_for(waiting, 5)
