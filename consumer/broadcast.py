@@ -67,8 +67,8 @@ def check_broadcast(group: object, start: object, settings: ConsumerSettings) ->
         problems.append(f"ack={settings.ack.value!r} needs a group: its acks end with its process")
     if settings.failure_policy is not FailurePolicy.BLOCK:
         problems.append(
-            f"on_failure={settings.failure_policy.value!r} needs a group: brokers set nothing aside "
-            "for it; to skip a message, handle the error in the handler"
+            f"on_failure={settings.failure_policy.value!r} needs a group: brokers set nothing "
+            "aside for it; to skip a message, handle the error in the handler"
         )
     if settings.consume_strategy is ConsumeStrategy.SHARED:
         problems.append("it gets every message; use a group to divide them between consumers")

@@ -43,8 +43,8 @@ from .delivery.filter import filter_of
 from .dispatches import DispatcherFactory, UserHandlers
 from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.handlers import BatchHandler, Handler
-from .handling.messages import ack_all, check_handed_out, count_try, listed, nack_all
 from .handling.stream import NEXTS, Stream
+from .handling.taken import ack_all, check_handed_out, count_try, listed, nack_all
 from .handling.workers import Workers
 from .log_names import consumer_name
 from .manifest_file import resolve_start
