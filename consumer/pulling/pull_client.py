@@ -487,7 +487,9 @@ class PullClient(UserAcks):
         """Apply the broker's reply to an ack request."""
         self.no_connection_since_ms = None
         if answer.parked_version:
-            self.parking.note(answer.parked_version)  # must precede the check whether it is drained
+            self.parking.record_version(
+                answer.parked_version
+            )  # must precede the check whether it is drained
         self._acked_to(answer.cursor)
 
     def _acked_to(self, cursor: int) -> None:

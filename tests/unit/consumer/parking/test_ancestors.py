@@ -44,7 +44,7 @@ async def told_by(home: HomeBroker, owner: KnowingOwner) -> Silent:
             """It is known what is parked."""
 
         ancestors._refresh = known
-        await ancestors._tell()
+        await ancestors._notify()
     return away
 
 

@@ -30,7 +30,7 @@ def take(due: DueTries, now_ns: int, count: int = 10) -> DueTry:
 
 
 def fail(due: DueTries, taken: DueTry, now_ns: int) -> None:
-    due.failed(taken, now_ns, pause_ns)
+    due.requeue_failed(taken, now_ns, pause_ns)
 
 
 def test_take_gives_up_to_a_count_of_one_source_and_number_of_tries():
@@ -59,11 +59,11 @@ def test_failing_source_is_asked_by_one_take_at_a_time_after_longer_and_longer_p
     fail(due, take(due, 0), 0)
     assert due.take(1, 0) is None  # the other message is held
     assert due.next_ns == PAUSE_NS
-    asking = take(due, PAUSE_NS)
-    assert asking.asks
+    probing = take(due, PAUSE_NS)
+    assert probing.is_probe
     assert due.take(1, PAUSE_NS) is None
     assert due.next_ns is None
-    fail(due, asking, PAUSE_NS)
+    fail(due, probing, PAUSE_NS)
     assert due.next_ns == PAUSE_NS + 2 * PAUSE_NS
     assert len(due) == 2
 
@@ -74,7 +74,7 @@ def test_reads_that_were_under_way_when_a_source_failed_are_one_failure():
     for taken in under_way:
         fail(due, taken, 0)
     assert len(due) == 2
-    assert take(due, PAUSE_NS).asks
+    assert take(due, PAUSE_NS).is_probe
     assert due.take(1, 10 * PAUSE_NS) is None
 
 
@@ -83,7 +83,7 @@ def test_held_messages_are_due_when_their_source_answers():
     fail(due, take(due, 0), 0)
     assert due.take(1, 0) is None
     take(due, PAUSE_NS)
-    due.answered(DEAD)
+    due.on_success(DEAD)
     again = take(due, PAUSE_NS)
     assert again == (20, DEAD, [(20, 21)], False)
     fail(due, again, PAUSE_NS)
@@ -113,7 +113,7 @@ def test_messages_of_a_failing_source_ask_in_turn_when_its_broker_lacks_one_of_t
         elif taken.ranges == lacked:
             fail(due, taken, now_ns)
         else:
-            due.answered(DEAD)
+            due.on_success(DEAD)
             read += taken.ranges
     assert read == [(20, 21), (30, 31)]
     assert len(due) == 1
@@ -128,19 +128,19 @@ def test_messages_behind_one_that_cannot_be_read_ask_in_turn(upto, asked):
     """
     due = DueTries()
     due.add(1, DEAD, (10, 14), 0)
-    due.failed(take(due, 0), 0, pause_ns, upto=upto)
+    due.requeue_failed(take(due, 0), 0, pause_ns, upto=upto)
     first = take(due, PAUSE_NS)
-    due.failed(first, PAUSE_NS, pause_ns, upto=upto)
+    due.requeue_failed(first, PAUSE_NS, pause_ns, upto=upto)
     assert due.next_ns is not None
     behind = take(due, due.next_ns)
     assert [first.ranges, behind.ranges] == [[each] for each in asked]
-    assert behind.asks
+    assert behind.is_probe
 
 
 def test_failed_keeps_a_range_whole_when_none_of_it_can_be_read():
     due = DueTries()
     due.add(1, DEAD, (10, 14), 0)
-    due.failed(take(due, 0), 0, pause_ns, upto=20)
+    due.requeue_failed(take(due, 0), 0, pause_ns, upto=20)
     assert take(due, PAUSE_NS).ranges == [(10, 14)]
 
 

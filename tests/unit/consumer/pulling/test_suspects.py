@@ -104,7 +104,7 @@ def test_message_behind_a_failed_one_of_its_key_waits_for_it():
     ]
     queue.unblock_key(0)
     queue.unblock_key(3)
-    assert queue._failed, "the last one that left has not ended"
+    assert queue._blocked_keys, "the last one that left has not ended"
     queue.unblock_key(6)
     assert queue.next()[1] is CAREFUL
 
