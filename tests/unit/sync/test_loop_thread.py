@@ -227,7 +227,7 @@ def test_start_waits_for_the_end_when_the_wait_of_stop_was_interrupted(monkeypat
     thread = LoopThread("client", end=end)
     thread.start()
     with monkeypatch.context() as patched:
-        patched.setattr(loop_thread._Life, "wait_end", interrupt)
+        patched.setattr(loop_thread._Run, "wait_end", interrupt)
         with pytest.raises(KeyboardInterrupt):
             thread.stop()
     threading.Timer(0.05, gate.set).start()

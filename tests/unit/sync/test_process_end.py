@@ -14,16 +14,16 @@ PROGRAM = """
 import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from keylane.sync.loop_thread import AtProcessEnd
+from keylane.sync.loop_thread import ExitHook
 
 def tell(what):
     print(what, flush=True)
 
 def work():
     global kept
-    kept = AtProcessEnd(lambda: tell("closed"))
+    kept = ExitHook(lambda: tell("closed"))
     kept.on()
-    dropped = AtProcessEnd(lambda: tell("closed before"))
+    dropped = ExitHook(lambda: tell("closed before"))
     dropped.on()
     dropped.off()
 
