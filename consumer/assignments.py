@@ -90,7 +90,7 @@ class Assignments:
         codec: Codec[Any] | None,
         fail: Callable[[BaseException], None],
         rebalance: Rebalance | None = None,
-        wanted: MessageFilter | None = None,
+        message_filter: MessageFilter | None = None,
         alone: AloneTurn | None = None,
     ) -> None:
         self.alone = alone or AloneTurn()
@@ -98,7 +98,7 @@ class Assignments:
         # they hold themselves.
         self.budget = PrefetchBudget(MAX_I64) if settings.max_wait_ms else PrefetchBudget()
         self.codec = codec
-        self.wanted = wanted
+        self.message_filter = message_filter
         self.keeps_batches = isinstance(dispatcher, Stream)
         """True for a consumer without a handler: it decodes batches only once it is known how the
         program takes messages.
@@ -203,12 +203,12 @@ class Assignments:
         return not (isinstance(self._dispatcher, Stream) and self._dispatcher.takes_batches)
 
     @property
-    def buries_when_full(self) -> bool:
+    def dead_letters_when_full(self) -> bool:
         """True if keys become dead letters when the group can park no more."""
         return self._settings.on_full is FullPolicy.DEAD
 
     # ── GrantHolder: called by the membership ─────────────────────────────────────────────────────
-    def granted(self, grants: Grants, deadline_ms: int) -> None:
+    def apply_grants(self, grants: Grants, deadline_ms: int) -> None:
         """Replace the grants; all leases end at `deadline_ms` on the boot clock."""
         self._deadline_ms = deadline_ms
         if self._effective.update(grants):
@@ -219,7 +219,7 @@ class Assignments:
                 client.renew(deadline_ms, None)
         self._apply(grants.grants)
 
-    def session_lost(self) -> None:
+    def on_session_lost(self) -> None:
         """Hand over all partitions: the grants ended with the session."""
         self.hand_over_all()
 
@@ -335,15 +335,15 @@ class Assignments:
         if self._closing:
             return
         self._grants = grants
-        granted = {int(grant.partition.partition_id): grant for grant in grants}
+        apply_grants = {int(grant.partition.partition_id): grant for grant in grants}
         for partition_id, client in list(self._clients.items()):
-            grant = granted.get(partition_id)
+            grant = apply_grants.get(partition_id)
             if grant is None or grant.token != client.token or client.lapsed:
                 self.start_hand_over(client)
             else:
                 client.renew(self._deadline_ms, grant.partition.address)
-                client.parking.regranted(grant)
-        for partition_id, grant in granted.items():
+                client.parking.update_grant(grant)
+        for partition_id, grant in apply_grants.items():
             if partition_id in self._clients or partition_id in self._hand_overs:
                 continue
             if grant.token <= self._retired_tokens.get(partition_id, -1):
@@ -406,8 +406,8 @@ class Assignments:
             await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
         # Other sessions may hold a token that is neither single-use nor fenced.
         if client.token_is_single_use or client.fenced:
-            await self._membership.report_released(
-                client.session, client.partition_id, client.token, fence=client.life.fence
+            await self._membership.report_release(
+                client.session, client.partition_id, client.token, fence=client.lifetime.fence
             )
 
     def _report_release_again(self, grant: Grant) -> None:
@@ -415,7 +415,7 @@ class Assignments:
         report.
         """
         partition_id = int(grant.partition.partition_id)
-        report = self._membership.report_released(
+        report = self._membership.report_release(
             self._membership.session, partition_id, grant.token
         )
         task = start_task(report, name=f"release {partition_id}")
@@ -493,7 +493,9 @@ class Assignments:
 
     @property
     def _check_ms(self) -> int:
-        if self._handing_over or any(client.has_messages_out for client in self._clients.values()):
+        if self._handing_over or any(
+            client.has_messages_in_flight for client in self._clients.values()
+        ):
             return CHECK_MS_MAX
         return max(CHECK_MS_MAX, self._settings.ttl_ms // IDLE_CHECKS_PER_TTL)
 
@@ -512,7 +514,7 @@ class Assignments:
             reason = SESSION_ENDED
         else:
             return False
-        self._losses.add(client.partition_id, client.token, reason, fence=client.life.fence)
+        self._losses.add(client.partition_id, client.token, reason, fence=client.lifetime.fence)
         return True
 
     def _log_stall(self) -> None:

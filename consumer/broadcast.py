@@ -212,7 +212,7 @@ class Broadcast:
             )
         )
         self._version += 1
-        self._holder.granted(Grants(version=self._version, ttl_ms=0, grants=grants), NEVER_MS)
+        self._holder.apply_grants(Grants(version=self._version, ttl_ms=0, grants=grants), NEVER_MS)
 
     def client_kind(self, partition_id: int) -> Callable[..., BroadcastClient]:
         """Return a factory for the client of a granted partition; a new partition begins at its
@@ -289,7 +289,7 @@ class Broadcast:
         """Refresh the partitions now."""
         self._nudge.set()
 
-    async def report_released(
+    async def report_release(
         self, session: str, partition_id: int, token: int, *, fence: int = 0
     ) -> None:
         """Do nothing: no other consumer waits for the partition."""

@@ -59,8 +59,8 @@ from .settings import (
     AckMode,
     ConsumerSettings,
     FailurePolicy,
-    inheriting,
-    settings_with,
+    inherit_settings,
+    merge_settings,
 )
 from .several import new_consumer_set
 
@@ -216,7 +216,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         """
         refuse_others("Consumer", others, ConsumerSettings, OTHER_WORDS)
         self._handlers = UserHandlers(handler, batch_handler)
-        merged = settings_with(settings, ack=ack, on_failure=on_failure, tries_max=tries_max)
+        merged = merge_settings(settings, ack=ack, on_failure=on_failure, tries_max=tries_max)
         check_callbacks(
             on_assigned=merged.on_assigned, on_revoked=merged.on_revoked, on_lost=merged.on_lost
         )
@@ -396,7 +396,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             codec=self._codec,
             fail=self._fail,
             rebalance=rebalance,
-            wanted=self._filter,
+            message_filter=self._filter,
             alone=self._alone,
         )
 
@@ -418,7 +418,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         """
         was_open, ending = self._home.here, self.begin_close()
         if not was_open and not self._is_forked:
-            await self._let_runs_begin()
+            await self._let_runs_return()
         if ending is not None:
             # Cancelling the caller only stops the wait, not the hand-over.
             await shield(ending)
@@ -444,7 +444,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         """
         return any(member._home.state == "forked" for member in self._members)
 
-    async def _let_runs_begin(self) -> None:
+    async def _let_runs_return(self) -> None:
         """Let earlier tasks of `run` take their first step, in which they return."""
         self._closes_yielding += 1
         try:
@@ -550,7 +550,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             "codec": self._codec,
         } | options
         if isinstance(settings := arguments["settings"], ConsumerSettings):
-            arguments["settings"] = inheriting(settings, self._settings)
+            arguments["settings"] = inherit_settings(settings, self._settings)
         kind = "batch_handler" if arguments.pop("batch", False) else "handler"
 
         def add(handler: H) -> H:
@@ -594,7 +594,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             if self._membership is not None:
                 await self._run(stop.event)
                 return
-            if self._handlers.either is None:
+            if self._handlers.any_handler is None:
                 error = HandlerTypeError("run() needs a handler, and this consumer has none")
                 error.hint = "Pass handler=, or iterate over it inside its `async with` block."
                 raise error
@@ -621,8 +621,8 @@ class Consumer(LoopBoundClient, Generic[V]):
         return self._membership is not None
 
     async def _open_unless_closed(self, closings: int) -> None:
-        """Open the consumer, unless `close` is called meanwhile, or was since it was called
-        `closings` times.
+        """Open the consumer, unless `close` is called meanwhile or more than `closings` times
+        before.
         """
         if closings == self._closings:
             try:

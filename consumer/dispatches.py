@@ -50,7 +50,7 @@ class UserHandlers:
             HandlerTypeError: a function cannot be called as a handler, or there are two.
             ConfigError: the settings need a handler, and there is none.
         """
-        if settings.ack is AckMode.BEFORE and alone and self.either is None:
+        if settings.ack is AckMode.BEFORE and alone and self.any_handler is None:
             raise ConfigError(
                 "ack='before' needs a handler; in a loop, use ack='each' and await message.ack() "
                 "before the work"
@@ -63,13 +63,13 @@ class UserHandlers:
             check_handler(self.handler)
         if self.batch_handler is not None:
             check_handler(self.batch_handler, "one list of messages")
-        if settings.threads and alone and self.either is None:
+        if settings.threads and alone and self.any_handler is None:
             raise ConfigError("threads= needs a handler, and there is none")
-        if settings.threads and is_async(self.either):
+        if settings.threads and is_async(self.any_handler):
             raise HandlerTypeError("with threads=, the handler must be a def, not an async def")
 
     @property
-    def either(self) -> Any:
+    def any_handler(self) -> Any:
         """The handler of either kind, or None."""
         return self.handler if self.handler is not None else self.batch_handler
 
@@ -104,7 +104,7 @@ class DispatcherFactory:
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
         failing = Failing(client=client, wall_ms=clock.wall_ms, rng=rng, in_place=not ordered)
         failing.adopt(settings)
-        if handlers.either is None:
+        if handlers.any_handler is None:
             return Stream(
                 clock=clock,
                 handover_ms=settings.handover_ms,
@@ -115,7 +115,7 @@ class DispatcherFactory:
                 if self._message_filter is None
                 else Filtering(self._message_filter, settings.handler_backoff, rng),
             )
-        handler, threads, ack_first = handlers.either, None, None
+        handler, threads, ack_first = handlers.any_handler, None, None
         if self._message_filter is not None:
             wrap = filtered if handlers.batch_handler is None else filtered_batches
             handler = wrap(handler, self._message_filter)

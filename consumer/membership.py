@@ -62,15 +62,15 @@ thousand partitions at once.
 
 
 class GrantHolder(Protocol):
-    """What a membership needs from its consumer: it accepts grants, and supplies the contents of
+    """The interface of a consumer to its membership: accepts grants, and supplies the contents of
     heartbeats.
     """
 
-    def granted(self, grants: Grants, deadline_ms: int) -> None:
+    def apply_grants(self, grants: Grants, deadline_ms: int) -> None:
         """Replace the grants; all leases end at `deadline_ms` on the boot clock."""
         ...
 
-    def session_lost(self) -> None:
+    def on_session_lost(self) -> None:
         """Drop all grants: the metaserver no longer knows the session."""
         ...
 
@@ -259,7 +259,7 @@ class Membership:
             return  # the first heartbeat ends the session
         if self._timeouts.allows_long_poll(self._clock.boot_ms()):
             self._version = grants.version
-        holder.granted(grants, self._requested_ms + grants.ttl_ms - self._settings.margin_ms)
+        holder.apply_grants(grants, self._requested_ms + grants.ttl_ms - self._settings.margin_ms)
 
     def _belong_to_another_group(self, grants: Grants) -> bool:
         """Return whether the subject or the group was deleted and created again, and the session
@@ -296,7 +296,7 @@ class Membership:
                     level = logging.DEBUG if holder.holding(self.session) else logging.INFO
                     log.log(level, "%s lost its session: %s", self._name, error.message)
                     self.session = ""
-                    holder.session_lost()
+                    holder.on_session_lost()
                 except KeylaneError as error:
                     # StorageError is not permanent: the metaserver's disk may be repaired.
                     is_permanent = error.retry is RetryRule.NEVER and not isinstance(
@@ -379,7 +379,7 @@ class Membership:
         self._version = grants.version
         deadline_ms = sent_at_ms + grants.ttl_ms - self._settings.margin_ms
         self._timeouts.record_grant(deadline_ms)
-        holder.granted(grants, deadline_ms)
+        holder.apply_grants(grants, deadline_ms)
 
     async def _handle_version_regression(self, version: int) -> None:
         """Forget the known version, and wait before the next heartbeat. The pause grows each time,
@@ -399,7 +399,7 @@ class Membership:
         """Sleep for the next pause, but not longer than a long poll takes."""
         await asyncio.sleep(min(pauses.next_ms(), self._timeouts.wait_ms) / 1000)
 
-    async def report_released(
+    async def report_release(
         self, session: str, partition_id: int, token: int, *, fence: int = 0
     ) -> None:
         """Report that a partition is released. If this fails, the next heartbeat reports it."""

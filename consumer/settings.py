@@ -291,7 +291,7 @@ def _instance_problems(instance: object, strategy: ConsumeStrategy) -> list[str]
     return []
 
 
-def settings_with(settings: ConsumerSettings | None, **overrides: Any) -> ConsumerSettings:
+def merge_settings(settings: ConsumerSettings | None, **overrides: Any) -> ConsumerSettings:
     """
     Return the settings, or the defaults, with the overrides that are not None. Raises ConfigError.
 
@@ -309,7 +309,7 @@ def settings_with(settings: ConsumerSettings | None, **overrides: Any) -> Consum
 _INHERITED = ("name", "tags", "filter", "on_assigned", "on_revoked", "on_lost")
 
 
-def inheriting(settings: ConsumerSettings, parent: ConsumerSettings) -> ConsumerSettings:
+def inherit_settings(settings: ConsumerSettings, parent: ConsumerSettings) -> ConsumerSettings:
     """Return settings that inherit a missing name, filter or callback from `parent`."""
     values = {name: getattr(settings, name) for name in _INHERITED}
     missing = [name for name, value in values.items() if value is None or value == ""]

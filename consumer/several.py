@@ -197,7 +197,7 @@ def new_consumer_set(
     if subject is not None or group is not None:
         _check_names(subject, group, settings.name, broadcast=settings.broadcast)
         return None
-    if handlers.either is not None:
+    if handlers.any_handler is not None:
         raise ConfigError(
             "a handler needs a subject and a group: Consumer(meta, subject=..., group=..., "
             "handler=...)"

@@ -65,8 +65,8 @@ class EffectiveSettings:
 
     @property
     def waiting_for(self) -> str:
-        """What an operator has suspended, and the command that resumes it, for people; "" if
-        nothing.
+        """For people: the operator's switch that is on, and the command that resumes consumption;
+        "" if none is.
         """
         if self._suspended_by is OperatorSwitch.OFF:
             return ""

@@ -73,7 +73,7 @@ class Ancestors:
         self._adopted = True
         return version
 
-    def regranted(self, grant: Grant) -> None:
+    def update_grant(self, grant: Grant) -> None:
         """Take the ancestors from a newer grant of the same lease, unless all are adopted."""
         if not self._adopted:
             self._context.grant = grant

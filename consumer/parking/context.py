@@ -26,14 +26,14 @@ log = logging.getLogger("keylane.consumer")
 
 
 class ParkingClient(DeliveringClient, Protocol):
-    """What parking needs from its pull client, which is in `pulling/`, above this folder."""
+    """The interface of a pull client to parking; the client is in `pulling/`, above this folder."""
 
     @property
     def broker(self) -> BrokerClient:
         """The client of the partition's broker."""
         ...
 
-    acks_until_ns: int
+    ack_deadline_ns: int
     """The boot time until which acks are sent; 0 once none are."""
 
     @property
@@ -49,17 +49,17 @@ class ParkingClient(DeliveringClient, Protocol):
         """Count messages as in flight, and pass them to handlers or the iteration."""
         ...
 
-    def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
+    def report_redriven_failure(self, source: int, message: Message, failure: Failure) -> None:
         """Report that a redriven message, which partition `source` stores, has failed again."""
         ...
 
-    def redriven_hangs(
+    def report_redriven_hang(
         self, source: int, message: Message, failure: Failure, running_ms: int
     ) -> None:
         """Report that a redriven message hangs."""
         ...
 
-    def redriven_ended(self, source: int, offset: int) -> None:
+    def clear_redriven(self, source: int, offset: int) -> None:
         """Record that a redriven message is handled, or no longer in this consumer."""
         ...
 
@@ -71,13 +71,13 @@ class ParkingClient(DeliveringClient, Protocol):
         """Return the boot-clock time, in nanoseconds."""
         ...
 
-    def settled(self) -> None:
+    def check_drained(self) -> None:
         """Check for a drained partition, after a change is durable or a redrive has ended."""
         ...
 
 
 class ParkingOwner(Protocol):
-    """What parking needs from the consumer."""
+    """The interface of the consumer to parking."""
 
     alone: AloneTurn
     """Lets messages that may kill the process run alone."""
@@ -88,7 +88,7 @@ class ParkingOwner(Protocol):
         ...
 
     @property
-    def buries_when_full(self) -> bool:
+    def dead_letters_when_full(self) -> bool:
         """True if keys become dead letters when the group can park no more."""
         ...
 

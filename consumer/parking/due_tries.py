@@ -53,7 +53,7 @@ class _FailingSource:
         self.held: deque[_Waiting] = deque()
 
 
-class DueTries:
+class RetrySchedule:
     """Schedules the retries of one partition; times are boot-clock nanoseconds."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from .ancestors import Ancestors
 from .context import ParkContext
 from .park_sender import ParkSender
 from .redrive import Redrives
-from .retrying import Retrying
+from .retrying import RetryRunner
 
 log = logging.getLogger("keylane.consumer")
 
@@ -52,7 +52,7 @@ class KeyParking:
         self._context = context
         self._sender = ParkSender(context)
         self._redrives = Redrives(context, self._sender, self._free)
-        self._retrying = Retrying(context, self._sender, self._redrives)
+        self._retrying = RetryRunner(context, self._sender, self._redrives)
         self._ancestors = Ancestors(context, self._sender, self.refresh)
         self._freeing: dict[ParkKey, list[Message]] = {}
         """The keys that are being freed, with the messages that arrived meanwhile."""
@@ -91,9 +91,9 @@ class KeyParking:
         if self._ancestors.unneeded:
             self._ancestors.notify_unneeded()
 
-    def regranted(self, grant: Grant) -> None:
+    def update_grant(self, grant: Grant) -> None:
         """Take the ancestors from a newer grant of the same lease, unless all are adopted."""
-        self._ancestors.regranted(grant)
+        self._ancestors.update_grant(grant)
 
     def record_version(self, version: int) -> None:
         """Record from the broker's version whether anything was ever parked."""

@@ -179,7 +179,7 @@ class ParkSender:
                     self._context.log_recovery(failure_log, "parked messages")
                     if self._queue and not self._queue.is_long and not self._queue.full:
                         await asyncio.sleep(linger_s)  # collect changes that arrive meanwhile
-                self._context.client.settled()
+                self._context.client.check_drained()
             except FencedError:
                 raise
             except KeylaneError as error:
@@ -200,7 +200,7 @@ class ParkSender:
         changes = self._queue.take()
         try:
             requested: Iterable[AskedChange] = changes
-            if self._context.owner.buries_when_full:
+            if self._context.owner.dead_letters_when_full:
                 requested = [or_dead_letter(change) for change in changes]
             await self.send_now(requested, self._queue.next_tries(self._context.partition_id))
         except OverloadedError as error:

@@ -156,7 +156,7 @@ class RedriveDelivery(ClientDelivery):
         """Wait until a handled message is durably unparked. Return False if it was handed over
         instead.
         """
-        while offset in self._pending_acks and self.client.boot_ns() < self.client.acks_until_ns:
+        while offset in self._pending_acks and self.client.boot_ns() < self.client.ack_deadline_ns:
             self._acks_changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LEASE_CHECK_S):
@@ -224,17 +224,17 @@ class RedriveDelivery(ClientDelivery):
     def note_failed(self, message: Message, failure: Failure) -> None:
         """Report the failure to the broker; its tries are stored only when it is parked again."""
         self._failed.add(message.offset)
-        self.client.redriven_failed(self._source, message, failure)
+        self.client.report_redriven_failure(self._source, message, failure)
 
     def note_hangs(self, message: Message, failure: Failure, running_ms: int) -> None:
         """Report to the broker that a message hangs in its handler or the program."""
         self._failed.add(message.offset)
-        self.client.redriven_hangs(self._source, message, failure, running_ms)
+        self.client.report_redriven_hang(self._source, message, failure, running_ms)
 
     def _clear_failures(self, offsets: Iterable[int]) -> None:
         for offset in self._failed.intersection(offsets):
             self._failed.discard(offset)
-            self.client.redriven_ended(self._source, offset)
+            self.client.clear_redriven(self._source, offset)
 
 
 class Redrives:
@@ -307,7 +307,7 @@ class Redrives:
                     await self._context.pause(failures)
         finally:
             del self._tasks[key]
-            self._client.settled()
+            self._client.check_drained()
 
     async def _park_again(self, key: ParkKey) -> None:
         """Park a key again before it is redriven, so that it stays parked if this process ends."""

@@ -1,4 +1,5 @@
-"""Retries messages that were set aside alone, when they are due, at the owner of their partition.
+"""Retries messages that were set aside without their keys, when they are due, at the partition's
+owner.
 
     failed ─▶ put: Park under its number of tries ─▶ durable ─▶ waiting, by due time
         ─▶ read, handed out ─▶ done: Unpark
@@ -32,7 +33,7 @@ from ...protocol.offsets import Range
 from ...protocol.parked import RETRIED, Failure, ParkedKeyRow, Shift, crash_of
 from ...protocol.text import counted
 from .context import ParkContext
-from .due_tries import DueTries, DueTry
+from .due_tries import DueTry, RetrySchedule
 from .park_sender import ParkSender
 from .redrive import CONCURRENT_MAX, WINDOW, RedriveDelivery, Redrives
 
@@ -50,7 +51,7 @@ class RetryDelivery(RedriveDelivery):
 
     __slots__ = ("retrying",)
 
-    retrying: Retrying
+    retrying: RetryRunner
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
         """Schedule another retry for a message that failed again."""
@@ -75,7 +76,7 @@ class RetryDelivery(RedriveDelivery):
         self.client.forget(1)
 
 
-class Retrying:
+class RetryRunner:
     """Retries the waiting messages of one partition under one grant."""
 
     def __init__(self, context: ParkContext, sender: ParkSender, redrives: Redrives) -> None:
@@ -83,7 +84,7 @@ class Retrying:
         self._client = context.client
         self._sender = sender
         self._redrives = redrives
-        self._due = DueTries()
+        self._due = RetrySchedule()
         self._failure_log = LogFilter()
         self._begun = False
         self._careful_until_ns = 0
@@ -253,7 +254,7 @@ class Retrying:
     def _on_try_done(self, task: asyncio.Task[None]) -> None:
         self._tries.discard(task)
         self._slots.release()
-        self._client.settled()
+        self._client.check_drained()
 
     async def _try(self, due_try: DueTry, *, careful: bool) -> None:
         key, source, ranges, _ = due_try

@@ -46,7 +46,7 @@ ANY = -1
 
 
 class AckedPartition(Protocol):
-    """What an ack sender needs from its pull client."""
+    """The interface of a pull client to its ack sender."""
 
     broker: BrokerClient
     """The client of the partition's broker."""
@@ -107,7 +107,7 @@ class AckWaiter(NamedTuple):
 
 
 class AckRequest(NamedTuple):
-    """A request with what is needed to handle its reply."""
+    """A request, with the data to handle its reply."""
 
     ack: Ack
     waiters: list[AckWaiter]
@@ -143,7 +143,7 @@ class AckSender:
         self.is_due = False
         """True if a request is due; read for every handled message."""
         self._linger_s = settings.ack_linger_ms / 1000 if settings.ack is AckMode.LINGERING else 0
-        self.each = settings.ack is AckMode.EACH
+        self.acks_each = settings.ack is AckMode.EACH
         """True if the next message of a key waits for the previous one's ack."""
         self.skips_linger = False
         """True if requests are sent without a linger."""
@@ -430,7 +430,7 @@ class AckSender:
         return True
 
     def _request(self) -> AckRequest:
-        """Build the next request. What does not fit makes a later one due."""
+        """Build the next request; ranges that do not fit make a later one due."""
         self.is_due = False
         self._sent_s = self._loop.time()
         ranges = self.handled.take()

@@ -40,7 +40,7 @@ LONG_MS = 1_000
 
 
 class CarefulClient(DeliveringClient, Protocol):
-    """What a careful hand-out needs from its pull client."""
+    """The interface of a pull client to its careful hand-out."""
 
     owner: PullOwner
     gate: PullGate

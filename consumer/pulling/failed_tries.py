@@ -76,15 +76,17 @@ class FailedTries:
         """
         return _record(self._failing, message.offset, message.key, why, running_ms)
 
-    def redriven_hangs(self, source: int, message: Message, why: Failure, running_ms: int) -> bool:
+    def report_redriven_hang(
+        self, source: int, message: Message, why: Failure, running_ms: int
+    ) -> bool:
         """Record that a redriven message hangs; see `hangs`."""
         return _record(self._redriven, (source, message.offset), message.key, why, running_ms)
 
-    def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
+    def report_redriven_failure(self, source: int, message: Message, failure: Failure) -> None:
         """Record that a redriven message failed; its tries are counted elsewhere."""
         _record(self._redriven, (source, message.offset), message.key, failure)
 
-    def redriven_ended(self, source: int, offset: int) -> None:
+    def clear_redriven(self, source: int, offset: int) -> None:
         """Drop a redriven message that is handled, or no longer with handlers."""
         self._redriven.pop((source, offset), None)
 

@@ -147,7 +147,7 @@ class Lifetime:
         return 0 if self.fenced else max(0, self.lease_until_ms - now_ms)
 
     @property
-    def acks_until_ns(self) -> int:
+    def ack_deadline_ns(self) -> int:
         """The time until which the user may ack: the end of the lease, or 0 if the state does not
         allow any.
         """

@@ -32,7 +32,7 @@ _chains: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
 
 
 class ChainedClient(Protocol):
-    """What a chain needs from its pull client."""
+    """The interface of a pull client to its pull chain."""
 
     @property
     def broker(self) -> BrokerClient:

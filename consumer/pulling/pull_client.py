@@ -133,10 +133,10 @@ class PullClient(UserAcks):
         self.codec = owner.codec
         self.client = self
         """The client that hands messages out, as part of the `Delivery` interface."""
-        self.life = Lifetime(deadline_ms)
+        self.lifetime = Lifetime(deadline_ms)
         self._update_deadlines()
         self.waiting_for = "the fence"
-        """What pulling waits for, for people."""
+        """The reason why nothing is pulled, for people."""
         self._subject = subject
         self._lease = (self.partition_id, group, session, self.token)
         assert grant.partition.address is not None
@@ -182,7 +182,7 @@ class PullClient(UserAcks):
         self.acks = self._acks = sender
         self._handled = sender.handled
         self._tries = sender.tries
-        self.acks_each = sender.each
+        self.acks_each = sender.acks_each
         """True if the next message of a key waits for the previous one's ack."""
         self.note_failed = sender.failed
         """Reports a message's failed try to the broker."""
@@ -208,7 +208,7 @@ class PullClient(UserAcks):
         A lapsed lease is not renewed, because its messages may have been skipped. This does not let
         handlers start during a hand-over.
         """
-        if not self.life.renew(deadline_ms, self._clock.boot_ms()):
+        if not self.lifetime.renew(deadline_ms, self._clock.boot_ms()):
             return
         if address is not None and address != self.broker.address:
             self.broker = self._connections.broker_at(address)
@@ -225,13 +225,13 @@ class PullClient(UserAcks):
             self._careful.stop()
 
     def _update_deadlines(self) -> None:
-        self.deadline_ns = self.life.deadline_ns
+        self.deadline_ns = self.lifetime.deadline_ns
         """A copy of `life.deadline_ns`, which is read before every handler call."""
         self.deadline_s = deadline_seconds(self.deadline_ns)
-        self.acks_until_ns = self.life.acks_until_ns
+        self.ack_deadline_ns = self.lifetime.ack_deadline_ns
 
     def _on(self, event: PullEvent) -> None:
-        self.life.on(event)
+        self.lifetime.on(event)
         self._update_deadlines()
 
     # ── parked messages ───────────────────────────────────────────────────────────────────────────
@@ -244,7 +244,7 @@ class PullClient(UserAcks):
         """Pass messages that are already counted as in flight to handlers."""
         self.owner.hand_out(messages)
 
-    def settled(self) -> None:
+    def check_drained(self) -> None:
         """Report that the partition is drained, if only parked messages prevented it."""
         self._report_drained(before=False)
 
@@ -259,7 +259,7 @@ class PullClient(UserAcks):
     def renewed(self, messages: list[Message], sent_ns: int) -> None:
         """Restart the time in flight of messages that a request sent at `sent_ns` has renewed."""
 
-    # ── messages that are set aside ───────────────────────────────────────────────────────────────
+    # ── setting messages aside ───────────────────────────────────────────────────────────────
     def divert(self, messages: list[Message]) -> list[Message]:
         """Park messages in flight whose keys are parked, and return the others."""
         if not self.parking.keys:
@@ -279,12 +279,12 @@ class PullClient(UserAcks):
         """Park messages whose keys are parked, ack those among them that the filter rejects, and
         return the others.
         """
-        wanted, keys = self.owner.wanted, self.parking.keys
-        if wanted is not None:
+        message_filter, keys = self.owner.message_filter, self.parking.keys
+        if message_filter is not None:
             rejected = {
                 message.offset
                 for message in messages
-                if message.key in keys and wanted.rejects(message)
+                if message.key in keys and message_filter.rejects(message)
             }
             for offset in sorted(rejected):
                 self._handled.done(offset)
@@ -318,21 +318,21 @@ class PullClient(UserAcks):
         """Report with the next ack why a message blocks others."""
         self._tries.blocks(message, failure)
 
-    def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
+    def report_redriven_failure(self, source: int, message: Message, failure: Failure) -> None:
         """Report that a redriven message, which partition `source` stores, has failed again."""
-        self._tries.redriven_failed(source, message, failure)
+        self._tries.report_redriven_failure(source, message, failure)
         self._acks.send_soon()
 
-    def redriven_hangs(
+    def report_redriven_hang(
         self, source: int, message: Message, failure: Failure, running_ms: int
     ) -> None:
         """Report that a redriven message hangs."""
-        if self._tries.redriven_hangs(source, message, failure, running_ms):
+        if self._tries.report_redriven_hang(source, message, failure, running_ms):
             self._acks.send_soon()
 
-    def redriven_ended(self, source: int, offset: int) -> None:
+    def clear_redriven(self, source: int, offset: int) -> None:
         """Record that a redriven message is handled, or no longer in this consumer."""
-        self._tries.redriven_ended(source, offset)
+        self._tries.clear_redriven(source, offset)
 
     # ── results of handlers
     # ─────────────────────────────────────────────────────────────────────────
@@ -397,7 +397,7 @@ class PullClient(UserAcks):
         home = self._connections.home
         if get_ident() != home.thread:
             home.check_thread()
-        if self.boot_ns() >= self.acks_until_ns:
+        if self.boot_ns() >= self.ack_deadline_ns:
             raise LeaseLostError(partition_id=self.partition_id, offset=offset)
 
     # ── tasks ─────────────────────────────────────────────────────────────────────────────────────
@@ -420,7 +420,7 @@ class PullClient(UserAcks):
             raise
 
     def _fence(self, error: FencedError) -> None:
-        first = self.life.on_fence(error.current_token or 0)
+        first = self.lifetime.on_fence(error.current_token or 0)
         self._update_deadlines()
         if first:
             self.owner.start_hand_over(self)
@@ -428,7 +428,7 @@ class PullClient(UserAcks):
     async def _pull(self) -> None:
         while self._clock.boot_ns() < self.deadline_ns:
             try:
-                if self.life.state is PullState.ACQUIRING:
+                if self.lifetime.state is PullState.ACQUIRING:
                     await self._acquire()
                     self._on(PullEvent.ACQUIRED)
                 if self._exhausted:
@@ -604,13 +604,13 @@ class PullClient(UserAcks):
 
     def pull_request(self) -> Pull:
         """Return the next pull request."""
-        settings, wanted = self._settings, self.owner.wanted
+        settings, message_filter = self._settings, self.owner.message_filter
         return Pull(
             *self._lease,
             self._offsets.next_offset,
             settings.pull_bytes,
             min(settings.pull_wait_ms, settings.ttl_ms),
-            () if wanted is None else wanted.tags,
+            () if message_filter is None else message_filter.tags,
             PULL_ANSWERS_MAX,
         )
 
@@ -718,7 +718,7 @@ class PullClient(UserAcks):
     @property
     def has_connection(self) -> bool:
         """True if the last call reached the broker; False before the first call."""
-        return self.no_connection_since_ms is None and self.life.state in ANSWERED
+        return self.no_connection_since_ms is None and self.lifetime.state in ANSWERED
 
     def _log_pull_failure(self, error: KeylaneError) -> None:
         """Log why a pull failed, as a warning after WARN_AFTER consecutive failures."""
@@ -747,22 +747,22 @@ class PullClient(UserAcks):
     @property
     def fenced(self) -> bool:
         """True once the broker has seen a higher token."""
-        return self.life.fenced
+        return self.lifetime.fenced
 
     @property
     def lapsed(self) -> bool:
         """True once the partition is fenced, or its lease has ended."""
-        return self.life.lapsed(self._clock.boot_ms())
+        return self.lifetime.lapsed(self._clock.boot_ms())
 
     @property
     def left_ms(self) -> int:
         """The milliseconds until the lease ends."""
-        return self.life.left_ms(self._clock.boot_ms())
+        return self.lifetime.left_ms(self._clock.boot_ms())
 
     @property
     def renewed_ms(self) -> int:
         """The boot time, in milliseconds, of the heartbeat that last renewed the lease."""
-        return self.life.lease_until_ms - self._settings.ttl_ms + self._settings.margin_ms
+        return self.lifetime.lease_until_ms - self._settings.ttl_ms + self._settings.margin_ms
 
     @property
     def cursor(self) -> int:
@@ -780,7 +780,7 @@ class PullClient(UserAcks):
         return self._offsets.drained and not self.parking.busy
 
     @property
-    def has_messages_out(self) -> bool:
+    def has_messages_in_flight(self) -> bool:
         """True while any message is in flight: with a handler, or waiting for one or for
         a retry.
         """
@@ -858,7 +858,7 @@ class PullClient(UserAcks):
         offsets = self._offsets
         return (
             self._chain.is_in_flight
-            and not self.has_messages_out
+            and not self.has_messages_in_flight
             and offsets.cursor >= offsets.next_offset
         )
 

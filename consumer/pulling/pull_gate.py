@@ -13,7 +13,7 @@ class PullGate:
 
     def __init__(self) -> None:
         self.reasons: set[str] = set()
-        """What pulling waits for, for people."""
+        """The reasons, as texts for people."""
         self._open = asyncio.Event()
         self._open.set()
 

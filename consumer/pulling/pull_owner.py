@@ -1,4 +1,4 @@
-"""What a pull client needs from its consumer."""
+"""The interface of a consumer to its pull clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PullOwner(Protocol):
     codec: Codec[Any] | None
     keeps_batches: bool
     """True if it accepts batches that are not decoded."""
-    wanted: MessageFilter | None
+    message_filter: MessageFilter | None
     """Selects the messages that it wants; None: all."""
 
     async def takes_messages(self) -> bool:
@@ -38,7 +38,7 @@ class PullOwner(Protocol):
         ...
 
     @property
-    def buries_when_full(self) -> bool:
+    def dead_letters_when_full(self) -> bool:
         """True if keys become dead letters when the group can park no more."""
         ...
 

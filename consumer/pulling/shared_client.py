@@ -105,13 +105,13 @@ class HandOut(ClientDelivery):
     def taken(self, message: Message) -> None:
         """Record that the iteration delivered a message to the user, who will ack it."""
         super().taken(message)
-        self.client.taken_count += 1
+        self.client.delivered_count += 1
         self._track([message])
 
     def taken_all(self, messages: list[Message]) -> None:
         """Record that the iteration delivered several messages to the user."""
         super().taken_all(messages)
-        self.client.taken_count += len(messages)
+        self.client.delivered_count += len(messages)
         self._track(messages)
 
     def _track(self, messages: list[Message]) -> None:
@@ -176,9 +176,9 @@ class SharedClient(PullClient):
     """
 
     def _begin(self) -> None:
-        self._handed_count = 0
+        self._handed_out_count = 0
         """The number of messages handed out so far."""
-        self.taken_count = 0
+        self.delivered_count = 0
         """The number of those that were delivered to a program without a handler."""
         self._last_pull = (self._clock.boot_ns(), 0)
         """The boot time of the last pull, in nanoseconds, and `_finished_count` at that time."""
@@ -252,7 +252,7 @@ class SharedClient(PullClient):
         """The number of messages that handlers have finished, or that were delivered to a program
         without a handler.
         """
-        return max(self._handed_count - self._in_flight.count, self.taken_count)
+        return max(self._handed_out_count - self._in_flight.count, self.delivered_count)
 
     def _pull_size(self) -> int:
         """
@@ -328,7 +328,7 @@ class SharedClient(PullClient):
             for message in to_handle:
                 message.attempt = max(message.attempt, 1 + counts.tries.get(message.offset, 0))
         self._in_flight.count += len(to_handle)
-        self._handed_count += len(to_handle)
+        self._handed_out_count += len(to_handle)
         if counts.crashes:
             to_handle = [
                 message for message in to_handle if not self._set_aside(message, counts.crashes)

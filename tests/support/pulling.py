@@ -152,8 +152,8 @@ class NotingOwner:
     """Keeps the messages, and counts what it is told."""
 
     keeps_batches = False
-    buries_when_full = False
-    wanted = None
+    dead_letters_when_full = False
+    message_filter = None
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -228,6 +228,6 @@ async def opened(
     try:
         yield client
     finally:
-        if client.life.state is not PullState.CLOSED:
+        if client.lifetime.state is not PullState.CLOSED:
             client.stop()
             await client.hand_over(flush_ms=1_000)

@@ -35,19 +35,19 @@ def deadline_not_checked(patches: Patches) -> None:
 def deadline_from_the_answer(patches: Patches) -> None:
     """The ttl counts from the arrival of the answer, not from the sending of the heartbeat."""
 
-    def granted(self: Any, grants: Any, _deadline_ms: int) -> None:
+    def apply_grants(self: Any, grants: Any, _deadline_ms: int) -> None:
         real(self, grants, self._clock.boot_ms() + grants.ttl_ms - self._settings.margin_ms)
 
-    real = patches.set(Assignments, "granted", granted)
+    real = patches.set(Assignments, "apply_grants", apply_grants)
 
 
 def margin_on_the_wrong_side(patches: Patches) -> None:
     """The margin is added to the lease's end, not subtracted from it."""
 
-    def granted(self: Any, grants: Any, deadline_ms: int) -> None:
+    def apply_grants(self: Any, grants: Any, deadline_ms: int) -> None:
         real(self, grants, deadline_ms + 2 * self._settings.margin_ms)
 
-    real = patches.set(Assignments, "granted", granted)
+    real = patches.set(Assignments, "apply_grants", apply_grants)
 
 
 class _Calendar:
@@ -70,7 +70,7 @@ def deadline_by_the_calendar(patches: Patches) -> None:
 def released_before_handlers_end(patches: Patches) -> None:
     async def hand_over(self: Any, client: Any) -> None:
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
-        await self._membership.report_released(client.session, client.partition_id, client.token)
+        await self._membership.report_release(client.session, client.partition_id, client.token)
 
     patches.set(Assignments, "_hand_over", hand_over)
 
@@ -195,7 +195,7 @@ def cursor_read_once_for_all_tokens(patches: Patches) -> None:
 
 def lost_session_goes_on(patches: Patches) -> None:
     """A consumer keeps its partitions when the metaserver does not know its session any more."""
-    patches.set(Assignments, "session_lost", lambda self: None)
+    patches.set(Assignments, "on_session_lost", lambda self: None)
     patches.set(Lifetime, "lapsed", lambda self, _now_ms: self.fenced)
     deadline_not_checked(patches)
 

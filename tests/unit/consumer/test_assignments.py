@@ -51,11 +51,11 @@ class PartitionClient:
         self.token_is_single_use = True
         self.renewed_ms = 0
         self.deadline_ms = 0
-        self.life = SimpleNamespace(fence=0)
+        self.lifetime = SimpleNamespace(fence=0)
         self.handlers_end = asyncio.Event()
         self.handlers_end.set()
         self.grants: list[Grant] = []
-        self.parking = SimpleNamespace(regranted=self.grants.append)
+        self.parking = SimpleNamespace(update_grant=self.grants.append)
 
     def renew(self, deadline_ms, address):
         self.deadline_ms = deadline_ms
@@ -104,10 +104,10 @@ class AssignmentsAlone:
         return self.made[-1]
 
     def give(self, *grants, deadline_ms=FAR_MS):
-        self.assignments.granted(Grants(version=1, ttl_ms=1_000, grants=grants), deadline_ms)
+        self.assignments.apply_grants(Grants(version=1, ttl_ms=1_000, grants=grants), deadline_ms)
 
     # as a membership
-    async def report_released(self, _session, partition_id, token, *, fence=0):
+    async def report_release(self, _session, partition_id, token, *, fence=0):
         self.released.append((partition_id, token, fence))
 
     async def announce_leave(self):
@@ -235,7 +235,7 @@ async def test_lost_session_ends_every_client():
     """Nothing is granted any more, until the next session."""
     side = AssignmentsAlone()
     side.give(grant(1, partition_id=1), grant(1, partition_id=2))
-    side.assignments.session_lost()
+    side.assignments.on_session_lost()
     assert all(client.stopped for client in side.made)
     await asyncio.sleep(0.01)
     assert all(client.handed_over for client in side.made)

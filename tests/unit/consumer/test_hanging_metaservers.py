@@ -100,7 +100,7 @@ class Session(QuietHolder):
             identity=random.Random(2).getrandbits,
         )
 
-    def granted(self, _grants: Grants, deadline_ms: int) -> None:
+    def apply_grants(self, _grants: Grants, deadline_ms: int) -> None:
         self.check()
         self._deadline_ms = deadline_ms
 

@@ -61,7 +61,7 @@ class Holder(QuietHolder):
     def __init__(self) -> None:
         self.grants: list[tuple[int, int]] = []
 
-    def granted(self, grants: Grants, deadline_ms: int) -> None:
+    def apply_grants(self, grants: Grants, deadline_ms: int) -> None:
         self.grants.append((grants.version, deadline_ms))
 
 
@@ -177,7 +177,7 @@ class LosingHolder(Holder):
         self.lost = 0
         self.error: BaseException | None = None
 
-    def session_lost(self) -> None:
+    def on_session_lost(self) -> None:
         self.lost += 1
 
     def fail(self, error: BaseException) -> None:
@@ -376,7 +376,7 @@ class FailingHolder(Holder):
         super().__init__()
         self.failure: BaseException | None = None
 
-    def session_lost(self) -> None:
+    def on_session_lost(self) -> None:
         pass
 
     def fail(self, error: BaseException) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from keylane.consumer.parking import redrive
 from keylane.consumer.parking.ancestors import Ancestors
-from keylane.consumer.parking.due_tries import DueTries
+from keylane.consumer.parking.due_tries import RetrySchedule
 from keylane.consumer.parking.passed_over import PassedOver
 from keylane.consumer.parking.redrive import Redrives
 from keylane.metaserver.groups import parked_ancestors
@@ -23,13 +23,13 @@ def only_the_first_asks(patches: Patches) -> None:
         if not failing.probing and failing.held:
             failing.held.appendleft(failing.held.pop())
 
-    real = patches.set(DueTries, "requeue_failed", failed)
+    real = patches.set(RetrySchedule, "requeue_failed", failed)
 
 
 def held_tries_are_forgotten(patches: Patches) -> None:
     """What was held while its source failed is not due when that answers."""
     patches.set(
-        DueTries, "on_success", lambda self, source: self._failing.pop(source, None) and None
+        RetrySchedule, "on_success", lambda self, source: self._failing.pop(source, None) and None
     )
 
 
@@ -39,7 +39,7 @@ def failed_reads_are_forgotten(patches: Patches) -> None:
     def failed(_self: Any, _taken: Any, _now_ns: int, _pause_ns: Any, *, upto: Any = None) -> None:
         """Forget it."""
 
-    patches.set(DueTries, "requeue_failed", failed)
+    patches.set(RetrySchedule, "requeue_failed", failed)
 
 
 def asking_never_ends(patches: Patches) -> None:
@@ -50,7 +50,7 @@ def asking_never_ends(patches: Patches) -> None:
         if taken.is_probe:
             self._failing[taken.source].probing = True
 
-    real = patches.set(DueTries, "requeue_failed", failed)
+    real = patches.set(RetrySchedule, "requeue_failed", failed)
 
 
 def loose_messages_wait_for_each_other(patches: Patches) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.consumer.parking.due_tries import DueTries, DueTry
+from keylane.consumer.parking.due_tries import DueTry, RetrySchedule
 
 PAUSE_NS = 100
 DEAD, ALIVE = 1, 2
@@ -14,27 +14,27 @@ def pause_ns(failures: int) -> int:
     return PAUSE_NS * failures
 
 
-def tries(*sources: int) -> DueTries:
+def tries(*sources: int) -> RetrySchedule:
     """Two messages of each source are due at 0."""
-    due = DueTries()
+    due = RetrySchedule()
     for source in sources:
         for offset in (10, 20):
             due.add(offset, source, (offset, offset + 1), 0)  # of a number of tries each
     return due
 
 
-def take(due: DueTries, now_ns: int, count: int = 10) -> DueTry:
+def take(due: RetrySchedule, now_ns: int, count: int = 10) -> DueTry:
     taken = due.take(count, now_ns)
     assert taken is not None
     return taken
 
 
-def fail(due: DueTries, taken: DueTry, now_ns: int) -> None:
+def fail(due: RetrySchedule, taken: DueTry, now_ns: int) -> None:
     due.requeue_failed(taken, now_ns, pause_ns)
 
 
 def test_take_gives_up_to_a_count_of_one_source_and_number_of_tries():
-    due = DueTries()
+    due = RetrySchedule()
     due.add(1, ALIVE, (0, 3), 0)
     due.add(1, ALIVE, (3, 8), 0)
     due.add(2, ALIVE, (8, 9), 0)
@@ -46,7 +46,7 @@ def test_take_gives_up_to_a_count_of_one_source_and_number_of_tries():
 
 
 def test_take_gives_nothing_before_it_is_due():
-    due = DueTries()
+    due = RetrySchedule()
     due.add(1, ALIVE, (0, 1), 7)
     assert due.next_ns == 7
     assert due.take(1, 6) is None
@@ -126,7 +126,7 @@ def test_messages_behind_one_that_cannot_be_read_ask_in_turn(upto, asked):
     """A batch of a source is damaged: the messages behind it, which wait in the same range of
     offsets, are tried.
     """
-    due = DueTries()
+    due = RetrySchedule()
     due.add(1, DEAD, (10, 14), 0)
     due.requeue_failed(take(due, 0), 0, pause_ns, upto=upto)
     first = take(due, PAUSE_NS)
@@ -138,7 +138,7 @@ def test_messages_behind_one_that_cannot_be_read_ask_in_turn(upto, asked):
 
 
 def test_failed_keeps_a_range_whole_when_none_of_it_can_be_read():
-    due = DueTries()
+    due = RetrySchedule()
     due.add(1, DEAD, (10, 14), 0)
     due.requeue_failed(take(due, 0), 0, pause_ns, upto=20)
     assert take(due, PAUSE_NS).ranges == [(10, 14)]

@@ -91,11 +91,11 @@ def test_message_that_hangs_is_told_until_it_fails_or_ends():
 
 def test_redriven_message_that_hangs_is_told():
     tries = FailedTries()
-    assert tries.redriven_hangs(9, message(4), failure(20_000), 12_000)
+    assert tries.report_redriven_hang(9, message(4), failure(20_000), 12_000)
     told = tries.oldest()
     assert told is not None
     assert (told.source, told.offset, told.running_ms) == (9, 4, 12_000)
-    tries.redriven_ended(9, 4)
+    tries.clear_redriven(9, 4)
     assert tries.oldest() is None
 
 
@@ -112,13 +112,13 @@ def test_failures_are_kept_of_a_limited_number():
 
 def test_redriven_message_is_told_when_no_other_fails_and_until_it_ends():
     tries = FailedTries()
-    tries.redriven_failed(9, message(4), failure(5))
-    tries.redriven_failed(9, message(4), failure(7, attempts=2))
+    tries.report_redriven_failure(9, message(4), failure(5))
+    tries.report_redriven_failure(9, message(4), failure(7, attempts=2))
     told = tries.oldest()
     assert told is not None
     assert (told.source, told.offset, told.since_ms, told.attempts) == (9, 4, 5, 2)
     tries.failed(message(30), failure())
     assert tries.oldest().offset == 30  # type: ignore[union-attr]
     tries.remove([(30, 31)])
-    tries.redriven_ended(9, 4)
+    tries.clear_redriven(9, 4)
     assert tries.oldest() is None

@@ -106,7 +106,7 @@ def test_acks_of_the_user_are_taken_until_the_end_of_the_lease_or_of_the_hand_ov
     """A partition that is being handed over still takes them."""
     life = life_in(state)
     ended = state in {PullState.CLOSED, PullState.FENCED}
-    assert life.acks_until_ns == (0 if ended else UNTIL_MS * 1_000_000)
+    assert life.ack_deadline_ns == (0 if ended else UNTIL_MS * 1_000_000)
 
 
 def test_lapsed_lease_is_not_renewed():
