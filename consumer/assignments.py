@@ -72,7 +72,7 @@ class Assignments:
         dispatcher: delivers messages to handlers or the iteration.
         fail: called with an error that ends the consumer.
         rebalance: calls the user's rebalance callbacks.
-        wanted: selects the messages that the user wants; None: all.
+        message_filter: selects the messages that the user wants; None: all.
         alone: lets messages that may end the process run alone; None: a new one.
     """
 
@@ -335,15 +335,15 @@ class Assignments:
         if self._closing:
             return
         self._grants = grants
-        apply_grants = {int(grant.partition.partition_id): grant for grant in grants}
+        granted = {int(grant.partition.partition_id): grant for grant in grants}
         for partition_id, client in list(self._clients.items()):
-            grant = apply_grants.get(partition_id)
+            grant = granted.get(partition_id)
             if grant is None or grant.token != client.token or client.lapsed:
                 self.start_hand_over(client)
             else:
                 client.renew(self._deadline_ms, grant.partition.address)
                 client.parking.update_grant(grant)
-        for partition_id, grant in apply_grants.items():
+        for partition_id, grant in granted.items():
             if partition_id in self._clients or partition_id in self._hand_overs:
                 continue
             if grant.token <= self._retired_tokens.get(partition_id, -1):

@@ -20,9 +20,9 @@ if not TYPE_CHECKING:  # a type checker must report names that do not exist
     def __getattr__(name: str) -> object:
         if name in _ASYNC_ONLY:  # `from keylane.sync import` would hide an AttributeError's text
             raise ImportError(
-                f"keylane.sync has no {name}: use keylane.{name} in an async def, and call that with "
-                "asyncio.run, from any thread; in a notebook await it (docs/CONSUMING.md, Without "
-                "an event loop)",
+                f"keylane.sync has no {name}: use keylane.{name} in an async def, and call that "
+                "with asyncio.run, from any thread; in a notebook await it (docs/CONSUMING.md, "
+                "Without an event loop)",
                 name=__name__,
             )
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -332,7 +332,8 @@ class Redrives:
         Redrive the first messages of a key.
 
         Args:
-            passed: the messages of a loose key that are skipped because they could not be read.
+            passed_over: the messages of a loose key that are skipped because they could not be
+                read.
             alone: the messages may kill the process; park the key first, and redrive it alone.
 
         Returns:

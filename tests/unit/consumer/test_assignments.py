@@ -211,7 +211,7 @@ async def test_shared_token_is_taken_up_again_unless_it_is_fenced():
     assert not side.released, "other sessions have the token too"
     side.made[1].token_is_single_use = False
     side.made[1].fenced = True
-    side.made[1].life.fence = 9
+    side.made[1].lifetime.fence = 9
     side.assignments.start_hand_over(side.made[1])
     await asyncio.sleep(0.1)
     assert (1, 1, 9) in side.released
