@@ -253,7 +253,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             self._handlers, settings=self._settings, home=self._home, message_filter=self._filter
         )
         self._ended: asyncio.Future[None] | None = None
-        self._closings = 0
+        self._close_count = 0
         """The number of `close` calls; an opening that began before the last one is cancelled."""
         self._closes_yielding = 0
         """The number of `close` calls in which tasks of `run` now take their first step: they were
@@ -272,7 +272,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         self._membership: Membership | Broadcast | None = None
         self._dispatcher: Workers | Stream | None = None
         self._assignments: Assignments | None = None
-        self._ending: asyncio.Task[None] | None = None
+        self._close_task: asyncio.Task[None] | None = None
         """The task that hands over all partitions, after `close` or a fatal error."""
         self._opened = asyncio.Event()
         """Set when the opening has succeeded or failed."""
@@ -334,8 +334,8 @@ class Consumer(LoopBoundClient, Generic[V]):
             raise
         finally:
             self._opened.set()
-        if not self._connections.wanted and self._ending is not None:
-            await shield(self._ending)
+        if not self._connections.wanted and self._close_task is not None:
+            await shield(self._close_task)
             raise ClosedError("the consumer was closed while it was opened")
         return self
 
@@ -416,26 +416,26 @@ class Consumer(LoopBoundClient, Generic[V]):
         Raises:
             UsageError: the consumer was opened in another event loop.
         """
-        was_open, ending = self._home.here, self.begin_close()
+        was_open, close_task = self._home.here, self.begin_close()
         if not was_open and not self._is_forked:
             await self._let_runs_return()
-        if ending is not None:
+        if close_task is not None:
             # Cancelling the caller only stops the wait, not the hand-over.
-            await shield(ending)
+            await shield(close_task)
 
     def begin_close(self) -> asyncio.Task[None] | None:
         """Begin to close, and return at once a task that ends when all partitions are handed over;
         None if the caller must not wait for it.
         """
-        self._closings += 1
+        self._close_count += 1
         if self._consumer_set is not None:
             return self._consumer_set.begin_close()
         if not self._home.here:
             return None
         self._home.check()
         self._connections.wait_no_more()
-        ending = self._start_closing()
-        return None if self._called_by_handler() else ending
+        close_task = self._start_closing()
+        return None if self._called_by_handler() else close_task
 
     @property
     def _is_forked(self) -> bool:
@@ -464,11 +464,11 @@ class Consumer(LoopBoundClient, Generic[V]):
         """Start the closing task once; a signal, an error and the user may all close the
         consumer.
         """
-        if self._ending is None:
+        if self._close_task is None:
             if self._assignments is not None and self._opened.is_set():
                 self._assignments.stop()
-            self._ending = start_ending(self._close(), name="closing")
-        return self._ending
+            self._close_task = start_ending(self._close(), name="closing")
+        return self._close_task
 
     async def _close(self) -> None:
         await self._opened.wait()  # another task may still be opening the consumer
@@ -608,27 +608,27 @@ class Consumer(LoopBoundClient, Generic[V]):
         """Open the consumer. Return False if it is closed, or `stop` is set, while it waits for a
         metaserver that is still starting.
         """
-        closings = self._closings
+        close_count = self._close_count
         if not self._connections.wait_s:
-            await self._open_unless_closed(closings)
+            await self._open_unless_closed(close_count)
             return self._membership is not None
         async with Race() as race:
-            opening = race.start(self._open_unless_closed(closings), name="open")
+            opening = race.start(self._open_unless_closed(close_count), name="open")
             race.start(stop.wait(), name="wait for a signal")
             await race.first()
             if opening.done():
                 opening.result()
         return self._membership is not None
 
-    async def _open_unless_closed(self, closings: int) -> None:
-        """Open the consumer, unless `close` is called meanwhile or more than `closings` times
+    async def _open_unless_closed(self, close_count: int) -> None:
+        """Open the consumer, unless `close` is called meanwhile or more than `close_count` times
         before.
         """
-        if closings == self._closings:
+        if close_count == self._close_count:
             try:
                 await self.__aenter__()
             except ClosedError:
-                if closings == self._closings:
+                if close_count == self._close_count:
                     raise
 
     async def _run(self, stop: asyncio.Event) -> None:

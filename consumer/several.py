@@ -57,7 +57,7 @@ class ConsumerSet:
         self._registered: set[tuple[str, str]] = set()
         """The (subject, group) pairs that have a member."""
         self._open = False
-        self._closings = 0
+        self._close_count = 0
         """The number of calls of `begin_close`."""
 
     @property
@@ -99,13 +99,13 @@ class ConsumerSet:
         if self._open:
             raise UsageError(Reason.ALREADY_OPEN, "the consumer is open already")
         self._open = True
-        closings = self._closings
+        close_count = self._close_count
         try:
             async with AsyncExitStack() as opened:
                 for member in self.members:
                     await member.__aenter__()
                     opened.push_async_callback(member.close)
-                    if closings != self._closings:
+                    if close_count != self._close_count:
                         raise ClosedError("the consumer was closed while it was opened")
                 opened.pop_all()
         except BaseException:
@@ -123,7 +123,7 @@ class ConsumerSet:
         nothing to wait for.
         """
         self._open = False
-        self._closings += 1
+        self._close_count += 1
         tasks = [member.begin_close() for member in self.members]
         close_tasks = [task for task in tasks if task is not None]
         if not close_tasks:
@@ -146,15 +146,15 @@ class ConsumerSet:
         """Open the members if they are not open, and wait until a signal arrives, one of them ends
         or `close` is called; then close all.
         """
-        closings = self._closings
+        close_count = self._close_count
         with environment_of(None).stop_signals() as stop:
             try:
                 if not self._open:
                     await self.open()
             except ClosedError:
-                if closings == self._closings:
+                if close_count == self._close_count:
                     raise
-            if closings != self._closings:
+            if close_count != self._close_count:
                 return
             try:
                 async with Race() as race:

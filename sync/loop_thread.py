@@ -269,16 +269,16 @@ class LoopThread:
             raise refusal from error
 
     def _run(self, loop_run: _Run) -> None:
-        served = False
+        was_served = False
         loop_run.ident = get_ident()
         try:
             _check_real_thread(self._what)
             loop_logs.LOGS.register()
             with asyncio.Runner() as runner:
                 self._run_to_the_end(runner.get_loop(), loop_run)
-                served = True
+                was_served = True
         except Exception as error:
-            if served and not threading.main_thread().is_alive():
+            if was_served and not threading.main_thread().is_alive():
                 # The loop is closed; since Python 3.12, shutting down its thread pool starts a
                 # thread, which fails here.
                 return
@@ -295,10 +295,10 @@ class LoopThread:
         """Run `_serve` until it returns; if an error stops the loop, continue, so that the client
         is closed.
         """
-        serving = loop.create_task(self._serve(loop_run))
-        while not serving.done():
+        serve_task = loop.create_task(self._serve(loop_run))
+        while not serve_task.done():
             try:
-                loop.run_until_complete(serving)
+                loop.run_until_complete(serve_task)
             except (SystemExit, KeyboardInterrupt):
                 log = logging.getLogger(f"keylane.{self._what}")
                 log.exception("closing the %s, because a callback ended its event loop", self._what)

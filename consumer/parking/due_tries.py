@@ -24,7 +24,7 @@ from ...protocol.offsets import IntervalSet, Range
 
 class _Waiting(NamedTuple):
     due_ns: int
-    number: int
+    sequence: int
     key: int
     source: int
     start: int
@@ -58,7 +58,7 @@ class RetrySchedule:
 
     def __init__(self) -> None:
         self._waiting: list[_Waiting] = []
-        self._number = 0
+        self._sequence = 0
         self._failing: dict[int, _FailingSource] = {}
         """The failing sources, by id."""
 
@@ -75,11 +75,11 @@ class RetrySchedule:
 
     def add(self, key: int, source: int, offset_range: Range, due_ns: int) -> None:
         """Schedule an offset range, which had `key` tries, for `due_ns`."""
-        heapq.heappush(self._waiting, self._numbered(key, source, offset_range, due_ns))
+        heapq.heappush(self._waiting, self._new_waiting(key, source, offset_range, due_ns))
 
-    def _numbered(self, key: int, source: int, offset_range: Range, due_ns: int) -> _Waiting:
-        self._number += 1
-        return _Waiting(due_ns, self._number, key, source, *offset_range)
+    def _new_waiting(self, key: int, source: int, offset_range: Range, due_ns: int) -> _Waiting:
+        self._sequence += 1
+        return _Waiting(due_ns, self._sequence, key, source, *offset_range)
 
     def take(self, count: int, now_ns: int) -> DueTry | None:
         """Pop up to `count` due messages; None if there are none, or all are held."""
@@ -141,7 +141,7 @@ class RetrySchedule:
             failing = self._failing[source] = _FailingSource()
         parts = _split_unreadable(ranges, upto)
         failing.held.extend(
-            self._numbered(key, source, offset_range, now_ns) for offset_range in parts
+            self._new_waiting(key, source, offset_range, now_ns) for offset_range in parts
         )
         if is_stale:
             return

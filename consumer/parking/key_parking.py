@@ -68,14 +68,14 @@ class KeyParking:
         return self._sender.busy or self._redrives.busy or self._retrying.busy
 
     @property
-    def has_room(self) -> bool:
-        """True if `wait_for_room` would not wait."""
-        return self._sender.has_room and self._retrying.has_room
+    def has_capacity(self) -> bool:
+        """True if `wait_for_capacity` would not wait."""
+        return self._sender.has_capacity and self._retrying.has_capacity
 
-    async def wait_for_room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """Wait while too many messages wait to be parked or retried."""
-        await self._sender.wait_for_room()
-        await self._retrying.wait_for_room()
+        await self._sender.wait_for_capacity()
+        await self._retrying.wait_for_capacity()
 
     # ── state of the broker ───────────────────────────────────────────────────────────────────────
     async def begin(self, answer: Acquired) -> None:

@@ -57,13 +57,13 @@ class ParkSender:
         return bool(self._queue)
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """True if more messages may wait to be parked."""
         return self._queue.messages < WAITING_MAX
 
-    async def wait_for_room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """Wait while too many messages wait to be parked."""
-        while not self.has_room:
+        while not self.has_capacity:
             self._progress.clear()
             await self._progress.wait()
 

@@ -55,22 +55,22 @@ class RetryDelivery(RedriveDelivery):
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
         """Schedule another retry for a message that failed again."""
-        self._failed_again(message, failure, failure.attempts, pause_ms)
+        self._reschedule(message, failure, failure.attempts, pause_ms)
 
     def bury(self, message: Message, failure: Failure) -> None:
         """Make a message that failed too often a dead letter."""
-        self._failed_again(message, failure, None, 0)
+        self._reschedule(message, failure, None, 0)
 
     def park(self, message: Message, failure: Failure, _waiting: list[Message]) -> None:
         """Make the message a dead letter, as `bury` does; no later message waits for it."""
         self.bury(message, failure)
 
-    def _failed_again(
-        self, message: Message, failure: Failure, to: int | None, pause_ms: int
+    def _reschedule(
+        self, message: Message, failure: Failure, next_key: int | None, pause_ms: int
     ) -> None:
         self._clear_failures([message.offset])
         assert isinstance(self._key, int)
-        self.retrying.shift(self._key, to, self._source, message.offset, failure, pause_ms)
+        self.retrying.shift(self._key, next_key, self._source, message.offset, failure, pause_ms)
         self.unacked -= 1
         self._subtract(1)
         self.client.forget(1)
@@ -106,13 +106,13 @@ class RetryRunner:
         return self._client.boot_ns() < self._careful_until_ns
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """True if more messages may wait for a retry."""
         return len(self._due) < RETRIES_MAX
 
-    async def wait_for_room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """Wait while too many messages wait for a retry."""
-        while not self.has_room:
+        while not self.has_capacity:
             self._capacity_freed.clear()
             await self._capacity_freed.wait()
 
@@ -181,24 +181,24 @@ class RetryRunner:
     def shift(
         self,
         key: int,
-        to: int | None,
+        next_key: int | None,
         source: int,
         offset: int,
         failure: Failure,
         pause_ms: int,
     ) -> None:
-        """Schedule another retry for a failed message, under number `to`; None: make it a dead
-        letter.
+        """Schedule another retry for a failed message, under number `next_key`; None: make it a
+        dead letter.
         """
         offset_range = offset, offset + 1
         due_ns = self._client.boot_ns() + pause_ms * 1_000_000
 
         def add_if_retried() -> None:
-            if to is not None:
-                self._add(to, source, offset_range, due_ns)
+            if next_key is not None:
+                self._add(next_key, source, offset_range, due_ns)
 
         self._sender.shift(
-            Shift(key, to, source, (offset_range,), failure),
+            Shift(key, next_key, source, (offset_range,), failure),
             add_if_retried,
             next_try_ms=self._client.wall_ms() + pause_ms,
         )

@@ -206,14 +206,14 @@ class AckSender:
             self._timer.cancel()
             self._timer = self._loop.call_soon(self._send_now)
 
-    def failed(self, message: Message, failure: Failure) -> None:
+    def record_failure(self, message: Message, failure: Failure) -> None:
         """Report a message's failed try to the broker."""
-        self.tries.failed(message, failure)
+        self.tries.record_failure(message, failure)
         self.send_soon()
 
-    def hangs(self, message: Message, failure: Failure, running_ms: int) -> None:
+    def record_hang(self, message: Message, failure: Failure, running_ms: int) -> None:
         """Report to the broker that a message hangs in its handler or the program."""
-        if self.tries.hangs(message, failure, running_ms):
+        if self.tries.record_hang(message, failure, running_ms):
             self.send_soon()  # later durations go with the requests that renew the pull lock
 
     async def answered(self, offset: int, *, ask: bool = True) -> bool:

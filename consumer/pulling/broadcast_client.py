@@ -54,10 +54,10 @@ class LocalAcks(AckSender):
         self._acked = acked
         self._client = partition
 
-    def failed(self, message: Message, failure: Failure) -> None:
+    def record_failure(self, message: Message, failure: Failure) -> None:
         """Do nothing: failed tries are not recorded beyond this process."""
 
-    def hangs(self, message: Message, failure: Failure, running_ms: int) -> None:
+    def record_hang(self, message: Message, failure: Failure, running_ms: int) -> None:
         """Do nothing: there is no broker to report to, and the log already has it."""
 
     def _begin_request(self) -> bool:

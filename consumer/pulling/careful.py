@@ -84,16 +84,16 @@ class CarefulHandOut(ClientDelivery):
 
     __slots__ = (
         "_acks",
-        "_answer",
+        "_acquired",
         "_pulled",
         "_clock",
         "_columns",
-        "_ended",
-        "_offset",
+        "_suspect_done",
+        "_suspect_offset",
         "_takes_messages",
         "_queue",
         "_settings",
-        "_stored",
+        "_undecoded",
         "goes_first",
         "is_over",
     )
@@ -121,18 +121,18 @@ class CarefulHandOut(ClientDelivery):
             tries_max=settings.tries_max,
         )
         self._pulled = asyncio.Event()
-        self._ended = asyncio.Event()
+        self._suspect_done = asyncio.Event()
         """Set when the message that was begun last is handled, has failed, or is set aside."""
-        self._offset = -1
+        self._suspect_offset = -1
         """The offset of the message that was begun last."""
-        self._stored: list[PulledBatch] = []
+        self._undecoded: list[PulledBatch] = []
         self._takes_messages = False
         """True once it is known that the program takes messages; until then batches are kept
         undecoded.
         """
         self._columns: ColumnSuspects | None = None
         """The suspects, once it is known that the program takes Arrow batches."""
-        self._answer = answer
+        self._acquired = answer
         self.is_over = False
         """True once messages are handed out as they are pulled."""
         self.goes_first = True
@@ -165,11 +165,11 @@ class CarefulHandOut(ClientDelivery):
             self._put_columns(self._columns, batch)
             self._pulled.set()
         else:
-            self._stored.append(batch)
+            self._undecoded.append(batch)
 
     async def run(self) -> None:
         """Hand out messages one at a time until no suspect is left, then all others."""
-        client, upto = self.client, self._answer.suspects_upto
+        client, upto = self.client, self._acquired.suspects_upto
         log.warning(
             "%s: the two previous owners ended without a hand-over; %s handled one at a time, "
             "for up to %d s, because one message may have killed both",
@@ -178,12 +178,12 @@ class CarefulHandOut(ClientDelivery):
             CAREFUL_MS // 1_000,
         )
         self._takes_messages = await self.client.owner.takes_messages()
-        stored = self._stored
-        self._stored = []
+        undecoded = self._undecoded
+        self._undecoded = []
         if not self._takes_messages:
-            await self._run_columns(stored)
+            await self._run_columns(undecoded)
             return
-        for batch in stored:
+        for batch in undecoded:
             self.put(batch.messages())
         self._acks.skips_linger = True
         try:
@@ -202,20 +202,20 @@ class CarefulHandOut(ClientDelivery):
     def stop(self) -> None:
         """Stop handing out; the caller cancels the task."""
         self.is_over = True
-        stored = self._stored
-        self._stored = []
+        undecoded = self._undecoded
+        self._undecoded = []
         if self._columns is not None:
-            stored += self._columns.take_remaining()
-        waiting = sum(batch.count for batch in stored) + len(self._queue.take_remaining())
+            undecoded += self._columns.take_remaining()
+        waiting = sum(batch.count for batch in undecoded) + len(self._queue.take_remaining())
         self.client.forget(waiting)
 
     # ── Arrow data ────────────────────────────────────────────────────────────────────────────────
-    async def _run_columns(self, stored: list[PulledBatch]) -> None:
+    async def _run_columns(self, undecoded: list[PulledBatch]) -> None:
         """Hand out Arrow data in parts, as `run` does for messages."""
-        client, answer = self.client, self._answer
+        client, answer = self.client, self._acquired
         now_ms = self._clock.boot_ms()
         columns = self._columns = ColumnSuspects(answer.suspects_upto, answer.begun, now_ms=now_ms)
-        for batch in stored:
+        for batch in undecoded:
             self._put_columns(columns, batch)
         self._acks.skips_linger = True
         try:
@@ -246,8 +246,8 @@ class CarefulHandOut(ClientDelivery):
                 self._accuse(part.batches[0].messages()[0], part.crashes)
             async with client.owner.alone.taken(CAREFUL_MS / 1000):
                 await self._acks.begin(part.last, part.crashes + 1)
-                self._ended.clear()
-                self._offset = part.last
+                self._suspect_done.clear()
+                self._suspect_offset = part.last
                 handed_out = True
                 for batch in part.batches:
                     client.owner.hand_out_batch(batch)
@@ -258,8 +258,8 @@ class CarefulHandOut(ClientDelivery):
 
     def done_range(self, start: int, end: int) -> None:
         """Record that the messages `[start, end)` are handled."""
-        if start <= self._offset < end:
-            self._ended.set()
+        if start <= self._suspect_offset < end:
+            self._suspect_done.set()
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────
     def _accuse(self, message: Message, crashes: int, suffix: str = "") -> None:
@@ -282,7 +282,7 @@ class CarefulHandOut(ClientDelivery):
         remaining_ms = until_ms - self._clock.boot_ms()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(remaining_ms, LONG_MS) / 1000):
-                await self._ended.wait()
+                await self._suspect_done.wait()
 
     async def _run_step(self, message: Message, step: SuspectStep) -> None:
         crashes = self._queue.crashes.get(message.offset, 0)
@@ -309,15 +309,15 @@ class CarefulHandOut(ClientDelivery):
                 await client.gate.wait_open()
             async with client.owner.alone.taken(CAREFUL_MS / 1000):
                 await self._acks.begin(offset, queue.crashes_if_alone(offset))
-                self._ended.clear()
-                self._offset = offset
+                self._suspect_done.clear()
+                self._suspect_offset = offset
                 handed_out = True
                 if not self._hand_out([message]):
                     return  # its key has been parked
                 await self._wait_for_end(queue.until_ms)
-                self.goes_first &= self._ended.is_set()
+                self.goes_first &= self._suspect_done.is_set()
                 crashes = queue.crashes_if_shared(offset)
-                if not self._ended.is_set() and crashes < queue.crashes_if_alone(offset):
+                if not self._suspect_done.is_set() and crashes < queue.crashes_if_alone(offset):
                     await self._acks.begin(offset, crashes)
         finally:
             if not handed_out:
@@ -348,14 +348,14 @@ class CarefulHandOut(ClientDelivery):
     def forget(self, count: int) -> None:
         """Stop counting `count` messages that will not be handled here, because the lease ends."""
         super().forget(count)
-        self._ended.set()
+        self._suspect_done.set()
 
     def note_failed(self, message: Message, failure: Failure) -> None:
         """Report a failed try to the broker: the message did not kill the process."""
         super().note_failed(message, failure)
         self._queue.block_key(message)
-        if message.offset == self._offset:
-            self._ended.set()
+        if message.offset == self._suspect_offset:
+            self._suspect_done.set()
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
         """Park the key of a message that failed too often, with the later ones of its key,
@@ -376,5 +376,5 @@ class CarefulHandOut(ClientDelivery):
 
     def _note_ended(self, offset: int) -> None:
         self._queue.unblock_key(offset)
-        if offset == self._offset:
-            self._ended.set()
+        if offset == self._suspect_offset:
+            self._suspect_done.set()

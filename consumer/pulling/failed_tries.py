@@ -61,26 +61,26 @@ class FailedTries:
             for message in messages:
                 message.attempt += self.earlier.pop(message.offset, 0)
 
-    def failed(self, message: Message, failure: Failure) -> None:
+    def record_failure(self, message: Message, failure: Failure) -> None:
         """Record that the current attempt of a message failed."""
         self._unreported[message.offset] = message.attempt
-        self.blocks(message, failure)
+        self.record_blocking(message, failure)
 
-    def blocks(self, message: Message, failure: Failure) -> None:
+    def record_blocking(self, message: Message, failure: Failure) -> None:
         """Record why a message blocks others, without counting a failed try."""
         _record(self._failing, message.offset, message.key, failure)
 
-    def hangs(self, message: Message, why: Failure, running_ms: int) -> bool:
+    def record_hang(self, message: Message, failure: Failure, running_ms: int) -> bool:
         """Record for how long a message has been hanging. Return True if it was not known
         to hang.
         """
-        return _record(self._failing, message.offset, message.key, why, running_ms)
+        return _record(self._failing, message.offset, message.key, failure, running_ms)
 
     def report_redriven_hang(
-        self, source: int, message: Message, why: Failure, running_ms: int
+        self, source: int, message: Message, failure: Failure, running_ms: int
     ) -> bool:
-        """Record that a redriven message hangs; see `hangs`."""
-        return _record(self._redriven, (source, message.offset), message.key, why, running_ms)
+        """Record that a redriven message hangs; see `record_hang`."""
+        return _record(self._redriven, (source, message.offset), message.key, failure, running_ms)
 
     def report_redriven_failure(self, source: int, message: Message, failure: Failure) -> None:
         """Record that a redriven message failed; its tries are counted elsewhere."""
@@ -110,19 +110,19 @@ class FailedTries:
         source = None
         if self._failing:
             offset = min(self._failing)
-            failed = self._failing[offset]
+            last_failure = self._failing[offset]
         elif self._redriven:
             source, offset = reference = min(self._redriven)
-            failed = self._redriven[reference]
+            last_failure = self._redriven[reference]
         else:
             return None
         return failing_message(
             offset,
-            failed.failure,
-            key_digest=key_digest(failed.key),
-            since_ms=failed.since_ms,
+            last_failure.failure,
+            key_digest=key_digest(last_failure.key),
+            since_ms=last_failure.since_ms,
             source=source,
-            running_ms=failed.running_ms,
+            running_ms=last_failure.running_ms,
         )
 
     def report_with(self, ranges: tuple[Range, ...]) -> tuple[Tries, FailingMessage | None]:

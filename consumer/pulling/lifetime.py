@@ -107,7 +107,7 @@ class Lifetime:
         """
         return self.lease_until_ms * 1_000_000 if self.state in STARTING else 0
 
-    def on(self, event: PullEvent) -> None:
+    def handle_event(self, event: PullEvent) -> None:
         """
         Move to the next state.
 
@@ -126,7 +126,7 @@ class Lifetime:
         time.
         """
         first = not self.fenced
-        self.on(PullEvent.FENCED)
+        self.handle_event(PullEvent.FENCED)
         if first:
             self.fence = token
         return first

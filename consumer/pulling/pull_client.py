@@ -184,9 +184,9 @@ class PullClient(UserAcks):
         self._tries = sender.tries
         self.acks_each = sender.acks_each
         """True if the next message of a key waits for the previous one's ack."""
-        self.note_failed = sender.failed
+        self.note_failed = sender.record_failure
         """Reports a message's failed try to the broker."""
-        self.note_hangs = sender.hangs
+        self.note_hangs = sender.record_hang
         self._careful: CarefulHandOut | None = None
         """Hands out messages one at a time while some may have killed an earlier owner's
         process.
@@ -231,7 +231,7 @@ class PullClient(UserAcks):
         self.ack_deadline_ns = self.lifetime.ack_deadline_ns
 
     def _on(self, event: PullEvent) -> None:
-        self.lifetime.on(event)
+        self.lifetime.handle_event(event)
         self._update_deadlines()
 
     # ── parked messages ───────────────────────────────────────────────────────────────────────────
@@ -316,7 +316,7 @@ class PullClient(UserAcks):
 
     def blocks(self, message: Message, failure: Failure) -> None:
         """Report with the next ack why a message blocks others."""
-        self._tries.blocks(message, failure)
+        self._tries.record_blocking(message, failure)
 
     def report_redriven_failure(self, source: int, message: Message, failure: Failure) -> None:
         """Report that a redriven message, which partition `source` stores, has failed again."""
@@ -523,7 +523,7 @@ class PullClient(UserAcks):
     async def _pull_once(self) -> None:
         await self._wait_while_held()
         await self._wait_for_capacity(self._settings.buffer_messages)
-        await self.parking.wait_for_room()
+        await self.parking.wait_for_capacity()
         if not self._reserves_budget():
             self.waiting_for = "other partitions"
             await self._budget_share.reserve(self._messages_ready, self._settings.pull_bytes)
@@ -596,7 +596,7 @@ class PullClient(UserAcks):
         return (
             not self.gate.reasons
             and self._in_flight.has_capacity(self._settings.buffer_messages)
-            and (not parking.has_parked or parking.has_room)
+            and (not parking.has_parked or parking.has_capacity)
             and (offsets.end_offset is None or not self._exhausted)
             and self.boot_ns() < self.deadline_ns
             and (self._broker_end <= offsets.next_offset or self._reserves_budget())

@@ -358,6 +358,6 @@ class SharedClient(PullClient):
         if sets_aside:
             self.bury(message, failure)
         else:
-            self._tries.blocks(message, failure)
+            self._tries.record_blocking(message, failure)
             self._acks.send_soon()
         return sets_aside
