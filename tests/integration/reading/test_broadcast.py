@@ -251,7 +251,7 @@ def test_broadcast_refuses_what_only_a_group_has(wrong: dict[str, Any], advice: 
 
 
 def test_broadcast_needs_a_subject():
-    with pytest.raises(ConfigError, match="of a subject"):
+    with pytest.raises(ConfigError, match="needs a subject"):
         Consumer("127.0.0.1:1", settings=ConsumerSettings(broadcast=True))
 
 

@@ -49,7 +49,7 @@ def test_work_is_cancelled_when_it_takes_too_long(thread: LoopThread):
         finally:
             cancelled.set()
 
-    with pytest.raises(TimeoutError, match=r"not done it within 0\.05 s"):
+    with pytest.raises(TimeoutError, match=r"not finished within 0\.05 s"):
         thread.run(slow, 0.05)
     assert cancelled.wait(5)
     assert thread.run(number) == 7
@@ -62,7 +62,7 @@ def test_work_is_not_run_when_the_time_is_no_number_of_seconds(thread: LoopThrea
     async def work() -> None:
         ran.set()
 
-    with pytest.raises(InvalidRequestError, match="seconds from 0"):
+    with pytest.raises(InvalidRequestError, match="seconds >= 0"):
         thread.run(work, timeout_s)
     thread.run(number)
     assert not ran.is_set()
