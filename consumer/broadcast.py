@@ -254,9 +254,9 @@ class Broadcast:
                 except KeylaneError as error:
                     if error.retry is RetryRule.NEVER and not isinstance(error, StorageError):
                         raise
-                    if line := failure_log.met(error.message, self._clock.boot_ms()):
+                    if failure_text := failure_log.met(error.message, self._clock.boot_ms()):
                         name = consumer_name(self._subject, "")
-                        log.info("%s: cannot refresh its partitions: %s", name, line)
+                        log.info("%s: cannot refresh its partitions: %s", name, failure_text)
                     await asyncio.sleep(REFRESH_MS_MIN / 1000)
         except (asyncio.CancelledError, GeneratorExit):
             raise

@@ -90,8 +90,10 @@ class BrokerReachability:
         try:
             partitions = await self._membership.partitions_by_broker()
         except KeylaneError as error:
-            if line := self._lookup_failures.met(error.message, self._clock.boot_ms()):
-                log.info("%s cannot look up brokers that it does not reach: %s", self._name, line)
+            if failure_text := self._lookup_failures.met(error.message, self._clock.boot_ms()):
+                log.info(
+                    "%s cannot look up brokers that it does not reach: %s", self._name, failure_text
+                )
             return
         if failures := self._lookup_failures.over(self._clock.boot_ms()):
             log.info("%s can look up brokers again, after %s", self._name, failures)

@@ -70,11 +70,11 @@ class EffectiveSettings:
         """
         if self._suspended_by is OperatorSwitch.OFF:
             return ""
-        who, option = "the group", ""
+        target, option = "the group", ""
         if self._suspended_by is OperatorSwitch.CLIENT:
-            who, option = f"client {self._client}", f" --client {self._client}"
+            target, option = f"client {self._client}", f" --client {self._client}"
         command = f"keylane group resume {self._subject} {self._group}{option}"
-        return f"an operator has suspended {who}: {command}"
+        return f"an operator has suspended {target}: {command}"
 
     def _log_switch(self) -> None:
         if self.waiting_for:
@@ -141,8 +141,8 @@ def effective_settings(
 def stored_text(stored: GroupPolicy) -> str:
     """Return the stored fields as text, for log lines."""
     fields = {name: getattr(stored, name) for name in stored.__struct_fields__}
-    given = [f"{name}={value}" for name, value in fields.items() if value is not None]
-    return ", ".join(given) or "nothing is stored, its own code applies"
+    parts = [f"{name}={value}" for name, value in fields.items() if value is not None]
+    return ", ".join(parts) or "nothing is stored, its own code applies"
 
 
 def _text(value: object) -> str:

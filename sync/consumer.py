@@ -340,21 +340,21 @@ class SyncConsumer(NonCopyable, Generic[V]):
             KeylaneError: an error ended the consumer.
         """
         try:
-            taken = Take(self._next, self._put_back).run(self._thread, self._wrap)
+            message = Take(self._next, self._put_back).run(self._thread, self._wrap)
         except ClosedError:
             if not self._was_closed:
                 raise
-            taken = None
-        if taken is None:
+            message = None
+        if message is None:
             raise StopIteration
-        return taken
+        return message
 
     def _wrap(self, message: Message[V] | None) -> TakenMessage[V] | None:
         return None if message is None else TakenMessage(self._thread, message)
 
-    def _put_back(self, taken: Message[V] | list[Message[V]] | ArrowBatch | None) -> None:
-        if taken is not None:
-            self._consumer._put_back(taken)
+    def _put_back(self, unseen: Message[V] | list[Message[V]] | ArrowBatch | None) -> None:
+        if unseen is not None:
+            self._consumer._put_back(unseen)
 
     @property
     def _was_closed(self) -> bool:

@@ -130,13 +130,15 @@ class ParkContext:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
 
-    def spawn(self, body: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None] | None:
+    def spawn(
+        self, body: Callable[[], Awaitable[None]], activity: str
+    ) -> asyncio.Task[None] | None:
         """Start a task that is cancelled with the pull client; an error in it ends the client.
         Return None once the client hands over.
         """
         if self._stopped:
             return None
-        name = f"{what} {self.partition_id}"
+        name = f"{activity} {self.partition_id}"
         task = start_task(self.client.run(body), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -151,16 +153,18 @@ class ParkContext:
         return tasks
 
     def log_failure(
-        self, failure_log: LogFilter, what: str, error: KeylaneError, level: int = logging.INFO
+        self, failure_log: LogFilter, activity: str, error: KeylaneError, level: int = logging.INFO
     ) -> None:
-        """Log that work on `what` has failed, unless that was logged recently."""
+        """Log that work on `activity` has failed, unless that was logged recently."""
         if text := failure_log.met(error.message, self.client.boot_ns() // 1_000_000):
-            log.log(level, "%s: %s: %s", self.log_name, what, text)
+            log.log(level, "%s: %s: %s", self.log_name, activity, text)
 
-    def log_recovery(self, failure_log: LogFilter, what: str) -> None:
-        """Log that work on `what` succeeds again, if its failure was logged."""
+    def log_recovery(self, failure_log: LogFilter, activity: str) -> None:
+        """Log that work on `activity` succeeds again, if its failure was logged."""
         if failures := failure_log.over(self.client.boot_ns() // 1_000_000):
-            log.info("%s: %s: the broker answers again, after %s", self.log_name, what, failures)
+            log.info(
+                "%s: %s: the broker answers again, after %s", self.log_name, activity, failures
+            )
 
     async def pause(self, failures: int) -> None:
         """Wait before the next try."""

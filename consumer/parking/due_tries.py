@@ -98,18 +98,18 @@ class RetrySchedule:
         waiting = self._waiting
         if failing is not None:
             failing.probing = True
-        taken: list[Range] = []
+        ranges: list[Range] = []
         while waiting and count > 0:
             first = waiting[0]
             if first.due_ns > now_ns or (first.key, first.source) != (key, source):
                 break
             heapq.heappop(waiting)
             end = min(first.end, first.start + count)
-            taken.append((first.start, end))
+            ranges.append((first.start, end))
             count -= end - first.start
             if end < first.end:
                 heapq.heappush(waiting, first._replace(start=end))
-        return DueTry(key, source, list(IntervalSet(taken)), failing is not None)
+        return DueTry(key, source, list(IntervalSet(ranges)), failing is not None)
 
     def on_success(self, source: int) -> None:
         """Release the held messages of a source after a successful read."""
@@ -119,7 +119,7 @@ class RetrySchedule:
 
     def requeue_failed(
         self,
-        taken: DueTry,
+        due_try: DueTry,
         now_ns: int,
         pause_ns: Callable[[int], int],
         *,
@@ -129,12 +129,12 @@ class RetrySchedule:
         Requeue messages after a failed read, and back off from their source.
 
         Args:
-            taken: the messages, of which the first one is unreadable.
+            due_try: the messages, of which the first one is unreadable.
             pause_ns: returns the backoff in nanoseconds for a number of consecutive failures.
             upto: the end offset of the unreadable messages, if known; None: only the first is
                 known to be unreadable.
         """
-        key, source, ranges, is_probe = taken
+        key, source, ranges, is_probe = due_try
         failing = self._failing.get(source)
         is_stale = failing is not None and not is_probe  # the read began before the first failure
         if failing is None:

@@ -100,13 +100,13 @@ class KeyParking:
         if version:
             self.has_parked = True
 
-    def knows(self, version: int) -> bool:
+    def is_current(self, version: int) -> bool:
         """Return True if `check` would change nothing."""
         return version <= self.version
 
     async def check(self, version: int) -> None:
         """Fetch an operator's changes, if `version` is newer than the known one."""
-        if not self.knows(version):
+        if not self.is_current(version):
             await self.refresh()
 
     async def refresh(self) -> list[ParkedKeyRow]:
@@ -129,7 +129,7 @@ class KeyParking:
         rows = [row for row in rows if row.key not in self._recently_freed]
         self.keys.update(row.key for row in rows if isinstance(row.key, bytes) and row.key)
         for row in rows:
-            waits = row.key in self._freeing or self._sender.stops(row.key)
+            waits = row.key in self._freeing or self._sender.ends_redrive(row.key)
             if row.state is ParkState.REDRIVING and not waits:
                 self._redrive(row.key)
         return rows
@@ -187,9 +187,9 @@ class KeyParking:
     def _free(self, key: ParkKey) -> None:
         """Free a redriven key: hand out its messages again once the broker has confirmed it."""
         self._freeing[key] = []
-        self._sender.free(key, lambda: self._freed(key))
+        self._sender.free(key, lambda: self._on_freed(key))
 
-    def _freed(self, key: ParkKey) -> None:
+    def _on_freed(self, key: ParkKey) -> None:
         held = self._freeing.pop(key)
         self.keys.discard(key)
         self._recently_freed.add(key)

@@ -73,11 +73,11 @@ class ParkQueue:
         """True if the broker could park no more at the last request."""
         return self._full
 
-    def parks(self, key: ParkKey) -> bool:
+    def has_parks_of(self, key: ParkKey) -> bool:
         """Return True if messages of this key wait to be parked at the broker."""
         return any(park.key == key for park in self._waiting_parks())
 
-    def stops(self, key: ParkKey) -> bool:
+    def ends_redrive(self, key: ParkKey) -> bool:
         """
         Return True if a failure that ends the key's redrive waits to be sent to the broker.
 
@@ -139,12 +139,12 @@ class ParkQueue:
                 self._take_parks()
         return [waiting.change for waiting in self._in_flight]
 
-    def next_tries(self, own: int) -> tuple[tuple[int, int, int, int], ...]:
+    def next_tries(self, partition_id: int) -> tuple[tuple[int, int, int, int], ...]:
         """
         Return the next tries in the request in flight, as the frame contains them.
 
         Args:
-            own: the id of this partition.
+            partition_id: the id of this partition.
         """
         tries = []
         for waiting in self._in_flight:
@@ -152,7 +152,7 @@ class ParkQueue:
             if at_ms is None:
                 continue
             if isinstance(change, Park) and isinstance(change.key, int):
-                tries.append((change.key, own, change.ranges[0][0], at_ms))
+                tries.append((change.key, partition_id, change.ranges[0][0], at_ms))
             elif isinstance(change, Shift) and change.to is not None:
                 tries.append((change.to, change.source, change.ranges[0][0], at_ms))
         return tuple(tries)
@@ -190,11 +190,13 @@ class ParkQueue:
             self._one_at_a_time
         ):  # the broker may accept another key, for example one that is already parked
             keyed = {w.change.key for w in parks if isinstance(w.change, Park)}
-            same = [w for w in self._parks if isinstance(w.change, Park) and w.change.key in keyed]
+            same_key = [
+                w for w in self._parks if isinstance(w.change, Park) and w.change.key in keyed
+            ]
             others = [
                 w for w in self._parks if not (isinstance(w.change, Park) and w.change.key in keyed)
             ]
-            self._parks = deque([*others, *parks, *same])
+            self._parks = deque([*others, *parks, *same_key])
         else:
             self._one_at_a_time = True
             self._parks.extendleft(reversed(parks))

@@ -67,13 +67,13 @@ class ParkSender:
             self._progress.clear()
             await self._progress.wait()
 
-    def parks(self, key: ParkKey) -> bool:
+    def has_parks_of(self, key: ParkKey) -> bool:
         """Return True if messages of this key wait to be parked."""
-        return self._queue.parks(key)
+        return self._queue.has_parks_of(key)
 
-    def stops(self, key: ParkKey) -> bool:
+    def ends_redrive(self, key: ParkKey) -> bool:
         """Return True if a failure that ends the key's redrive waits to be sent to the broker."""
-        return self._queue.stops(key)
+        return self._queue.ends_redrive(key)
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────────
     def park(

@@ -134,7 +134,7 @@ class RedriveDelivery(ClientDelivery):
         """True if the messages have no key, or are dead letters."""
         return is_loose(self._key)
 
-    def expect(self, count: int) -> None:
+    def set_count(self, count: int) -> None:
         """Set the number of messages that will be handed out."""
         self._remaining = self.unacked = count
 
@@ -375,7 +375,7 @@ class Redrives:
             raise passed_over.error
         if key in LOOSE:
             return False
-        if self._sender.parks(key):
+        if self._sender.has_parks_of(key):
             await self._context.pause(1)
             return True
         self._free(key)
@@ -467,8 +467,8 @@ class Redrives:
             try:
                 header = check_batch(payload, position)
                 base, end_offset = header.base_offset, header.next_offset
-                wanted = [pair for pair in ranges if pair[0] < end_offset and base < pair[1]]
-                columns = column_views(payload, header, position) if wanted else None
+                overlapping = [pair for pair in ranges if pair[0] < end_offset and base < pair[1]]
+                columns = column_views(payload, header, position) if overlapping else None
             except CorruptBatchError as error:
                 if messages:
                     break  # return the readable messages before it
@@ -477,10 +477,10 @@ class Redrives:
             decoded = []
             if columns is not None:
                 decoded = decode_messages(columns, header, *names, delivery)
-            for low, high in wanted:
+            for low, high in overlapping:
                 messages += decoded[max(low - base, 0) : max(high - base, 0)]
             upto, position = end_offset, position + header.length
-        delivery.expect(len(messages))
+        delivery.set_count(len(messages))
         return messages, upto
 
     async def _source(self, source: int) -> tuple[BrokerClient, int]:

@@ -75,11 +75,11 @@ class AckedPartition(Protocol):
         """Return the messages that the next request renews."""
         ...
 
-    def renewed(self, messages: list[Message], sent_ns: int) -> None:
+    def extend_in_flight(self, messages: list[Message], sent_ns: int) -> None:
         """Restart the time in flight of messages that a request sent at `sent_ns` has renewed."""
         ...
 
-    def acked_to(self, answer: Acked) -> None:
+    def apply_ack_reply(self, answer: Acked) -> None:
         """Apply the broker's reply to an ack request."""
         ...
 
@@ -87,7 +87,7 @@ class AckedPartition(Protocol):
         """Record whether a failed call reached the broker."""
         ...
 
-    def knows_parked(self, version: int) -> bool:
+    def is_parked_current(self, version: int) -> bool:
         """Return True if `check_parked` would change nothing."""
         ...
 
@@ -397,7 +397,7 @@ class AckSender:
             self._on_success(request, answer)
             if self._pauses.failures:
                 self._log_recovery()
-            if not self._partition.knows_parked(answer.parked_version):
+            if not self._partition.is_parked_current(answer.parked_version):
                 wake_task.set_result(answer.parked_version)
         except OverloadedError as error:
             self._on_range_limit(request, error)
@@ -456,7 +456,7 @@ class AckSender:
         """Handle the success of a request, which the broker has stored durably."""
         self.handled.confirm()
         if request.held:
-            self._partition.renewed(request.held, request.sent_ns)
+            self._partition.extend_in_flight(request.held, request.sent_ns)
         if request.ack.failed:
             self.tries.mark_reported(request.ack.failed)
         for offset, _ in request.ack.begun:
@@ -465,7 +465,7 @@ class AckSender:
             self._in_flight.unblock()
         if self.handled or self.tries:
             self.is_due = True
-        self._partition.acked_to(answer)
+        self._partition.apply_ack_reply(answer)
         self._waiters = release_durable(request) + self._waiters
 
     def _on_range_limit(self, request: AckRequest, error: OverloadedError) -> bool:

@@ -74,7 +74,7 @@ class LocalAcks(AckSender):
             for start, end in request.ack.ranges:
                 self._acked.add(start, end)
             self.handled.confirm()
-            self._client.acked_locally(self._acked.cursor)
+            self._client.advance_cursor(self._acked.cursor)
         except BaseException:
             self._requeue(request)
             raise
@@ -121,9 +121,9 @@ class BroadcastClient(PullClient):
             rng=self._rng,
         )
 
-    def acked_locally(self, cursor: int) -> None:
+    def advance_cursor(self, cursor: int) -> None:
         """Move the cursor: all messages below it are handled."""
-        self._acked_to(cursor)
+        self._advance_cursor(cursor)
 
     async def _acquire(self) -> None:
         if self._offsets.begun:
@@ -180,9 +180,9 @@ class BroadcastClient(PullClient):
         next_offset = self._offsets.next_offset
         for row in rows:
             if row.offset >= next_offset and is_superfluous(row):
-                self._offsets.leave_out(row.offset, row.offset + 1)
+                self._offsets.mark_acked(row.offset, row.offset + 1)
                 self._acked_offsets.add(row.offset, row.offset + 1)
-        self.acked_locally(self._acked_offsets.cursor)
+        self.advance_cursor(self._acked_offsets.cursor)
 
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
         first_offset = error.first_offset or 0

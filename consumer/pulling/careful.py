@@ -68,7 +68,7 @@ class CarefulClient(DeliveringClient, Protocol):
         """Park the batch's rows in flight whose keys are parked, and remove them from it."""
         ...
 
-    def give(self, messages: list[Message]) -> None:
+    def hand_out_counted(self, messages: list[Message]) -> None:
         """Pass messages that are already counted as in flight to handlers."""
         ...
 
@@ -336,7 +336,7 @@ class CarefulHandOut(ClientDelivery):
         """
         remaining = self.client.divert(messages)
         if remaining:
-            self.client.give(remaining)
+            self.client.hand_out_counted(remaining)
         return bool(remaining)
 
     # ── the Delivery interface ─────────────────────────────────────────────────────────────────

@@ -81,7 +81,7 @@ class FetchOffsets:
             self.next_offset = end
             return [(start, end)]
         self._check_follows(header)
-        return self.pass_over(start, end)
+        return self.mark_skipped(start, end)
 
     def _check_follows(self, header: Header) -> None:
         if header.base_offset > self.next_offset:
@@ -90,7 +90,7 @@ class FetchOffsets:
                 f"{header.base_offset}) of an answer"
             )
 
-    def pass_over(self, start: int, end: int) -> list[Range]:
+    def mark_skipped(self, start: int, end: int) -> list[Range]:
         """Return the ranges of `[start, end)` that were neither pulled nor acked, and advance to
         `end`.
         """
@@ -103,7 +103,7 @@ class FetchOffsets:
         self.next_offset = max(end, self.next_offset)
         return ranges
 
-    def leave_out(self, start: int, end: int) -> None:
+    def mark_acked(self, start: int, end: int) -> None:
         """Mark `[start, end)`, which is not pulled yet, as acked, so that it is not handed out."""
         self._acked.add(start, end)
         self._acked_end = max(self._acked_end, end)

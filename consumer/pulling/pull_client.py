@@ -240,13 +240,13 @@ class PullClient(UserAcks):
         self._in_flight.count += len(messages)
         self.owner.hand_out(messages)
 
-    def give(self, messages: list[Message]) -> None:
+    def hand_out_counted(self, messages: list[Message]) -> None:
         """Pass messages that are already counted as in flight to handlers."""
         self.owner.hand_out(messages)
 
     def check_drained(self) -> None:
         """Report that the partition is drained, if only parked messages prevented it."""
-        self._report_drained(before=False)
+        self._report_drained(was_drained=False)
 
     def is_of(self, message: Message) -> bool:
         """Return True if this client handed out the message, even for an ancestor partition."""
@@ -256,7 +256,7 @@ class PullClient(UserAcks):
         """Return the messages that the next ack request renews: none in an exclusive group."""
         return []
 
-    def renewed(self, messages: list[Message], sent_ns: int) -> None:
+    def extend_in_flight(self, messages: list[Message], sent_ns: int) -> None:
         """Restart the time in flight of messages that a request sent at `sent_ns` has renewed."""
 
     # ── setting messages aside ───────────────────────────────────────────────────────────────
@@ -407,7 +407,7 @@ class PullClient(UserAcks):
             await body()
         except FencedError as error:
             log.info("%s: %s", self.log_name, error.message)
-            self._fence(error)
+            self._on_fenced(error)
         except OffsetOutOfRangeError as error:
             # The broker stores less than was pulled from it. Only the owner of the next token may
             # start over.
@@ -419,7 +419,7 @@ class PullClient(UserAcks):
             self.owner.fail(error)
             raise
 
-    def _fence(self, error: FencedError) -> None:
+    def _on_fenced(self, error: FencedError) -> None:
         first = self.lifetime.on_fence(error.current_token or 0)
         self._update_deadlines()
         if first:
@@ -481,29 +481,29 @@ class PullClient(UserAcks):
         """Record that the partition is sealed at `end_offset`."""
         drained = self.drained
         self._offsets.end_offset = end_offset
-        self._report_drained(before=drained)
+        self._report_drained(was_drained=drained)
 
-    def acked_to(self, answer: Acked) -> None:
+    def apply_ack_reply(self, answer: Acked) -> None:
         """Apply the broker's reply to an ack request."""
         self.no_connection_since_ms = None
         if answer.parked_version:
             self.parking.record_version(
                 answer.parked_version
             )  # must precede the check whether it is drained
-        self._acked_to(answer.cursor)
+        self._advance_cursor(answer.cursor)
 
-    def _acked_to(self, cursor: int) -> None:
+    def _advance_cursor(self, cursor: int) -> None:
         """Move the cursor: the broker has acks of all messages below it."""
         offsets = self._offsets
         drained = offsets.end_offset is not None and self.drained
         offsets.cursor = cursor
         self._progress.record_acks(cursor)
         if offsets.end_offset is not None:
-            self._report_drained(before=drained)
+            self._report_drained(was_drained=drained)
 
-    def _report_drained(self, *, before: bool) -> None:
-        """Report once that the partition is drained, unless it was drained `before`."""
-        if self.drained and not before and not self._drained_reported:
+    def _report_drained(self, *, was_drained: bool) -> None:
+        """Report once that the partition is drained, unless it was drained before."""
+        if self.drained and not was_drained and not self._drained_reported:
             self._drained_reported = True
             self.owner.report_drained()
 
@@ -619,15 +619,15 @@ class PullClient(UserAcks):
         left_out = deque(answer.left_out)
         for start, header in batch_starts(payload):
             while left_out and left_out[0][0] < header.base_offset:
-                self._pass_over(*left_out.popleft())
+                self._ack_filtered(*left_out.popleft())
             self._open_batch(payload, start, header)
             yield header
         for low, high in left_out:
-            self._pass_over(low, high)
+            self._ack_filtered(low, high)
 
-    def _pass_over(self, start: int, end: int) -> None:
+    def _ack_filtered(self, start: int, end: int) -> None:
         """Ack the messages `[start, end)`, which the broker left out because of the filter."""
-        for low, high in self._offsets.pass_over(start, end):
+        for low, high in self._offsets.mark_skipped(start, end):
             self._handled.done_range(low, high)
             self._acks.send_soon()
         if self._careful is not None:
@@ -803,7 +803,7 @@ class PullClient(UserAcks):
         """True if the partition may have parked messages."""
         return self.parking.has_parked
 
-    def knows_parked(self, version: int) -> bool:
+    def is_parked_current(self, version: int) -> bool:
         """Return True if `check_parked` would change nothing."""
         return version <= self.parking.version
 

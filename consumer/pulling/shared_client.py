@@ -125,13 +125,13 @@ class HandOut(ClientDelivery):
         """Count a failed try for each message that the program has passed without an ack; they are
         handed out again.
         """
-        out = self._with_program
+        messages = self._with_program
         self._with_program = {}
         client = self.client
         if client.boot_ns() >= client.deadline_ns:  # handed over, including unacked messages
             return
         held = set(map(id, client.owner.held(client)))
-        for offset, message in out.items():
+        for offset, message in messages.items():
             if offset in self._taken and message.delivery is self and id(message) not in held:
                 self._taken.discard(offset)
                 self._expired.add(offset)
@@ -234,7 +234,7 @@ class SharedClient(PullClient):
         for start, header in batch_starts(payload):
             self._hand_out_ranges(payload, start, header, answer.ranges, hand_out, counts)
         self._progress.end_offset = answer.next_offset
-        self._acked_to(max(self._offsets.cursor, answer.cursor))
+        self._advance_cursor(max(self._offsets.cursor, answer.cursor))
         if answer.sealed:
             self._set_end(answer.next_offset)
 
@@ -289,7 +289,7 @@ class SharedClient(PullClient):
         held = (m for m in self.owner.held(self) if type(m.delivery) is HandOut)
         return sorted(held, key=attrgetter("offset"))
 
-    def renewed(self, messages: list[Message], sent_ns: int) -> None:
+    def extend_in_flight(self, messages: list[Message], sent_ns: int) -> None:
         """Restart the time in flight of messages at `sent_ns`."""
         HandOut(self, sent_ns).move(messages)
 
@@ -309,16 +309,16 @@ class SharedClient(PullClient):
     ) -> None:
         """Decode a batch and hand out the messages in `ranges`."""
         base = header.base_offset
-        wanted = [
+        slices = [
             (max(low, base) - base, min(high, header.next_offset) - base)
             for low, high in ranges
             if low < header.next_offset and base < high
         ]
-        if not wanted:
+        if not slices:
             return
         self._progress.record_pull(header)
         messages = self._decode(payload, start, header, hand_out)
-        to_handle = [message for low, high in wanted for message in messages[low:high]]
+        to_handle = [message for low, high in slices for message in messages[low:high]]
         if held := {message.offset for message in self.owner.held(self)}:
             # The broker has restarted, or its time in flight has ended; its handler still runs
             # here, and will ack it.

@@ -21,11 +21,11 @@ def test_change_stays_until_it_is_confirmed():
     assert queue.take() == [Park(b"a", ((3, 5), (9, 10)), FAILURE)]
     queue.park(b"a", [11], None)
     assert queue.take() == [Park(b"a", ((3, 5), (9, 10)), FAILURE)]
-    assert (queue.messages, queue.parks(b"a"), queue.parks(b"b")) == (4, True, False)
+    assert (queue.messages, queue.has_parks_of(b"a"), queue.has_parks_of(b"b")) == (4, True, False)
     queue.confirm()
     assert queue.take() == [Park(b"a", ((11, 12),), None)]
     queue.confirm()
-    assert (bool(queue), queue.messages, queue.parks(b"a")) == (False, 0, False)
+    assert (bool(queue), queue.messages, queue.has_parks_of(b"a")) == (False, 0, False)
 
 
 def test_only_a_failed_message_that_waits_stops_a_redrive():
@@ -34,12 +34,12 @@ def test_only_a_failed_message_that_waits_stops_a_redrive():
     """
     queue = ParkQueue()
     queue.park(b"a", [3], None)
-    assert (queue.parks(b"a"), queue.stops(b"a")) == (True, False)
+    assert (queue.has_parks_of(b"a"), queue.ends_redrive(b"a")) == (True, False)
     queue.park(b"a", [4], FAILURE)
     queue.take()
-    assert (queue.stops(b"a"), queue.stops(b"b")) == (True, False)
+    assert (queue.ends_redrive(b"a"), queue.ends_redrive(b"b")) == (True, False)
     queue.confirm()
-    assert not queue.stops(b"a")
+    assert not queue.ends_redrive(b"a")
 
 
 @pytest.mark.parametrize("key", [None, b""])
@@ -47,9 +47,9 @@ def test_only_a_redriven_message_that_failed_stops_a_redrive_of_loose_ones(key: 
     """Others fail all the time, each for itself."""
     queue = ParkQueue()
     queue.park(key, [4], FAILURE)
-    assert not queue.stops(key)
+    assert not queue.ends_redrive(key)
     queue.park(key, [], FAILURE)
-    assert queue.stops(key)
+    assert queue.ends_redrive(key)
 
 
 def test_callback_is_called_when_its_change_is_durable():

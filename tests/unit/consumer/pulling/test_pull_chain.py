@@ -236,7 +236,7 @@ async def test_partition_is_idle_while_a_pull_waits_and_all_is_known_to_be_acked
         for message in owner.messages:
             client.done(message.offset)
         assert not client.is_idle
-        client.acked_to(Acked(2))
+        client.apply_ack_reply(Acked(2))
         assert client.is_idle
         client.gate.add("resume")
         broker.held.part(2)
