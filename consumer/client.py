@@ -163,15 +163,15 @@ class Consumer(LoopBoundClient, Generic[V]):
         ack: "lingering", the default, or "each": the ack of a message is durable before the next of
             its key starts; or "before": before its own handler starts, so that it is handled at
             most once.
-        on_failure: the treatment of a message that has failed `tries_max` times, or has ended its
-            process. "block", the default of strict subjects: it is tried until it succeeds; "park":
-            its key is set aside at the broker with all later messages, in order; "dead": only the
-            message is set aside. "retry", the default of best_tried subjects: at the first failure
-            the message alone is set aside, tried again after 5 s and then at growing intervals, and
-            finally becomes a dead letter.
+        on_failure: the treatment of a message that has failed `tries_max` times, or has killed its
+            process. "block", the default of strict subjects: it is retried until it succeeds;
+            "park": its key is set aside at the broker with all later messages, in order; "dead":
+            only the message is set aside. "retry", the default of best_tried subjects: at the first
+            failure the message alone is set aside, retried after 5 s and then at growing intervals,
+            and finally becomes a dead letter.
         tries_max: durable tries of a message before `on_failure` applies; 10 by default, 32 for
             "retry". Values that `keylane group set` stored override both.
-        settings: everything else that can be set, such as `concurrency`, `tags`, `filter`,
+        settings: all other settings, such as `concurrency`, `tags`, `filter`,
             `threads` and `ttl_ms`; the arguments above take precedence.
         wait_s: seconds for which opening waits for a metaserver that is still starting; 0: one try.
         tls: the authority of the servers' certificates; None: the environment variable

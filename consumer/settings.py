@@ -85,15 +85,15 @@ class ConsumerSettings:
         threads: 0 to 1_000, default 0; the number of threads that call the handler, a `def` that
             may block; replaces `concurrency`.
         max_records: 1 to 100_000, default 500; the most messages per call of a batch handler.
-        max_wait_ms: 0 to 60_000, default 0; milliseconds for which a message may wait until a batch
-            handler gets it with `max_records` of its partition; 0: a free worker takes the messages
-            that are available.
+        max_wait_ms: 0 to 60_000, default 0; milliseconds for which a message may wait until its
+            batch has `max_records` messages; 0: a free worker takes the messages that are
+            available.
         pull_bytes: 1 to 2_097_152, default 1_048_576; the most bytes that one pull may return.
-        pull_wait_ms: 0 to 30_000, default 30_000; milliseconds for which a broker that has nothing
-            new may wait before it answers a pull.
+        pull_wait_ms: 0 to 30_000, default 30_000; milliseconds for which a broker without new
+            messages may delay its answer to a pull.
         buffer_messages: 1 to 1_000_000, default 20_000; the most messages of one partition that are
-            pulled and not yet handled. Pulling also pauses while the handled messages leave more
-            gaps than a cursor keeps.
+            pulled but not handled yet. Pulling also pauses while acked messages leave more gaps
+            than the broker can store.
         in_flight_messages: 1 to 100_000, default 200; shared groups: the most messages of one
             partition that are handed out to this consumer and not handled yet; other consumers do
             not get them. Up to `buffer_messages` messages that wait for a retry do not count. With
@@ -116,51 +116,49 @@ class ConsumerSettings:
             anything is pulled from them.
         on_revoked: default None; called before partitions move to another consumer; without a
             handler, messages in hand may still be acked.
-        on_lost: default None; called with the ids of partitions whose leases are lost, so that none
-            of their messages can be acked. The three may be `async def`, and have `handover_ms` to
-            end.
+        on_lost: default None; called with the ids of partitions whose leases are lost, so that
+            their messages can no longer be acked. The three callbacks may be `async def`, and have
+            `handover_ms` to return.
         instance: default ""; a name of this consumer within its group that outlives its process. A
             process that is started under the same name takes over from its predecessor at once,
             with the same partitions and new tokens; a predecessor that still runs ends with
             FencedError. Only exclusive groups have instances.
-        ack: the moment at which a handled message is acked, also as text. "lingering", the default:
-            some milliseconds later, with others; messages that are not acked when a process is
+        ack: when a handled message is acked, also as text. "lingering", the default: some
+            milliseconds later, together with others; messages that are not acked when a process is
             killed are handled again. "each": the ack is durable at the broker before the next
-            message of the key starts, so that at most one message of each key is handled again, and
-            `await message.ack()` returns when it is durable. A handler then holds its worker until
-            the ack is durable: a larger `concurrency` compensates for it. While older messages
-            leave more gaps than a broker keeps, the broker takes no further ack: the key waits, and
-            so does `ack()`, until these messages are handled or the lease ends. "before": the ack
-            is durable before the handler starts, and no message is handled twice: a message whose
-            handler fails, or is interrupted by a crash or a hand-over, is lost.
-        ack_linger_ms: 0 to 10_000, default 20; milliseconds for which acks are collected before one
-            request carries them.
-        handler_timeout_ms: 0 to 604_800_000, default 3_600_000; milliseconds after which a handler,
-            or a batch handler, that has not returned is cancelled, up to a tenth later; this is a
-            failed try, with HandlerTimeoutError. 0 or None: no limit. With `threads` it is counted
-            as a failed try and logged, but the message stays with the thread until the thread
-            returns, because a thread cannot be cancelled. A `def` without `threads` blocks the
-            event loop, and no limit ends it. With ack="before" the message is lost, as with other
-            errors.
-        handover_ms: 0 to 600_000, default 5_000; milliseconds that running handlers have to end
-            when their partition is handed over, within the lease; then they are cancelled. A
-            handler that ignores the cancellation keeps its partition here until it ends. In an
-            iteration, it is the time for acks of messages that were passed over; a running loop
-            body is waited for.
+            message of the key starts, so that at most one message of each key is handled again;
+            `await message.ack()` returns when it is durable. A worker then waits for each ack, so a
+            larger `concurrency` may be needed. While unhandled older messages leave more gaps than
+            a broker can store, it accepts no further acks: the key, and `ack()`, wait until these
+            messages are handled or the lease ends. "before": the ack is durable before the handler
+            starts, so that no message is handled twice; a message whose handler fails, or is
+            interrupted by a crash or a hand-over, is lost.
+        ack_linger_ms: 0 to 10_000, default 20; milliseconds for which acks are collected before
+            they are sent in one request.
+        handler_timeout_ms: 0 to 604_800_000, default 3_600_000; milliseconds after which a handler
+            or batch handler is cancelled, at most a tenth later; this is a failed try, with
+            HandlerTimeoutError. 0 or None: no timeout. With `threads` the failed try is counted and
+            logged, but the message stays with its thread until the handler returns, because a
+            thread cannot be cancelled. A `def` without `threads` blocks the event loop, so it
+            cannot time out. With ack="before" the message is lost, as with other errors.
+        handover_ms: 0 to 600_000, default 5_000; milliseconds that running handlers have to return,
+            within the lease, when their partition is handed over; then they are cancelled. A
+            handler that ignores the cancellation keeps the partition here until it returns. In an
+            iteration, this is the time to ack messages that the loop has passed; the running loop
+            body is always awaited.
         on_failure: default None, which is "retry" or "block"; the treatment, also as text, of a
-            message that has failed `tries_max` times, or has ended its process. It fails if its
-            handler raises (a batch handler, when called for it alone), or if the program gives it
-            back (`nack`). "block", the default of strict subjects: it is tried until it succeeds,
-            and later messages of its key wait. "park": its key is set aside at the broker with all
-            its messages, in their order, until an operator has them handled again or skips some;
-            everything else continues. "dead": the message is set aside alone, and later ones of its
-            key continue. Messages without a key are set aside alone, as are all of a shared group.
-            "retry", the default of exclusive groups of best_tried subjects, and, among exclusive
-            groups, allowed only for these: the first failure sets the message aside alone, at the
-            broker, for the pauses of `retry_backoff`; after `retry_tries_max` tries it is a dead
-            letter. In a shared group the message waits in place for these pauses, of
-            `in_flight_ms` at most. A value that `keylane group set` has stored for the group takes
-            precedence.
+            message that has failed `tries_max` times, or has killed its process. It fails if its
+            handler raises (a batch handler: when called for it alone), or if the program nacks it.
+            "block", the default of strict subjects: it is retried until it succeeds, and later
+            messages of its key wait. "park": its key is set aside at the broker with all its
+            messages, in order, until an operator redrives or skips them; other keys continue.
+            "dead": the message is set aside alone, and later ones of its key continue. Messages
+            without a key are set aside alone, as are all of a shared group. "retry", the default of
+            exclusive groups of best_tried subjects, and, among exclusive groups, allowed only for
+            these: the first failure sets the message aside alone, at the broker, for the pauses of
+            `retry_backoff`; after `retry_tries_max` tries it is a dead letter. In a shared group
+            the message waits in place for these pauses, of `in_flight_ms` at most. A value that
+            `keylane group set` has stored for the group takes precedence.
         on_full: for "park", also as text: the treatment of a key that cannot be parked, because the
             group has 10,000 parked keys or 1,000,000 parked messages on the partition. "block",
             the default: its message waits until the key can be parked. "dead": the key is set aside
@@ -183,8 +181,7 @@ class ConsumerSettings:
             value stored for the group takes precedence.
 
     Raises:
-        ConfigError: values are out of their range, or cannot work together; the text names all of
-            them.
+        ConfigError: values are out of range or conflict; the text names all of them.
     """
 
     ttl_ms: int = TTL_MS_DEFAULT
