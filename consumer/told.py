@@ -36,7 +36,7 @@ class EffectiveSettings:
         self, *, subject: str, group: str, client: str, settings: ConsumerSettings
     ) -> None:
         self.settings = settings
-        self._in_code = settings
+        self._code_settings = settings
         self._subject = subject
         self._group = group
         self._name = consumer_name(subject, group)
@@ -57,7 +57,9 @@ class EffectiveSettings:
             return False
         self._policy = grants.policy
         self._order_strategy = grants.order_strategy
-        self.settings = effective_settings(self._in_code, grants.policy, grants.order_strategy)
+        self.settings = effective_settings(
+            self._code_settings, grants.policy, grants.order_strategy
+        )
         if grants.policy != previous[0]:
             self._log_policy()
         self._log_retry()
@@ -86,7 +88,7 @@ class EffectiveSettings:
         """Log if "retry" is requested but not in force, because it would break the order of the
         subject.
         """
-        requested = self._policy.on_failure or self._in_code.on_failure
+        requested = self._policy.on_failure or self._code_settings.on_failure
         if requested is FailurePolicy.RETRY and self.settings.on_failure is not requested:
             log.warning(
                 "%s: on_failure='retry' applies to best_tried subjects and shared groups only; "
@@ -97,9 +99,9 @@ class EffectiveSettings:
     def _log_policy(self) -> None:
         stored = stored_text(self._policy)
         overridden = [
-            f"{name}={_text(getattr(self._in_code, name))}"
+            f"{name}={_text(getattr(self._code_settings, name))}"
             for name in _POLICY_FIELDS
-            if getattr(self._in_code, name)
+            if getattr(self._code_settings, name)
             not in {getattr(_DEFAULTS, name), getattr(self.settings, name)}
         ]
         if overridden:
@@ -114,7 +116,7 @@ class EffectiveSettings:
 
 
 def effective_settings(
-    in_code: ConsumerSettings,
+    code_settings: ConsumerSettings,
     stored: GroupPolicy,
     order_strategy: OrderStrategy = OrderStrategy.STRICT,
 ) -> ConsumerSettings:
@@ -127,15 +129,17 @@ def effective_settings(
     if first_ms is not None and max_ms is not None:
         backoff = Backoff(first_ms=first_ms, max_ms=max_ms)
         fields["handler_backoff"] = fields["retry_backoff"] = backoff
-    shared = in_code.consume_strategy is ConsumeStrategy.SHARED
-    acks_later = in_code.ack is not AckMode.BEFORE
+    shared = code_settings.consume_strategy is ConsumeStrategy.SHARED
+    acks_later = code_settings.ack is not AckMode.BEFORE
     may_retry_apart = order_strategy is OrderStrategy.BEST_TRIED and not shared and acks_later
-    policy = stored.on_failure or in_code.on_failure
+    policy = stored.on_failure or code_settings.on_failure
     if may_retry_apart and policy is None:
         fields["on_failure"] = FailurePolicy.RETRY
     elif policy is FailurePolicy.RETRY and not (may_retry_apart or (shared and acks_later)):
         fields["on_failure"] = FailurePolicy.BLOCK
-    return replace(in_code, **{name: value for name, value in fields.items() if value is not None})
+    return replace(
+        code_settings, **{name: value for name, value in fields.items() if value is not None}
+    )
 
 
 def stored_text(stored: GroupPolicy) -> str:

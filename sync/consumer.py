@@ -286,7 +286,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
         except BaseException:
             self._thread.stop()
             raise
-        self._exit_hook.on()
+        self._exit_hook.enable()
         self._was_open = True
         return self
 
@@ -300,7 +300,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
         """
         if self._thread.state != "open":
             self._thread.stop()  # it may be closing, or its event loop may have ended
-            self._exit_hook.off()
+            self._exit_hook.disable()
             return
         self._thread.check_caller()
         try:
@@ -308,7 +308,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
                 self._thread.run(self._consumer.close)
         finally:
             self._thread.stop()
-            self._exit_hook.off()
+            self._exit_hook.disable()
 
     def __enter__(self) -> Self:
         return self.open()

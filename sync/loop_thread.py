@@ -189,16 +189,16 @@ class LoopThread:
     result.
 
     Args:
-        what: the kind of client, for error texts.
+        client_kind: the kind of client, for error texts.
         end: closes the client if it is open; the last work on the loop.
     """
 
     def __init__(
-        self, what: str, *, end: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self, client_kind: str, *, end: Callable[[], Coroutine[Any, Any, None]] | None = None
     ) -> None:
-        self._what = what
+        self._client_kind = client_kind
         self._end = end
-        self._home = Home(what)
+        self._home = Home(client_kind)
         self._current: _Run | None = None
         """The latest run."""
         self._starts = threading.Lock()
@@ -229,11 +229,15 @@ class LoopThread:
         """
         self._home.check_not_forked()
         if not self._starts.acquire(blocking=False):
-            raise UsageError(Reason.ALREADY_OPEN, f"the {self._what} is being opened already")
+            raise UsageError(
+                Reason.ALREADY_OPEN, f"the {self._client_kind} is being opened already"
+            )
         try:
             if self._current is not None:
                 if not self._current.stopping:
-                    raise UsageError(Reason.ALREADY_OPEN, f"the {self._what} is open already")
+                    raise UsageError(
+                        Reason.ALREADY_OPEN, f"the {self._client_kind} is open already"
+                    )
                 self.check_caller()
                 self._current.wait_end()
             self._current = self._start_run()
@@ -241,7 +245,7 @@ class LoopThread:
             self._starts.release()
 
     def _start_run(self) -> _Run:
-        loop_run = _Run(self._run, f"keylane {self._what}")
+        loop_run = _Run(self._run, f"keylane {self._client_kind}")
         try:
             self._start(loop_run.thread)
             loop_run.started.wait()
@@ -263,7 +267,8 @@ class LoopThread:
             thread.start()
         except RuntimeError as error:
             refusal = UsageError(
-                Reason.OTHER_LOOP, f"the {self._what} needs a thread for its event loop: {error}"
+                Reason.OTHER_LOOP,
+                f"the {self._client_kind} needs a thread for its event loop: {error}",
             )
             refusal.hint = NO_THREAD_HINT
             raise refusal from error
@@ -272,7 +277,7 @@ class LoopThread:
         was_served = False
         loop_run.ident = get_ident()
         try:
-            _check_real_thread(self._what)
+            _check_real_thread(self._client_kind)
             loop_logs.LOGS.register()
             with asyncio.Runner() as runner:
                 self._run_to_the_end(runner.get_loop(), loop_run)
@@ -300,8 +305,10 @@ class LoopThread:
             try:
                 loop.run_until_complete(serve_task)
             except (SystemExit, KeyboardInterrupt):
-                log = logging.getLogger(f"keylane.{self._what}")
-                log.exception("closing the %s, because a callback ended its event loop", self._what)
+                log = logging.getLogger(f"keylane.{self._client_kind}")
+                log.exception(
+                    "closing the %s, because a callback ended its event loop", self._client_kind
+                )
                 loop_run.stop()
 
     async def _serve(self, loop_run: _Run) -> None:
@@ -313,8 +320,8 @@ class LoopThread:
             try:
                 await self._end()
             except Exception:
-                log = logging.getLogger(f"keylane.{self._what}")
-                log.exception("the %s could not be closed when it was stopped", self._what)
+                log = logging.getLogger(f"keylane.{self._client_kind}")
+                log.exception("the %s could not be closed when it was stopped", self._client_kind)
         self._home.leave()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None) -> T:
@@ -333,15 +340,17 @@ class LoopThread:
         self.check_caller()
         loop_run = self._current
         if loop_run is None or loop_run.stopping:
-            raise _with_hint(ClosedError(f"the {self._what} is not open"))
+            raise _with_hint(ClosedError(f"the {self._client_kind} is not open"))
         call = _Call(work)
         try:
             loop_run.post(call.begin, loop_run)
             if not loop_run.wait(call.gate, timeout_s):
-                raise TimeoutError(f"the {self._what} has not finished within {timeout_s:g} s")
+                raise TimeoutError(
+                    f"the {self._client_kind} has not finished within {timeout_s:g} s"
+                )
             return call.result()
         except asyncio.CancelledError:
-            raise _with_hint(ClosedError(f"the {self._what} was closed meanwhile")) from None
+            raise _with_hint(ClosedError(f"the {self._client_kind} was closed meanwhile")) from None
         except ClosedError as error:
             _with_hint(error)
             raise
@@ -359,7 +368,7 @@ class LoopThread:
             and not self._current.ended
         ):
             error = UsageError(
-                Reason.OTHER_LOOP, f"the {self._what} is called on its own event loop"
+                Reason.OTHER_LOOP, f"the {self._client_kind} is called on its own event loop"
             )
             error.hint = OWN_LOOP_HINT
             raise error
@@ -409,7 +418,7 @@ async def _outcome(work: Callable[[], Coroutine[Any, Any, T]]) -> T | _Exit:
         return _Exit(error)
 
 
-def _check_real_thread(what: str) -> None:
+def _check_real_thread(client_kind: str) -> None:
     """Raise UsageError if an event loop already runs in this new thread, which is then a
     greenlet.
     """
@@ -419,8 +428,8 @@ def _check_real_thread(what: str) -> None:
         return
     error = UsageError(
         Reason.OTHER_LOOP,
-        f"the {what} needs a thread for its event loop; threads of this program are greenlets of "
-        "one thread, in which another event loop runs",
+        f"the {client_kind} needs a thread for its event loop; threads of this program are "
+        "greenlets of one thread, in which another event loop runs",
     )
     error.hint = SHARED_THREAD_HINT
     raise error
@@ -445,7 +454,7 @@ def _check_seconds(timeout_s: object) -> None:
 
 class ExitHook:
     """
-    Calls a function once when this process ends, if it is switched `on`.
+    Calls a function once when this process ends, if it is enabled.
 
     A forked child of `multiprocessing` calls no `atexit` functions before Python 3.13, but it does
     call the finalizers of `multiprocessing`, unless `os._exit` or a signal ends it.
@@ -459,7 +468,7 @@ class ExitHook:
         self._finalizer: Any = None
         """The finalizer, in a child of `multiprocessing` only."""
 
-    def on(self) -> None:
+    def enable(self) -> None:
         """Enable the call."""
         atexit.register(self._run_once)
         # Only a child of `multiprocessing` needs its finalizers, and has imported it already.
@@ -469,7 +478,7 @@ class ExitHook:
 
             self._finalizer = Finalize(None, self._run_once, exitpriority=0)
 
-    def off(self) -> None:
+    def disable(self) -> None:
         """Disable the call."""
         atexit.unregister(self._run_once)
         if self._finalizer is not None:
@@ -477,5 +486,5 @@ class ExitHook:
             self._finalizer = None
 
     def _run_once(self) -> None:
-        self.off()  # a spawned child also runs atexit functions
+        self.disable()  # a spawned child also runs atexit functions
         self._call()

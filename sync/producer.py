@@ -181,7 +181,7 @@ class SyncProducer(NonCopyable, Generic[V]):
         except BaseException:
             self._thread.stop()
             raise
-        self._exit_hook.on()
+        self._exit_hook.enable()
         return self
 
     def close(self, *, flush: bool = True) -> None:
@@ -199,7 +199,7 @@ class SyncProducer(NonCopyable, Generic[V]):
         refuse_call(flag_problems(flush=flush))
         if self._thread.state != "open":
             self._thread.stop()  # it may be closing, or its event loop may have ended
-            self._exit_hook.off()
+            self._exit_hook.disable()
             return
         self._thread.check_caller()
         try:
@@ -207,7 +207,7 @@ class SyncProducer(NonCopyable, Generic[V]):
                 self._thread.run(partial(self._producer.close, flush=flush))
         finally:
             self._thread.stop()
-            self._exit_hook.off()
+            self._exit_hook.disable()
 
     def __enter__(self) -> Self:
         return self.open()

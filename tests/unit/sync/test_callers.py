@@ -131,7 +131,7 @@ def test_close_leaves_nothing_for_the_end_of_the_process_when_the_event_loop_has
     monkeypatch.setattr(atexit, "register", kept.append)
     monkeypatch.setattr(atexit, "unregister", kept.remove)
     client._thread.start()
-    client._exit_hook.on()
+    client._exit_hook.enable()
 
     async def exit_soon() -> None:
         asyncio.get_running_loop().call_soon(sys.exit, 3)

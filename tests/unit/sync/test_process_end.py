@@ -22,10 +22,10 @@ def tell(what):
 def work():
     global kept
     kept = ExitHook(lambda: tell("closed"))
-    kept.on()
+    kept.enable()
     dropped = ExitHook(lambda: tell("closed before"))
-    dropped.on()
-    dropped.off()
+    dropped.enable()
+    dropped.disable()
 
 if __name__ == "__main__":
     method, kind = sys.argv[1:]
