@@ -1,17 +1,15 @@
-"""The partitions assigned to a consumer: grants are compared with pull clients, which are made and
-ended.
+"""The partitions assigned to a consumer: creates and ends pull clients until they match its grants.
 
-    granted ─▶ new: make a client    kept: renew it    gone, lapsed, or under another token: end it
-                                                                                              │
-               stop pulling ─▶ finish or cancel handlers ─▶ send acks ─▶ release ─▶ report ◀──╯
+    granted ─▶ new: create a client   known: renew it   revoked, lapsed, or another token: end it
+                                                                                            │
+             stop pulling ─▶ finish or cancel handlers ─▶ send acks ─▶ release ─▶ report ◀──╯
 
-Each partition is handed over in a task of its own, so that a slow handler of one partition delays
-no other.
+Each partition is handed over in a separate task, so a slow handler of one does not delay others.
 
 Invariants
-    A partition has at most one client, or one hand-over under way. A token that is for single use,
-    or fenced, is never used again: no message is handled twice under it. The release of a partition
-    is reported to the metaserver only after its handlers have ended.
+    A partition has at most one client, or one hand-over in progress. A single-use or fenced token
+    is never used again, so no message is handled twice under it. A partition's release is reported
+    to the metaserver only after its handlers have ended.
 """
 
 from __future__ import annotations
@@ -38,45 +36,44 @@ from .handling.stream import Stream
 from .handling.workers import Workers
 from .log_names import consumer_name
 from .membership import Membership
-from .places import BrokerPlaces
-from .pull_room import PullRoom
+from .places import BrokerReachability
+from .pull_room import PrefetchBudget
 from .pulling.acked_first import AckedFirstClient, AckedFirstSharedClient
-from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
+from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, lapse_reason
 from .pulling.pull_client import PullClient
 from .pulling.shared_client import SharedClient
 from .rebalance import Rebalance
 from .settings import AckMode, ConsumerSettings, FullPolicy
-from .told import Told
+from .told import EffectiveSettings
 
 log = logging.getLogger("keylane.consumer")
 
 CHECK_MS_MAX = 1_000
-"""The longest time, in milliseconds, between two checks for lapsed leases, long-running handlers
+"""The longest interval, in milliseconds, between checks for lapsed leases, long-running handlers
 and a blocked event loop.
 """
 IDLE_CHECKS_PER_TTL = 10
-"""The number of checks in a ttl while no message is with a handler, if the interval is longer than
-CHECK_MS_MAX, so that many idle consumers cost little. A stall may then be measured too short by
-this interval.
+"""The number of checks per ttl while no handler has a message, if that is rarer than CHECK_MS_MAX,
+so that many idle consumers cost little. A stall may then be measured too short by one interval.
 """
 ENDED_TOKENS_MAX = 10_000
-"""The number of partitions, beyond the granted ones, whose ended tokens are kept: partitions are
-granted and released for as long as a consumer lives.
+"""The number of partitions, beyond the granted ones, whose ended tokens are remembered. There must
+be a limit, because a consumer is granted new partitions for as long as it lives.
 """
 
 
 class Assignments:
     """
-    The pull clients of one opening of a consumer, by partition.
+    Owns the pull clients of one opening of a consumer.
 
     It is the `GrantHolder` of the membership, and the `PullOwner` of each pull client.
 
     Args:
-        dispatch: gets the messages, and ends their handlers.
+        dispatcher: delivers messages to handlers or the iteration.
         fail: called with an error that ends the consumer.
-        rebalance: notifies the user of partitions that are granted and lost.
-        wanted: the filter for messages that the user wants; None: all.
-        alone: the turn of messages that may end the process; None: the consumer has one of its own.
+        rebalance: calls the user's rebalance callbacks.
+        message_filter: selects the messages that the user wants; None: all.
+        alone: lets messages that may end the process run alone; None: a new one.
     """
 
     def __init__(
@@ -89,21 +86,21 @@ class Assignments:
         rng: random.Random,
         connections: Connections,
         membership: Membership | Broadcast,
-        dispatch: Workers | Stream,
+        dispatcher: Workers | Stream,
         codec: Codec[Any] | None,
         fail: Callable[[BaseException], None],
         rebalance: Rebalance | None = None,
-        wanted: MessageFilter | None = None,
+        message_filter: MessageFilter | None = None,
         alone: AloneTurn | None = None,
     ) -> None:
         self.alone = alone or AloneTurn()
-        # Messages that wait until they form a batch would otherwise wait for room that they
-        # themselves take.
-        self.room = PullRoom(MAX_I64) if settings.max_wait_ms else PullRoom()
+        # With max_wait_ms, messages that wait for a full batch would otherwise wait for budget that
+        # they hold themselves.
+        self.budget = PrefetchBudget(MAX_I64) if settings.max_wait_ms else PrefetchBudget()
         self.codec = codec
-        self.wanted = wanted
-        self.keeps_batches = isinstance(dispatch, Stream)
-        """True for a consumer without a handler, which opens batches only when it is known how the
+        self.message_filter = message_filter
+        self.keeps_batches = isinstance(dispatcher, Stream)
+        """True for a consumer without a handler: it decodes batches only once it is known how the
         program takes messages.
         """
         self._rebalance = rebalance or Rebalance(limit_ms=settings.handover_ms)
@@ -111,51 +108,51 @@ class Assignments:
         self._group = group
         self._name = consumer_name(subject, group)
         self._settings = settings
-        """The settings in force; a value stored for the group takes precedence over the code."""
-        self._told = Told(subject=subject, group=group, client=membership.client, settings=settings)
+        """The settings in force; values stored for the group override the code."""
+        self._effective = EffectiveSettings(
+            subject=subject, group=group, client=membership.client, settings=settings
+        )
         self._clock = clock
         self._rng = rng
         self._connections = connections
         self._membership = membership
-        self.by_hand = isinstance(dispatch, Stream)
-        """True if the program itself takes and acks messages, even once this is closed."""
-        self._dispatch = dispatch
+        self.by_hand = isinstance(dispatcher, Stream)
+        """True if the program takes and acks messages itself; still valid after `close`."""
+        self._dispatcher = dispatcher
         if settings.consume_strategy is ConsumeStrategy.SHARED:
-            dispatch.on_idle = self._wake_pulls
+            dispatcher.on_idle = self._wake_pulls
         self._fail = fail
         self._clients: dict[int, PullClient] = {}
-        self._ending: dict[int, PullClient] = {}
+        self._handing_over: dict[int, PullClient] = {}
         self._hand_overs: dict[int, asyncio.Task[None]] = {}
-        """The task for each client in `_ending`."""
-        self._ended_tokens: dict[int, int] = {}
-        """The highest token of each partition that is not used again, in the order in which they
-        ended.
+        """The hand-over task of each client in `_handing_over`."""
+        self._retired_tokens: dict[int, int] = {}
+        """Each partition's highest token that must not be used again, in the order of their
+        ends.
         """
         self._reports: set[asyncio.Task[None]] = set()
         self._grants: tuple[Grant, ...] = ()
         self._deadline_ms = 0
         self._closing = False
-        self._announcing: asyncio.Task[None] | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._leave_task: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
         self._stalls = Stalls()
         self._losses = Losses()
-        self._places: BrokerPlaces | None = None
-        """The places of brokers; None if no other consumer would get the partitions that this one
-        does not reach.
-        """
+        self._reachability: BrokerReachability | None = None
+        """None if no other consumer would get the partitions that this one cannot reach."""
 
-    def forked(self) -> None:
-        """Let no handler start in this process, which is a child: the leases belong to the
+    def on_fork(self) -> None:
+        """Start no more handlers in this process, a forked child: the leases belong to the
         parent.
         """
-        for client in (*self._clients.values(), *self._ending.values()):
-            client.start_no_more()
+        for client in (*self._clients.values(), *self._handing_over.values()):
+            client.on_fork()
 
     def start(self) -> None:
-        """Begin to watch for the end of leases, and for brokers that are not reached."""
+        """Start watching for lapsed leases and unreachable brokers."""
         exclusive = self._settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
         if exclusive and isinstance(self._membership, Membership):
-            self._places = BrokerPlaces(
+            self._reachability = BrokerReachability(
                 self._name,
                 self._group,
                 membership=self._membership,
@@ -163,68 +160,67 @@ class Assignments:
                 clock=self._clock,
                 ttl_ms=self._settings.ttl_ms,
             )
-        self._watch = start_task(self._watch_deadline(), name="lease deadline")
+        self._watch_task = start_task(self._watch_deadline(), name="lease deadline")
 
     @property
     def clients(self) -> list[PullClient]:
-        """Return the clients that are not ending, by partition id."""
+        """The clients that are not being handed over, by partition id."""
         return [self._clients[key] for key in sorted(self._clients)]
 
     @property
-    def ending(self) -> list[PullClient]:
-        """Return the clients whose partition is being handed over, by partition id."""
-        return [self._ending[key] for key in sorted(self._ending)]
+    def handing_over(self) -> list[PullClient]:
+        """The clients that are being handed over, by partition id."""
+        return [self._handing_over[key] for key in sorted(self._handing_over)]
 
     async def takes_messages(self) -> bool:
-        """Wait until it is known how the program takes messages, and return False if it takes Arrow
-        data.
+        """Wait until it is known how the program takes messages. Return False if it takes Arrow
+        batches.
         """
-        return not isinstance(self._dispatch, Stream) or await self._dispatch.takes_messages()
+        return not isinstance(self._dispatcher, Stream) or await self._dispatcher.takes_messages()
 
     @property
     def waiting_for(self) -> str:
-        """Return, for people, who has suspended the consumer, and which partitions it handles one
-        message at a time; otherwise "".
+        """For people: who has suspended the consumer, and which partitions it handles one message
+        at a time; "" if neither applies.
         """
-        own = "resume(): its own code has suspended it" if self._membership.suspended else ""
+        suspended = "resume(): its own code has suspended it" if self._membership.suspended else ""
         careful = [str(client.partition_id) for client in self.clients if client.is_careful]
         suspects = (
-            f"suspects of partition {', '.join(careful)}: two consumers before it ended without "
-            f"handing over, and what "
-            "both of them had is handled one message at a time"
+            f"suspects of partition {', '.join(careful)}: two earlier owners ended without handing "
+            "it over, and the messages that both had are handled one at a time"
             if careful
             else ""
         )
-        return "; ".join(filter(None, (own, self._told.waiting_for, suspects)))
+        return "; ".join(filter(None, (suspended, self._effective.waiting_for, suspects)))
 
     @property
     def redrives(self) -> bool:
-        """Return True if parked messages are handled again, as often as needed; they are not if the
-        program takes Arrow data.
+        """True if parked messages can be redriven here: not with ack="before", nor if the program
+        takes Arrow batches.
         """
         if self._settings.ack is AckMode.BEFORE:
             return False
-        return not (isinstance(self._dispatch, Stream) and self._dispatch.takes_batches)
+        return not (isinstance(self._dispatcher, Stream) and self._dispatcher.takes_batches)
 
     @property
-    def buries_when_full(self) -> bool:
-        """Return True if keys become dead letters where the group can park no more."""
+    def dead_letters_when_full(self) -> bool:
+        """True if keys become dead letters when the group can park no more."""
         return self._settings.on_full is FullPolicy.DEAD
 
-    # ── called by the membership: GrantHolder ─────────────────────────────────────────────────────
-    def granted(self, grants: Grants, deadline_ms: int) -> None:
-        """Take every partition granted now; all leases end at `deadline_ms` on the boot clock."""
+    # ── GrantHolder: called by the membership ─────────────────────────────────────────────────────
+    def apply_grants(self, grants: Grants, deadline_ms: int) -> None:
+        """Replace the grants; all leases end at `deadline_ms` on the boot clock."""
         self._deadline_ms = deadline_ms
-        if self._told.take(grants):
-            self._settings = self._told.settings
-            self._dispatch.adopt(self._settings)
-        for client in self.ending:
+        if self._effective.update(grants):
+            self._settings = self._effective.settings
+            self._dispatcher.adopt(self._settings)
+        for client in self.handing_over:
             if client.session == self._membership.session:
                 client.renew(deadline_ms, None)
         self._apply(grants.grants)
 
-    def session_lost(self) -> None:
-        """Hand all partitions over: the grants ended with the session."""
+    def on_session_lost(self) -> None:
+        """Hand over all partitions: the grants ended with the session."""
         self.hand_over_all()
 
     def drained(self) -> tuple[int, ...]:
@@ -232,118 +228,110 @@ class Assignments:
         return tuple(client.partition_id for client in self.clients if client.drained)
 
     def parked(self) -> tuple[int, ...]:
-        """Return the ids of those drained partitions on which the group has parked messages."""
+        """Return the ids of the drained partitions that have parked messages of the group."""
         return tuple(
             client.partition_id for client in self.clients if client.drained and client.has_parked
         )
 
     def holding(self, session: str) -> tuple[tuple[int, int], ...]:
-        """Return (partition id, token) for each partition that `session` has here or is still
-        handing over.
+        """Return (partition id, token) for each partition that `session` holds, or is handing
+        over.
         """
-        clients = sorted((self._clients | self._ending).items())
+        clients = sorted((self._clients | self._handing_over).items())
         return tuple((key, client.token) for key, client in clients if client.session == session)
 
     def unreached(self) -> tuple[str, ...]:
-        """Return the broker groups to which the consumer gets no connection although they report to
-        the cluster.
+        """Return the broker groups that the consumer cannot reach although they report to the
+        cluster.
         """
-        return () if self._places is None else self._places.unreached
+        return () if self._reachability is None else self._reachability.unreached
 
     def fail(self, error: BaseException) -> None:
         """End the consumer."""
         self._fail(error)
 
-    # ── called by pull clients: PullOwner ─────────────────────────────────────────────────────────
+    # ── PullOwner: called by pull clients ─────────────────────────────────────────────────────────
     def hand_out(self, messages: list[Message]) -> None:
-        """Give messages of one partition to handlers or the iteration."""
-        self._dispatch.put(messages)
+        """Pass messages of one partition to handlers or the iteration."""
+        self._dispatcher.put(messages)
 
     def hand_out_batch(self, batch: Any) -> None:
-        """Give a batch of one partition, which is not opened, to handlers or the iteration."""
-        self._dispatch.put_batch(batch)
+        """Pass a batch of one partition, not decoded yet, to handlers or the iteration."""
+        self._dispatcher.put_batch(batch)
 
     def nack(self, message: Message, after_s: float) -> list[Message]:
-        """Let the iteration hand a message out again; a message that a handler has never arrives
-        here.
-        """
-        assert isinstance(self._dispatch, Stream)
-        return self._dispatch.nack(message, after_s)
+        """Let the iteration deliver a message again; handlers do not call this."""
+        assert isinstance(self._dispatcher, Stream)
+        return self._dispatcher.nack(message, after_s)
 
     @property
     def lying(self) -> Message | None:
-        """Return a message that was given back, or waits after such a message, and that the program
-        may take now; None if there is none.
+        """A message that the program may take now after a nack: the nacked one, or one that waited
+        behind it; None if there is none.
         """
-        assert isinstance(self._dispatch, Stream)
-        return self._dispatch.lying
+        assert isinstance(self._dispatcher, Stream)
+        return self._dispatcher.lying
 
     def acked_again(self, messages: Sequence[Message]) -> None:
-        """Let later messages of their keys be handed out."""
-        assert isinstance(self._dispatch, Stream)
-        self._dispatch.acked_again(messages)
+        """Release the keys of messages that were acked after a nack, so that later ones follow."""
+        assert isinstance(self._dispatcher, Stream)
+        self._dispatcher.acked_again(messages)
 
     @property
     def spare(self) -> int:
-        """Return the number of further messages for which a worker is free; if it is negative, that
-        many wait for a worker.
-        """
-        return self._dispatch.spare
+        """The number of free workers; negative if that many messages wait for a worker."""
+        return self._dispatcher.spare
 
     def held(self, client: PullClient) -> list[Message]:
-        """Return the client's messages that are with handlers, or with the body of the program's
-        loop.
-        """
-        return self._dispatch.held(client)
+        """Return the client's messages that handlers or the body of the program's loop have."""
+        return self._dispatcher.held(client)
 
     def passed_over(self, message: Message) -> None:
-        """Count a failed try for a message of a shared group that the program has not acked in
-        time.
-        """
-        assert isinstance(self._dispatch, Stream)
-        self._dispatch.passed_over(message)
+        """Count a failed try of a shared group's message that the program has not acked in time."""
+        assert isinstance(self._dispatcher, Stream)
+        self._dispatcher.passed_over(message)
 
     def _wake_pulls(self) -> None:
-        """Let pulls that wait for a free worker check again."""
+        """Wake pulls that wait for a free worker."""
         for client in self._clients.values():
             if isinstance(client, SharedClient):
                 client.wake()
 
     async def history(self) -> SubjectHistory:
-        """Return every partition that the subject ever had."""
+        """Return the subject's partitions, past and present."""
         return await self._membership.history()
 
     def report_drained(self) -> None:
-        """Send the next heartbeat now: it lists the drained partitions."""
+        """Send the next heartbeat now, because it lists drained partitions."""
         self._membership.nudge()
 
-    def end(self, client: PullClient) -> None:
-        """Hand the client's partition over, in a separate task."""
+    def start_hand_over(self, client: PullClient) -> None:
+        """Start to hand over the client's partition, in a separate task."""
         partition_id = client.partition_id
         if self._clients.get(partition_id) is not client:
             return
         del self._clients[partition_id]
         client.stop()
         if client.token_is_single_use or client.fenced:
-            self._note_ended(partition_id, client.token)
-        self._ending[partition_id] = client
+            self._retire_token(partition_id, client.token)
+        self._handing_over[partition_id] = client
         self._hand_overs[partition_id] = start_task(
-            self._end(client), name=f"hand over {partition_id}"
+            self._run_hand_over(client), name=f"hand over {partition_id}"
         )
 
-    def _note_ended(self, partition_id: int, token: int) -> None:
-        """Note a token that is not used again; old tokens are dropped, because they are granted no
-        more, and their partitions may be gone.
+    def _retire_token(self, partition_id: int, token: int) -> None:
+        """Remember a token that must not be used again; forget the oldest ones, which are no longer
+        granted.
         """
-        ended = self._ended_tokens
-        ended.pop(partition_id, None)
-        ended[partition_id] = token
-        if len(ended) > ENDED_TOKENS_MAX + len(self._grants):
-            del ended[next(iter(ended))]
+        retired = self._retired_tokens
+        retired.pop(partition_id, None)
+        retired[partition_id] = token
+        if len(retired) > ENDED_TOKENS_MAX + len(self._grants):
+            del retired[next(iter(retired))]
 
     # ── grants compared with clients ──────────────────────────────────────────────────────────────
     def _apply(self, grants: tuple[Grant, ...]) -> None:
-        """Renew, make and end clients, so that there is a client for each grant."""
+        """Create, renew and end clients, so that there is exactly one for each grant."""
         if self._closing:
             return
         self._grants = grants
@@ -351,27 +339,27 @@ class Assignments:
         for partition_id, client in list(self._clients.items()):
             grant = granted.get(partition_id)
             if grant is None or grant.token != client.token or client.lapsed:
-                self.end(client)
+                self.start_hand_over(client)
             else:
                 client.renew(self._deadline_ms, grant.partition.address)
-                client.parking.regranted(grant)
+                client.parking.update_grant(grant)
         for partition_id, grant in granted.items():
             if partition_id in self._clients or partition_id in self._hand_overs:
                 continue
-            if grant.token <= self._ended_tokens.get(partition_id, -1):
-                self._report_again(grant)
+            if grant.token <= self._retired_tokens.get(partition_id, -1):
+                self._report_release_again(grant)
             elif grant.partition.address is not None and self._clock.boot_ms() < self._deadline_ms:
-                client = self._clients[partition_id] = self._make(grant)
-                self._rebalance.assigned(client)
+                client = self._clients[partition_id] = self._new_client(grant)
+                self._rebalance.notify_assigned(client)
 
-    def _make(self, grant: Grant) -> PullClient:
+    def _new_client(self, grant: Grant) -> PullClient:
         shared = self._settings.consume_strategy is ConsumeStrategy.SHARED
-        kind: Callable[..., PullClient] = SharedClient if shared else PullClient
+        client_class: Callable[..., PullClient] = SharedClient if shared else PullClient
         if self._settings.ack is AckMode.BEFORE:
-            kind = AckedFirstSharedClient if shared else AckedFirstClient
+            client_class = AckedFirstSharedClient if shared else AckedFirstClient
         if isinstance(self._membership, Broadcast):
-            kind = self._membership.client_kind(int(grant.partition.partition_id))
-        return kind(
+            client_class = self._membership.client_kind(int(grant.partition.partition_id))
+        return client_class(
             subject=self._subject,
             group=self._group,
             session=self._membership.session,
@@ -385,149 +373,153 @@ class Assignments:
         )
 
     # ── hand-over ─────────────────────────────────────────────────────────────────────────────────
-    async def _end(self, client: PullClient) -> None:
+    async def _run_hand_over(self, client: PullClient) -> None:
         try:
             await self._hand_over(client)
         except BaseException as error:
-            # This is a bug, or the end of the event loop. Remaining tasks would send acks for a
-            # consumer that is closed.
+            # A bug, or the event loop is closing. Tasks that stay would send acks for a closed
+            # consumer.
             client.abandon()
             if isinstance(error, Exception):
                 self._fail(error)
             raise
         finally:
             del self._hand_overs[client.partition_id]
-            del self._ending[client.partition_id]
+            del self._handing_over[client.partition_id]
         if client.partition_id in {int(grant.partition.partition_id) for grant in self._grants}:
             self._apply(self._grants)  # granted again during the hand-over
 
     async def _hand_over(self, client: PullClient) -> None:
-        lost = self._note_loss(client)
-        iterated = isinstance(self._dispatch, Stream)  # its user may still ack the messages in hand
+        lost = self._record_loss(client)
+        iterated = isinstance(self._dispatcher, Stream)  # the user may still ack messages in hand
         if iterated:
-            await self._rebalance.ends(client.partition_id, lost=lost)
-        await self._dispatch.quiesce(client)
+            await self._rebalance.notify_ended(client.partition_id, lost=lost)
+        await self._dispatcher.quiesce(client)
         if not iterated:
-            await self._rebalance.ends(client.partition_id, lost=lost)
+            await self._rebalance.notify_ended(client.partition_id, lost=lost)
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
-        if self._announcing is not None:
-            await asyncio.wait([self._announcing])
+        if self._leave_task is not None:
+            await asyncio.wait([self._leave_task])
         if client.fenced:
-            # Usually a newer owner has the partition. If not, it is granted above the fence; the
-            # pause keeps that rare.
+            # Usually a newer owner has the partition; otherwise it is granted again above the
+            # fence. The pause keeps that from happening often.
             await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
-        if (
-            client.token_is_single_use or client.fenced
-        ):  # otherwise other sessions have the token too
-            await self._membership.report_released(
-                client.session, client.partition_id, client.token, fence=client.life.fence
+        # Other sessions may hold a token that is neither single-use nor fenced.
+        if client.token_is_single_use or client.fenced:
+            await self._membership.report_release(
+                client.session, client.partition_id, client.token, fence=client.lifetime.fence
             )
 
-    def _report_again(self, grant: Grant) -> None:
-        """Report a release again: the metaserver has not received it, and still grants the
-        token.
+    def _report_release_again(self, grant: Grant) -> None:
+        """Report a release again: the metaserver still grants the token, so it has not received the
+        report.
         """
         partition_id = int(grant.partition.partition_id)
-        report = self._membership.report_released(
+        report = self._membership.report_release(
             self._membership.session, partition_id, grant.token
         )
-        task = start_task(report, name=f"give back {partition_id}")
+        task = start_task(report, name=f"release {partition_id}")
         self._reports.add(task)
         task.add_done_callback(self._reports.discard)
 
     def hand_over_all(self) -> list[asyncio.Task[None]]:
-        """Begin to hand every partition over, and return a task for each hand-over under way."""
+        """Start to hand over every partition, and return the tasks of all hand-overs in
+        progress.
+        """
         self._grants = ()
         for client in self.clients:
-            self.end(client)
+            self.start_hand_over(client)
         return list(self._hand_overs.values())
 
     def stop(self) -> None:
-        """Take no more grants, and let no handler start; `close` then hands every partition
-        over.
+        """Accept no more grants, and start no more handlers; `close` then hands over every
+        partition.
         """
         self._closing = True
         for client in self.clients:
             client.stop()
 
     async def close(self) -> None:
-        """Take no more grants, and hand every partition over."""
-        assert self._watch is not None
-        self._watch.cancel()
-        if self._places is not None:
-            self._places.close()
+        """Accept no more grants, hand over every partition, and wait for it."""
+        assert self._watch_task is not None
+        self._watch_task.cancel()
+        if self._reachability is not None:
+            self._reachability.close()
         self._closing = True
         hand_overs = self.hand_over_all()
         if hand_overs:
-            self._announcing = start_task(self._membership.announce_leave(), name="announce leave")
-        await asyncio.gather(self._watch, *hand_overs, *self._reports, return_exceptions=True)
+            self._leave_task = start_task(self._membership.announce_leave(), name="announce leave")
+        await asyncio.gather(self._watch_task, *hand_overs, *self._reports, return_exceptions=True)
         self._log_losses()
 
-    def let_go(self) -> None:
+    def drop_references(self) -> None:
         """
-        Drop the references to the consumer; every partition is handed over, and no further call
-        arrives.
+        Drop the references to the consumer, after `close`.
 
         Messages refer to this object through their pull clients, and the garbage collector does not
-        track messages: a message that a handler's object keeps would keep that handler, and so the
-        consumer, alive for ever.
+        track messages. A message that a handler's object stores would form a cycle that keeps the
+        handler, and so the consumer, alive forever.
         """
         self._fail = _ignore
-        self._dispatch.on_idle = None
-        del self._dispatch, self._membership, self._rebalance
-        self._places = None
+        self._dispatcher.on_idle = None
+        del self._dispatcher, self._membership, self._rebalance
+        self._reachability = None
 
     # ── leases that end, and why ──────────────────────────────────────────────────────────────────
     async def _watch_deadline(self) -> None:
-        """End clients whose lease lapsed, which cancels their handlers; log stalls and losses."""
-        # A handler that blocks often does so with its first messages, so the first check is soon.
+        """End clients whose lease has lapsed, which cancels their handlers; log stalls
+        and losses.
+        """
+        # Check soon: a handler that blocks usually does so with its first messages.
         check_ms = self._settings.margin_ms
         while True:
-            left_ms = self._deadline_ms - self._clock.boot_ms()
-            if left_ms <= 0:
+            remaining_ms = self._deadline_ms - self._clock.boot_ms()
+            if remaining_ms <= 0:
                 for client in self.clients:
                     if client.lapsed:
-                        self.end(client)
-                left_ms = self._settings.margin_ms
-            # The checks of all consumers on the machine coincide, so that one wake-up of the
+                        self.start_hand_over(client)
+                remaining_ms = self._settings.margin_ms
+            # Align the checks of all consumers on the machine, so that one wake-up of the
             # processor serves many.
-            sleep_ms = min(left_ms, check_ms - self._clock.boot_ms() % check_ms)
-            self._stalls.sleeps(self._clock.boot_ms(), sleep_ms)
+            sleep_ms = min(remaining_ms, check_ms - self._clock.boot_ms() % check_ms)
+            self._stalls.record_sleep(self._clock.boot_ms(), sleep_ms)
             await asyncio.sleep(sleep_ms / 1000)
             self._log_stall()
             self._log_losses()
-            self._dispatch.look()
-            if self._places is not None:
-                self._places.look(self.clients)
+            self._dispatcher.look()
+            if self._reachability is not None:
+                self._reachability.check(self.clients)
             check_ms = self._check_ms
 
     @property
     def _check_ms(self) -> int:
-        if self._ending or any(client.has_messages_out for client in self._clients.values()):
+        if self._handing_over or any(
+            client.has_messages_in_flight for client in self._clients.values()
+        ):
             return CHECK_MS_MAX
         return max(CHECK_MS_MAX, self._settings.ttl_ms // IDLE_CHECKS_PER_TTL)
 
-    def _note_loss(self, client: PullClient) -> bool:
-        """Note the reason for the end of `client`, and return False if the metaserver or the user
-        asked for it.
+    def _record_loss(self, client: PullClient) -> bool:
+        """Record why the partition is lost. Return False if it is not: the metaserver or the user
+        requested the hand-over.
         """
         now_ms = self._clock.boot_ms()
         if client.fenced:
-            why = FENCED
+            reason = FENCED
         elif client.lapsed:
             silent_ms = now_ms - client.renewed_ms
             stalled_ms = self._stalls.longest_ms(client.renewed_ms, now_ms)
-            why = why_lapsed(silent_ms=silent_ms, stalled_ms=stalled_ms)
+            reason = lapse_reason(silent_ms=silent_ms, stalled_ms=stalled_ms)
         elif client.session != self._membership.session and not self._closing:
-            why = SESSION_ENDED
+            reason = SESSION_ENDED
         else:
             return False
-        self._losses.note(client.partition_id, client.token, why, fence=client.life.fence)
+        self._losses.add(client.partition_id, client.token, reason, fence=client.lifetime.fence)
         return True
 
     def _log_stall(self) -> None:
         now_ms = self._clock.boot_ms()
-        settings, late_ms = self._settings, self._stalls.woke(now_ms)
+        settings, late_ms = self._settings, self._stalls.record_wake(now_ms)
         text = self._stalls.line(
             late_ms, now_ms, ttl_ms=settings.ttl_ms, margin_ms=settings.margin_ms
         )
@@ -535,9 +527,9 @@ class Assignments:
             log.warning("%s: %s", self._name, text)
 
     def _log_losses(self) -> None:
-        for text in self._losses.take():
+        for text in self._losses.take_lines():
             log.warning("%s %s", self._name, text)
 
 
 def _ignore(error: BaseException) -> None:
-    """Ignore an error of a consumer that is closed."""
+    """Replaces `fail` of a closed consumer."""

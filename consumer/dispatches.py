@@ -1,5 +1,5 @@
-"""The receivers of a consumer's messages: handlers, for one message or for batches, in tasks or in
-threads, or its iteration.
+"""Builds the dispatcher that delivers a consumer's messages: to a handler or a batch handler, in
+tasks or in threads, or to an iteration.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .settings import AckMode, ConsumerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class UserHandlers:
     """
-    The user's functions that get messages.
+    Holds the user's handler, if there is one.
 
     Attributes:
-        handler: gets one message at a time.
-        batch_handler: gets several.
+        handler: called with one message.
+        batch_handler: called with a list of messages.
     """
 
     handler: Handler[Any] | None = None
@@ -41,54 +41,57 @@ class Calls:
 
     def check(self, settings: ConsumerSettings, *, alone: bool) -> None:
         """
-        Check that they can be called; `alone` is False if handlers are added later.
+        Check that the handler can be called, and fits the settings.
+
+        Args:
+            alone: False if handlers are registered later, by `Consumer.on`.
 
         Raises:
-            HandlerTypeError: a function cannot be called, or there are two.
-            ConfigError: the settings are for a handler.
+            HandlerTypeError: a function cannot be called as a handler, or there are two.
+            ConfigError: the settings need a handler, and there is none.
         """
-        if settings.ack is AckMode.BEFORE and alone and self.one is None:
+        if settings.ack is AckMode.BEFORE and alone and self.any_handler is None:
             raise ConfigError(
-                "ack='before' is for handlers; a loop acks first itself: ack='each', and await "
-                "message.ack() before the work"
+                "ack='before' needs a handler; in a loop, use ack='each' and await message.ack() "
+                "before the work"
             )
         if self.handler is not None and self.batch_handler is not None:
-            two = HandlerTypeError("a consumer has a handler or a batch_handler, not both")
-            two.hint = "Give one of them, or a group of its own to a second consumer."
-            raise two
+            error = HandlerTypeError("a consumer has a handler or a batch_handler, not both")
+            error.hint = "Pass one of them, or use a second consumer in another group."
+            raise error
         if self.handler is not None:
             check_handler(self.handler)
         if self.batch_handler is not None:
             check_handler(self.batch_handler, "one list of messages")
-        if settings.threads and alone and self.one is None:
-            raise ConfigError("threads are for a handler; there is none")
-        if settings.threads and is_async(self.one):
-            raise HandlerTypeError("a handler that runs in threads is a def, not an async def")
+        if settings.threads and alone and self.any_handler is None:
+            raise ConfigError("threads= needs a handler, and there is none")
+        if settings.threads and is_async(self.any_handler):
+            raise HandlerTypeError("with threads=, the handler must be a def, not an async def")
 
     @property
-    def one(self) -> Any:
-        """Return the handler of either kind; None if there is none."""
+    def any_handler(self) -> Any:
+        """The handler of either kind, or None."""
         return self.handler if self.handler is not None else self.batch_handler
 
 
-class Dispatches:
-    """Makes the dispatch of an opening, and ends the threads on which it runs."""
+class DispatcherFactory:
+    """Builds the dispatcher of each opening, and stops the threads in which it runs handlers."""
 
     def __init__(
         self,
-        calls: Calls,
+        handlers: UserHandlers,
         *,
         settings: ConsumerSettings,
         home: Home,
-        wanted: MessageFilter | None = None,
+        message_filter: MessageFilter | None = None,
     ) -> None:
-        self._calls = calls
-        self._wanted = wanted
+        self._handlers = handlers
+        self._message_filter = message_filter
         self._settings = settings
         self._home = home
         self._threads: HandlerThreads | None = None
 
-    def new(
+    def create(
         self,
         *,
         environment: Environment,
@@ -96,14 +99,12 @@ class Dispatches:
         on_crash: Callable[[BaseException], None],
         client: str,
     ) -> Workers | Stream:
-        """Return the dispatch of a new opening; `client` is the name of the consumer, for
-        people.
-        """
-        calls, settings, clock = self._calls, self._settings, environment.clock
+        """Return the dispatcher of a new opening. `client` is the consumer's display name."""
+        handlers, settings, clock = self._handlers, self._settings, environment.clock
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
         failing = Failing(client=client, wall_ms=clock.wall_ms, rng=rng, in_place=not ordered)
         failing.adopt(settings)
-        if calls.one is None:
+        if handlers.any_handler is None:
             return Stream(
                 clock=clock,
                 handover_ms=settings.handover_ms,
@@ -111,13 +112,13 @@ class Dispatches:
                 ordered=ordered,
                 failing=failing,
                 filtering=None
-                if self._wanted is None
-                else Filtering(self._wanted, settings.handler_backoff, rng),
+                if self._message_filter is None
+                else Filtering(self._message_filter, settings.handler_backoff, rng),
             )
-        handler, threads, first = calls.one, None, None
-        if self._wanted is not None:
-            filters = filtered if calls.batch_handler is None else filtered_batches
-            handler = filters(handler, self._wanted)
+        handler, threads, ack_first = handlers.any_handler, None, None
+        if self._message_filter is not None:
+            wrap = filtered if handlers.batch_handler is None else filtered_batches
+            handler = wrap(handler, self._message_filter)
         if settings.threads:
             threads = self._threads = HandlerThreads(
                 handler,
@@ -126,9 +127,9 @@ class Dispatches:
             )
             handler = threads.run
         if settings.ack is AckMode.BEFORE:
-            first = AckedFirst(handler, boot_ms=clock.boot_ms)
-            handler = first.handle if calls.batch_handler is None else first.handle_all
-        known: dict[str, Any] = {
+            ack_first = AckedFirst(handler, boot_ms=clock.boot_ms)
+            handler = ack_first.handle if handlers.batch_handler is None else ack_first.handle_all
+        options: dict[str, Any] = {
             "concurrency": settings.threads or settings.concurrency,
             "handover_ms": settings.handover_ms,
             "handler_timeout_ms": settings.handler_timeout_ms or 0,
@@ -142,25 +143,29 @@ class Dispatches:
             "failing": failing,
         }
         workers: Workers
-        if calls.batch_handler is None:
-            workers = Workers(handler, **known)
+        if handlers.batch_handler is None:
+            workers = Workers(handler, **options)
         else:
-            wait_ms, most = settings.max_wait_ms, settings.max_records
-            workers = BatchWorkers(handler, max_records=most, max_wait_ms=wait_ms, **known)
+            workers = BatchWorkers(
+                handler,
+                max_records=settings.max_records,
+                max_wait_ms=settings.max_wait_ms,
+                **options,
+            )
         if threads is not None:
             threads.ends = lambda: workers.ends(asyncio.current_task())
             threads.on_end = on_crash
-        if first is not None:
-            first.timed_out = lambda: workers.timed_out(asyncio.current_task())
+        if ack_first is not None:
+            ack_first.timed_out = lambda: workers.timed_out(asyncio.current_task())
         return workers
 
-    def begin(self) -> None:
-        """Start the threads of the opening. Raises ConfigError if the system provides too few."""
+    def start_threads(self) -> None:
+        """Start the handler threads. Raises ConfigError if the system cannot start enough."""
         if self._threads is not None:
             self._threads.start()
 
-    def end(self) -> None:
-        """Let the threads of the opening end."""
+    def stop_threads(self) -> None:
+        """Stop the handler threads once their handlers return."""
         if self._threads is not None:
             self._threads.stop()
             self._threads = None

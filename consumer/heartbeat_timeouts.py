@@ -1,41 +1,42 @@
-"""Decides how long a heartbeat waits for its answer, so that every metaserver can be asked before
+"""Decides how long a heartbeat waits for its reply, so that every metaserver can be tried before
 the lease ends. Pure.
 
     lease ├──────────────────────────── ttl - margin ────────────────────────────┤
-          ├─ long poll ─┼─ long poll, no answer ─┼─ share ─┼─ share ─┼─ share ─┤
-          sent          answered, sent                     left       left
+          ├─ long poll ─┼─ long poll, no reply ──┼─ share ─┼─ share ─┼─ share ─┤
+          sent          reply, sent again         next address …
 
-A long poll is answered after `wait_ms` at the latest. The rest of the lease is then divided
-equally among the addresses that have not failed since the last answer; a heartbeat in a hurry is
-answered at once.
+A metaserver replies to a long poll after `wait_ms` at the latest. The rest of the lease is then
+divided equally among the addresses that have not failed since the last reply. An urgent heartbeat
+is not a long poll, and gets its reply at once.
 
 Invariants
-    All but one of `addresses` metaservers may hang at once, and the last one is asked while the
-    lease holds. The lease is kept if a metaserver that does not hang answers within `(ttl - margin
-    - 2 * wait_ms) / (addresses + 1)`. For a ttl up to 40 s that is 0.4 ttl / (addresses + 1), so
-    200 ms for three addresses and a ttl of 2 s; `GRACE_MS_MAX` if less. Breaking a heartbeat off
-    gives a hanging metaserver no more time: the end of the lease is what counts.
+    All but one of `addresses` metaservers may hang at once, and the last one is still tried before
+    the lease ends. The lease is kept if a metaserver that does not hang replies within
+    `(ttl - margin - 2 * wait_ms) / (addresses + 1)`, and within `GRACE_MS_MAX`. For a ttl up to
+    40 s the former is 0.4 ttl / (addresses + 1): 200 ms for three addresses and a ttl of 2 s.
+    Interrupting a heartbeat gives a hanging metaserver no more time, because the timeouts depend on
+    the end of the lease.
 """
 
 from __future__ import annotations
 
 TRIES_MIN = 2
-"""The least number of tries before the lease ends, even with one metaserver, because an answer may
+"""The least number of tries before the lease ends, even with one metaserver, because a reply may
 get lost.
 """
 WAITS_PER_TTL = 4
-"""The divisor of the ttl for the longest long poll: after two of them there is time left to find
-another metaserver.
+"""A long poll takes at most this fraction of the ttl, so that after two of them there is time to
+find another metaserver.
 """
 TIMEOUT_MS_MIN = 50
 GRACE_MS_MAX = 1_000
-"""The milliseconds by which an answer to a long poll may be late; half of the long poll if that is
+"""The milliseconds by which the reply to a long poll may be late; half of the long poll if that is
 more.
 """
 
 
 class HeartbeatTimeouts:
-    """The time-outs of one session's heartbeats."""
+    """Computes the timeouts of one session's heartbeats."""
 
     def __init__(self, *, addresses: int, ttl_ms: int, margin_ms: int, timeout_max_ms: int) -> None:
         self._addresses = addresses
@@ -43,46 +44,44 @@ class HeartbeatTimeouts:
         self._ttl_ms = ttl_ms
         self._lease_ms = ttl_ms - margin_ms
         self._timeout_max_ms = timeout_max_ms
-        self._failed = 0
-        """The number of tries without an answer since the last answer."""
-        self._until_ms = 0
+        self._failures = 0
+        """The number of failed tries since the last reply."""
+        self._lease_end_ms = 0
         """The end of the lease, on the boot clock."""
         self.wait_ms = ttl_ms // WAITS_PER_TTL
-        """The milliseconds for which the metaserver may wait for a change before it answers."""
+        """The milliseconds for which the metaserver may wait for a change before it replies."""
 
-    def begin(self, sent_at_ms: int, heartbeat_ms: int) -> None:
-        """Note that a join sent at `sent_at_ms` began a session, with a heartbeat every
+    def start_session(self, sent_at_ms: int, heartbeat_ms: int) -> None:
+        """Start a session whose join was sent at `sent_at_ms`, with a heartbeat every
         `heartbeat_ms`.
         """
         self.wait_ms = min(heartbeat_ms, self._ttl_ms // WAITS_PER_TTL)
-        self.granted(sent_at_ms + self._lease_ms)
+        self.record_grant(sent_at_ms + self._lease_ms)
 
-    def granted(self, until_ms: int) -> None:
-        """Note that a metaserver answered, and that the lease now ends at `until_ms`."""
-        self._failed = 0
-        self._until_ms = until_ms
+    def record_grant(self, lease_end_ms: int) -> None:
+        """Record a reply: the lease now ends at `lease_end_ms`."""
+        self._failures = 0
+        self._lease_end_ms = lease_end_ms
 
     def allows_long_poll(self, now_ms: int) -> bool:
-        """Return whether the next heartbeat may wait for a change, because as much of the lease is
-        left as after a long poll.
+        """Return whether the next heartbeat may be a long poll: as much of the lease remains as
+        after a long poll.
         """
-        return self._until_ms - now_ms >= self._lease_ms - self.wait_ms
+        return self._lease_end_ms - now_ms >= self._lease_ms - self.wait_ms
 
-    def failed(self) -> bool:
-        """Note that a try failed, and return True if every address was tried since the last
-        answer.
-        """
-        self._failed += 1
-        return self._failed >= self._addresses
+    def record_failure(self) -> bool:
+        """Record a failed try. Return True if every address has failed since the last reply."""
+        self._failures += 1
+        return self._failures >= self._addresses
 
     def timeout_ms(self, now_ms: int, *, wait_ms: int) -> int:
-        """Return the whole time-out of the next heartbeat, in milliseconds; the metaserver may wait
-        `wait_ms` of it for a change.
+        """Return the total timeout of the next heartbeat, in milliseconds, including the `wait_ms`
+        for which the metaserver may wait for a change.
         """
-        left_ms = self._until_ms - now_ms
-        if left_ms <= 0:
-            left_ms = self._lease_ms  # the lease has ended: no try is urgent
-        share_ms = (left_ms - wait_ms) // (self._tries - self._failed % self._tries)
-        most_ms = max(GRACE_MS_MAX, wait_ms // 2) if wait_ms else self._timeout_max_ms
-        most_ms = min(most_ms, self._timeout_max_ms)
-        return wait_ms + min(max(share_ms, TIMEOUT_MS_MIN), most_ms)
+        remaining_ms = self._lease_end_ms - now_ms
+        if remaining_ms <= 0:
+            remaining_ms = self._lease_ms  # the lease has ended, so the next try is not urgent
+        share_ms = (remaining_ms - wait_ms) // (self._tries - self._failures % self._tries)
+        limit_ms = max(GRACE_MS_MAX, wait_ms // 2) if wait_ms else self._timeout_max_ms
+        limit_ms = min(limit_ms, self._timeout_max_ms)
+        return wait_ms + min(max(share_ms, TIMEOUT_MS_MIN), limit_ms)

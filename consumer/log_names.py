@@ -1,5 +1,5 @@
-"""The names of a consumer, its partitions and messages in log lines, which a program with several
-consumers can distinguish. Pure.
+"""Names of consumers, partitions and messages for log lines, unique in a program with several
+consumers. Pure.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ def consumer_name(subject: str, group: str) -> str:
 
 
 def partition_name(subject: str, partition_id: int, group: str) -> str:
-    """Return the name of a partition, like "orders partition 3 in group billing"; the group is left
-    out if it is "".
+    """Return the name of a partition, like "orders partition 3 in group billing"; without a group
+    "orders partition 3".
     """
     return f"{subject} partition {partition_id}{_in_group(group)}"
 
 
 def message_name(message: Message[Any]) -> str:
     """Return the name of a message, like "orders partition 3 offset 17 in group billing (key digest
-    0a1b…)"; keys are never logged.
+    0a1b…)". Keys are never logged.
     """
-    where = f"{message.subject} partition {message.partition_id} offset {message.offset}"
+    location = f"{message.subject} partition {message.partition_id} offset {message.offset}"
     group = _in_group(getattr(message.delivery, "group", ""))
-    return f"{where}{group} ({key_digest(message.key)})"
+    return f"{location}{group} ({key_digest(message.key)})"
 
 
 def _in_group(group: str) -> str:

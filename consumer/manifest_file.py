@@ -1,6 +1,4 @@
-"""The start of a group that continues after a backfill: `manifest:DIR`, as programs and operators
-give it.
-"""
+"""Resolves `manifest:DIR`, the start of a group that continues after a backfill."""
 
 from __future__ import annotations
 
@@ -13,13 +11,16 @@ from ..protocol.reprocess.manifest import decode_manifest, group_start_of
 
 PREFIX = "manifest:"
 MANIFEST_PATH = "_keylane/manifest.json"
-"""The path of the manifest below the folder of the output."""
+"""The path of the manifest within the output folder."""
 
 
 def manifest_start(text: str, *, subject: str) -> GroupStart:
     """
-    Return the start of a group on `subject` after the backfill in the folder that follows
-    `manifest:`. This call blocks.
+    Return the start of a group after the backfill in the folder that `text` names. This blocks.
+
+    Args:
+        text: "manifest:" and the folder.
+        subject: the group's subject.
 
     Raises:
         JobError: there is no manifest, it is incomplete, or it belongs to another subject.
@@ -32,8 +33,8 @@ def manifest_start(text: str, *, subject: str) -> GroupStart:
     return group_start_of(decode_manifest(data, where=str(path)), subject=subject, where=str(path))
 
 
-def begin_of(start: GroupBegin | None, *, subject: str) -> GroupBegin | GroupStart | None:
-    """Return the start of a group: as given, or after the backfill of `manifest:DIR`. Raises
+def resolve_start(start: GroupBegin | None, *, subject: str) -> GroupBegin | GroupStart | None:
+    """Return a group's start, with `manifest:DIR` resolved to the end of that backfill. Raises
     JobError.
     """
     if isinstance(start, str) and start.startswith(PREFIX):

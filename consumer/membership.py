@@ -2,10 +2,11 @@
 
 Invariants
     The deadline is the boot clock when the heartbeat is sent, + ttl - margin, so the lease ends
-    here before it ends at the metaserver; a late answer leaves less of it, never more. One
-    heartbeat is under way at a time, so no answer overtakes another. A version below the last one
-    means that the database lost its last commits. It counts once it is received a second time,
-    after a pause; tokens and fences keep partitions safe meanwhile.
+    here before it ends at the metaserver; a late reply shortens the rest of it, and never extends
+    it. One heartbeat is in flight at a time, so replies cannot overtake each other. A version below
+    the last one means that the database lost its last commits. The grants are accepted only when
+    the lower version arrives a second time, after a pause; tokens and fences keep partitions safe
+    meanwhile.
 """
 
 from __future__ import annotations
@@ -45,32 +46,32 @@ from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
 _REFUSALS = (Reason.TOKEN_INVALID, Reason.SESSION_QUOTA)
-"""Reasons of refusals, beside those of access, during which a consumer gets nothing."""
+"""Reasons of errors, besides access errors, that mean the consumer is refused."""
 _REFUSED = "refused"
-"""The key of a refusal among the troubles of a membership."""
-FAREWELL_MS_MIN = 500
-"""The time, in milliseconds, that a call of a closing consumer waits for each metaserver, once no
-metaserver answered an earlier call.
+"""The key of refusals in the membership's `LogFilter`."""
+LEAVE_TIMEOUT_MS = 500
+"""The timeout, in milliseconds, of a closing consumer's call for each metaserver, once none of them
+replied to an earlier call.
 """
-LEAVE_S = 1.0
-"""The longest time, in seconds, that a cancelled opening takes to leave."""
-REPORTS_AT_ONCE_MAX = 32
-"""The largest number of reports at once: each needs a connection, and a consumer may hand over a
-thousand partitions.
+ABANDON_TIMEOUT_S = 1.0
+"""The longest time, in seconds, for which a cancelled opening tries to leave the group."""
+CONCURRENT_REPORTS_MAX = 32
+"""The limit for concurrent reports: each needs a connection, and a consumer may hand over a
+thousand partitions at once.
 """
 
 
 class GrantHolder(Protocol):
-    """The consumer as seen by a membership: it takes grants, and knows the contents of
+    """The interface of a consumer to its membership: accepts grants, and supplies the contents of
     heartbeats.
     """
 
-    def granted(self, grants: Grants, deadline_ms: int) -> None:
-        """Take every partition granted now; the leases end at `deadline_ms` on the boot clock."""
+    def apply_grants(self, grants: Grants, deadline_ms: int) -> None:
+        """Replace the grants; all leases end at `deadline_ms` on the boot clock."""
         ...
 
-    def session_lost(self) -> None:
-        """Give up every grant: the metaserver no longer knows the session."""
+    def on_session_lost(self) -> None:
+        """Drop all grants: the metaserver no longer knows the session."""
         ...
 
     def drained(self) -> tuple[int, ...]:
@@ -78,40 +79,40 @@ class GrantHolder(Protocol):
         ...
 
     def parked(self) -> tuple[int, ...]:
-        """Return the ids of those drained partitions on which the group has parked messages."""
+        """Return the ids of the drained partitions that have parked messages of the group."""
         ...
 
     def holding(self, session: str) -> tuple[tuple[int, int], ...]:
-        """Return (partition id, token) for each partition that `session` has, or is handing
+        """Return (partition id, token) for each partition that `session` holds, or is handing
         over.
         """
         ...
 
     def unreached(self) -> tuple[str, ...]:
-        """Return the broker groups to which the consumer gets no connection."""
+        """Return the broker groups that the consumer cannot connect to."""
         ...
 
     def fail(self, error: BaseException) -> None:
-        """End the consumer: `error` is final."""
+        """End the consumer with `error`."""
         ...
 
 
 class Membership:
     """
-    Keeps one session alive, and begins another when it is lost.
+    Keeps a session alive, and joins again when it is lost.
 
     Args:
-        client: name of the consumer, for people.
-        identity: draws the bits of a session's id.
-        start: where the group begins if this consumer makes it; None: at the first message.
+        client: the consumer's display name.
+        identity: draws the random bits of session ids.
+        start: where the group begins if this consumer creates it; None: at the first message.
         filter_text: the text of the consumer's filter; it must be the same for all members of the
             group.
     """
 
     _poll: asyncio.Timeout | None = None
-    """The time-out that ends a heartbeat while the metaserver may be delaying its answer."""
+    """The timeout by which `nudge` ends a long poll."""
     _polls_until_s = 0.0
-    """The time, by the event loop's clock, until which the metaserver may delay its answer."""
+    """The event loop's time until which the metaserver may delay its reply to the long poll."""
 
     def __init__(
         self,
@@ -129,16 +130,16 @@ class Membership:
     ) -> None:
         self.session = ""
         self._start = start
-        self._joining = ""
-        """The session that was requested, until an answer confirms that it has begun."""
-        self._asked_ms = 0
-        """The boot time, in milliseconds, of its first request: the metaserver may have begun it
-        then, and a repeat renews nothing.
+        self._pending_session = ""
+        """The id of a session that was requested and is not confirmed yet."""
+        self._requested_ms = 0
+        """The boot time, in milliseconds, of its first request. The lease counts from then, because
+        the metaserver may have started the session, and a repeated join does not renew it.
         """
         self._joined = False
-        """True once a session of this opening has begun."""
+        """True once a session of this opening was confirmed."""
         self._group_id = 0
-        """The id of the group in the last session; a group that is created after a deletion has
+        """The id of the group in the last session; a group that is deleted and created again has
         another id.
         """
         self._suspended = False
@@ -153,33 +154,32 @@ class Membership:
         self._draw_identity = identity
         self._filter_text = filter_text
         self._version = -1
-        self._fall_pauses = settings.backoff.pauses(rng)
-        """The pauses after each fall of the version in this session."""
+        self._regression_pauses = settings.backoff.pauses(rng)
+        """The pauses after each regression of the version in this session."""
         self._timeouts = HeartbeatTimeouts(
             addresses=meta.address_count,
             ttl_ms=settings.ttl_ms,
             margin_ms=settings.margin_ms,
             timeout_max_ms=settings.call_timeout_ms,
         )
-        self._troubles = LogFilter()
+        self._failure_log = LogFilter()
         self._nudged = False
-        """True if the next heartbeat should be answered at once, for a report or because the lease
-        may end soon.
+        """True if the next heartbeat must not be a long poll, because it carries a report or the
+        lease may end soon.
         """
-        self._reports = asyncio.Semaphore(REPORTS_AT_ONCE_MAX)
+        self._reports = asyncio.Semaphore(CONCURRENT_REPORTS_MAX)
         self._task: asyncio.Task[None] | None = None
-        self._leaving = self._unanswered = False
-        """`_leaving` is True once the consumer closes; `_unanswered`, if no metaserver has answered
-        its last call since.
-        """
+        self._leaving = False
+        self._unanswered = False
+        """True if the consumer is leaving and no metaserver replied to its last call."""
 
     async def history(self) -> SubjectHistory:
-        """Return every partition that the subject ever had."""
+        """Return the subject's partitions, past and present."""
         return await self._meta.call(endpoints.HISTORY, subject=self._subject)
 
     async def partitions_by_broker(self) -> dict[str, Partition]:
-        """Return one of the subject's partitions for each broker group; it has no address while its
-        broker does not report itself.
+        """Return one partition of the subject for each broker group. Its address is None while the
+        broker does not report to the cluster.
         """
         route = await self._meta.route(self._subject)
         return {str(partition.broker_group): partition for partition in route.partitions}
@@ -192,15 +192,15 @@ class Membership:
             KeylaneError: the metaserver refused the join, or none answered.
         """
         await self._join(holder)
-        self._task = start_task(self._beat(holder), name=f"session {self.session[:8]}")
+        self._task = start_task(self._run_heartbeats(holder), name=f"session {self.session[:8]}")
 
     async def _join(self, holder: GrantHolder) -> None:
-        # A repeat has the same session: a session whose answer was lost would hold the instance's
-        # place.
-        if not self._joining:
-            self._joining = f"{self._draw_identity(128):032x}"
-            self._asked_ms = self._clock.boot_ms()
-        session = self._joining
+        # A retry uses the same session id: the session of a join whose reply was lost would
+        # otherwise hold the instance.
+        if not self._pending_session:
+            self._pending_session = f"{self._draw_identity(128):032x}"
+            self._requested_ms = self._clock.boot_ms()
+        session = self._pending_session
         joined = await self._meta.call(
             endpoints.JOIN,
             Join(
@@ -243,37 +243,37 @@ class Membership:
             )
         self._group_id = joined.group_id
         self.session = session
-        self._joining = ""
+        self._pending_session = ""
         self._joined = True
         self._version = -1
-        self._fall_pauses.reset()
-        self._timeouts.begin(self._asked_ms, joined.heartbeat_ms)
+        self._regression_pauses.reset()
+        self._timeouts.start_session(self._requested_ms, joined.heartbeat_ms)
         if joined.grants is not None:
-            self._take_first(joined.grants, holder)
+            self._accept_first_grants(joined.grants, holder)
 
-    def _take_first(self, grants: Grants, holder: GrantHolder) -> None:
-        """Take the grants in the answer to a join; the first heartbeat waits for a change only if
-        the lease leaves time for it.
+    def _accept_first_grants(self, grants: Grants, holder: GrantHolder) -> None:
+        """Accept the grants in the reply to a join. The first heartbeat is a long poll only if the
+        lease leaves time for it.
         """
-        if self._are_of_another_group(grants):
+        if self._belong_to_another_group(grants):
             return  # the first heartbeat ends the session
         if self._timeouts.allows_long_poll(self._clock.boot_ms()):
             self._version = grants.version
-        holder.granted(grants, self._asked_ms + grants.ttl_ms - self._settings.margin_ms)
+        holder.apply_grants(grants, self._requested_ms + grants.ttl_ms - self._settings.margin_ms)
 
-    def _are_of_another_group(self, grants: Grants) -> bool:
-        """Return whether the subject or the group was deleted and created again, and a late join
-        has begun the session in the new one.
+    def _belong_to_another_group(self, grants: Grants) -> bool:
+        """Return whether the subject or the group was deleted and created again, and the session
+        belongs to the new group.
         """
         return grants.group_id != self._group_id
 
     @property
     def suspended(self) -> bool:
-        """Return whether the consumer's own code has suspended it."""
+        """True if the consumer's own code has suspended it."""
         return self._suspended
 
     def nudge(self) -> None:
-        """Send the next heartbeat now, for a report."""
+        """Send the next heartbeat now, ending a long poll that is in flight."""
         self._nudged = True
         poll = self._poll
         self._poll = None
@@ -282,29 +282,31 @@ class Membership:
             if now_s < self._polls_until_s:
                 poll.reschedule(now_s)
 
-    async def _beat(self, holder: GrantHolder) -> None:
+    async def _run_heartbeats(self, holder: GrantHolder) -> None:
         pauses = self._settings.backoff.pauses(self._rng)
         try:
             while True:
                 try:
                     if not self.session:
                         await self._join(holder)
-                    await self._beat_once(holder)
+                    await self._send_heartbeat(holder)
                     pauses.reset()
                 except SessionUnknownError as error:
-                    # If partitions are leased, the line about their leases is the warning; without
-                    # any, nothing is lost.
+                    # Lost leases are logged as warnings elsewhere; without leases, nothing is lost.
                     level = logging.DEBUG if holder.holding(self.session) else logging.INFO
                     log.log(level, "%s lost its session: %s", self._name, error.message)
                     self.session = ""
-                    holder.session_lost()
+                    holder.on_session_lost()
                 except KeylaneError as error:
-                    lasts = error.retry is RetryRule.NEVER and not isinstance(error, StorageError)
-                    if lasts and not self.session:
-                        raise  # a failing disk of the metaserver is repaired
+                    # StorageError is not permanent: the metaserver's disk may be repaired.
+                    is_permanent = error.retry is RetryRule.NEVER and not isinstance(
+                        error, StorageError
+                    )
+                    if is_permanent and not self.session:
+                        raise
                     self._nudged = True
-                    self._tell_failure(error)
-                    all_failed = self._timeouts.failed()
+                    self._log_failure(error)
+                    all_failed = self._timeouts.record_failure()
                     if all_failed or not isinstance(error, UnreachableError | StorageError):
                         await self._pause(pauses)
         except (asyncio.CancelledError, GeneratorExit):
@@ -313,36 +315,36 @@ class Membership:
             holder.fail(error)
             raise
 
-    def _tell_failure(self, error: KeylaneError) -> None:
-        """Log why a heartbeat failed; a refusal is a warning, because the consumer gets nothing
-        until it ends.
+    def _log_failure(self, error: KeylaneError) -> None:
+        """Log why a heartbeat failed; a refusal is a warning, because the consumer receives nothing
+        while it lasts.
         """
         refused = isinstance(error, UnauthenticatedError | AccessDeniedError)
         refused = refused or error.reason in _REFUSALS
-        line = self._troubles.met(
+        text = self._failure_log.met(
             error.message, self._clock.boot_ms(), _REFUSED if refused else None
         )
-        if line and refused:
-            log.warning("the metaserver refuses %s, which keeps trying: %s", self._name, line)
-        elif line:
-            log.info("%s: a heartbeat failed: %s", self._name, line)
+        if text and refused:
+            log.warning("the metaserver refuses %s, which keeps trying: %s", self._name, text)
+        elif text:
+            log.info("%s: a heartbeat failed: %s", self._name, text)
 
-    def _note_answered(self) -> None:
+    def _log_recovery(self) -> None:
         now_ms = self._clock.boot_ms()
-        if failures := self._troubles.over(now_ms, _REFUSED):
-            log.warning("%s is taken again, after %s", self._name, failures)
-        if failures := self._troubles.over(now_ms):
-            log.info("%s: heartbeats are answered again, after %s", self._name, failures)
+        if failures := self._failure_log.over(now_ms, _REFUSED):
+            log.warning("the metaserver accepts %s again, after %s", self._name, failures)
+        if failures := self._failure_log.over(now_ms):
+            log.info("%s: heartbeats succeed again, after %s", self._name, failures)
 
-    async def _beat_once(self, holder: GrantHolder) -> None:
+    async def _send_heartbeat(self, holder: GrantHolder) -> None:
         sent_at_ms = self._clock.boot_ms()
-        hurry = self._nudged or self._version < 0
+        immediate = self._nudged or self._version < 0
         self._nudged = False
-        wait_ms = 0 if hurry else self._timeouts.wait_ms
+        wait_ms = 0 if immediate else self._timeouts.wait_ms
         timeout_ms = self._timeouts.timeout_ms(sent_at_ms, wait_ms=wait_ms)
         body = Heartbeat(
             session=self.session,
-            known_version=-1 if hurry else self._version,
+            known_version=-1 if immediate else self._version,
             drained=holder.drained(),
             parked=holder.parked(),
             holding=holder.holding(self.session),
@@ -351,12 +353,12 @@ class Membership:
             group_id=self._group_id,
             unreached=holder.unreached(),
         )
-        poll = asyncio.timeout(None)  # ended by a nudge, not by a timer
+        poll = asyncio.timeout(None)  # expires only when `nudge` reschedules it
         try:
             async with poll:
-                if not hurry:
-                    # A nudge ends a long poll while the metaserver may be waiting; after that, a
-                    # late answer is awaited.
+                if not immediate:
+                    # `nudge` interrupts a long poll only while the metaserver may be waiting for a
+                    # change; after that, the reply is due.
                     self._polls_until_s = asyncio.get_running_loop().time() + wait_ms / 1000
                     self._poll = poll
                 grants = await self._meta.call(
@@ -368,64 +370,68 @@ class Membership:
             return
         finally:
             self._poll = None
-        if self._are_of_another_group(grants):
+        if self._belong_to_another_group(grants):
             raise SessionUnknownError(session=self.session)
-        self._note_answered()
+        self._log_recovery()
         if grants.version < self._version:
-            await self._version_fell(grants.version)
+            await self._handle_version_regression(grants.version)
             return
         self._version = grants.version
         deadline_ms = sent_at_ms + grants.ttl_ms - self._settings.margin_ms
-        self._timeouts.granted(deadline_ms)
-        holder.granted(grants, deadline_ms)
+        self._timeouts.record_grant(deadline_ms)
+        holder.apply_grants(grants, deadline_ms)
 
-    async def _version_fell(self, version: int) -> None:
-        """Ask again after a pause, which grows each time, because two databases may answer in
-        turn.
+    async def _handle_version_regression(self, version: int) -> None:
+        """Forget the known version, and wait before the next heartbeat. The pause grows each time,
+        because two databases may reply in turn.
         """
         log.warning(
-            "%s: the version of the metaserver's grants fell from %d to %d: its database has lost "
+            "%s: the version of its grants fell from %d to %d: the metaserver's database has lost "
             "its last commits",
             self._name,
             self._version,
             version,
         )
         self._version = -1
-        await self._pause(self._fall_pauses)
+        await self._pause(self._regression_pauses)
 
     async def _pause(self, pauses: Pauses) -> None:
-        """Sleep for the next pause, at most as long as a heartbeat may wait."""
+        """Sleep for the next pause, but not longer than a long poll takes."""
         await asyncio.sleep(min(pauses.next_ms(), self._timeouts.wait_ms) / 1000)
 
-    async def report_released(
+    async def report_release(
         self, session: str, partition_id: int, token: int, *, fence: int = 0
     ) -> None:
-        """Report a finished hand-over; if that fails, the next heartbeat reports the same."""
+        """Report that a partition is released. If this fails, the next heartbeat reports it."""
         body = ReleaseGrant(session=session, partition_id=partition_id, token=token, fence=fence)
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 await self._reports.acquire()
             try:
-                with self._noting_silence():
+                with self._tracking_replies():
                     await self._meta.call(endpoints.RELEASE, body, timeout_ms=self._timeout_ms)
             finally:
                 self._reports.release()
         except SessionUnknownError:
-            pass  # its leases have ended, which the log already has
+            pass  # its leases have ended, which is already logged
         except (TimeoutError, KeylaneError) as error:
             name = partition_name(self._subject, partition_id, self._group)
-            log.info("%s: report: %s", name, getattr(error, "message", "too many before it"))
+            log.info(
+                "%s: cannot report the release: %s",
+                name,
+                getattr(error, "message", "too many reports are waiting"),
+            )
 
     @property
     def _timeout_ms(self) -> int:
-        """Return the time-out of a call for each metaserver: a metaserver that hangs costs a
-        closing consumer one full time-out, not one for each call.
+        """The timeout of a call for each metaserver, in milliseconds. A hanging metaserver costs a
+        closing consumer one full timeout, not one per call.
         """
-        return FAREWELL_MS_MIN if self._unanswered else self._settings.call_timeout_ms
+        return LEAVE_TIMEOUT_MS if self._unanswered else self._settings.call_timeout_ms
 
     @contextlib.contextmanager
-    def _noting_silence(self) -> Iterator[None]:
-        """Note whether any metaserver has answered a call of a closing consumer."""
+    def _tracking_replies(self) -> Iterator[None]:
+        """Record whether any metaserver replies to a call of a closing consumer."""
         try:
             yield
         except UnreachableError:
@@ -438,28 +444,27 @@ class Membership:
 
     async def suspend(self, suspended: bool) -> None:
         """
-        Ask for no grants from now on (True), or for grants again (False); a later session joins in
-        the same way.
+        Stop requesting grants (True), or request them again (False); later sessions do the same.
 
         Raises:
             KeylaneError: the metaserver could not be notified; nothing has changed.
         """
-        before = self._suspended
+        previous = self._suspended
         self._suspended = suspended
         body = Suspend(session=self.session, suspended=suspended)
         try:
             if self.session:
-                with self._noting_silence():
+                with self._tracking_replies():
                     await self._meta.call(endpoints.SUSPEND, body, timeout_ms=self._timeout_ms)
         except SessionUnknownError:
-            pass  # the next session joins as suspended, or not
+            pass  # the next join carries the new value
         except KeylaneError:
-            self._suspended = before
+            self._suspended = previous
             raise
 
     async def announce_leave(self) -> None:
-        """Notify the metaserver that all partitions are being handed over, so that it grants each
-        one as soon as it is released.
+        """Tell the metaserver that all partitions are being handed over, so that it grants each one
+        to another member as soon as it is released.
         """
         self._leaving = True
         try:
@@ -467,26 +472,26 @@ class Membership:
         except KeylaneError as error:
             log.info("%s: cannot send its leave request: %s", self._name, error.message)
 
-    async def give_up(self, why: BaseException) -> None:
-        """Leave a group whose join was cancelled, within LEAVE_S, because the join may still be
-        carried out.
+    async def abandon_join(self, error: BaseException) -> None:
+        """Leave the group, within ABANDON_TIMEOUT_S, if the join was cancelled: the metaserver may
+        still carry it out.
         """
-        if isinstance(why, asyncio.CancelledError):
+        if isinstance(error, asyncio.CancelledError):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LEAVE_S):
+                async with asyncio.timeout(ABANDON_TIMEOUT_S):
                     await self.stop()
 
     async def stop(self) -> None:
         """
-        Leave the group; partitions that were not handed over are free at once.
+        Leave the group, which frees partitions that were not handed over.
 
-        A session that was requested without an answer is left too, because its join may be carried
-        out.
+        This also ends a session whose join got no reply, because the metaserver may have started
+        it.
         """
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        session = self.session or self._joining
+        session = self.session or self._pending_session
         if session:
             try:
                 await self._meta.call(
@@ -494,4 +499,4 @@ class Membership:
                 )
             except KeylaneError as error:
                 log.info("%s: cannot leave the group: %s", self._name, error.message)
-            self.session = self._joining = ""
+            self.session = self._pending_session = ""

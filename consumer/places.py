@@ -1,7 +1,5 @@
-"""The consumer's reports on its connections to brokers: it asks the cluster about brokers that it
-does not reach, and tries them.
-
-`unreached.py` decides.
+"""Finds out which brokers a consumer cannot reach: asks the metaserver about them, and tries to
+connect. Network only; `unreached.py` decides.
 """
 
 from __future__ import annotations
@@ -23,20 +21,19 @@ from .unreached import NO_CONNECTION, UnreachedBrokers, patience_for
 
 log = logging.getLogger("keylane.consumer")
 _UNREACHED = (
-    "%s gets no connection to broker group %s, of which the cluster hears: other members of its "
-    "group get its partitions there, "
-    "if they do"
+    "%s cannot connect to broker group %s, which reports to the cluster: other members of the "
+    "group that can connect get its partitions there"
 )
-_REACHED = "%s takes partitions of broker group %s again"
-_AWAY = (
-    "%s waits for broker group %s, of which the cluster does not hear any more either, or which "
-    "has no partition of the subject"
+_REACHED = "%s accepts partitions of broker group %s again"
+_DOWN = (
+    "%s waits for broker group %s, which no longer reports to the cluster either, or no longer "
+    "has a partition of the subject"
 )
 
 
-class BrokerPlaces:
+class BrokerReachability:
     """
-    The brokers at which a consumer of an exclusive group has a place.
+    Tracks which brokers a consumer of an exclusive group can reach.
 
     Args:
         name: the name of the consumer, for log lines.
@@ -58,16 +55,16 @@ class BrokerPlaces:
         self._connections = connections
         self._clock = clock
         self._brokers = UnreachedBrokers(patience_for(ttl_ms))
-        self._troubles = LogFilter()
-        self._asking: asyncio.Task[None] | None = None
+        self._lookup_failures = LogFilter()
+        self._check: asyncio.Task[None] | None = None
 
     @property
     def unreached(self) -> tuple[str, ...]:
-        """Return the broker groups that are not reached, as heartbeats report them."""
-        return self._brokers.told
+        """The broker groups that heartbeats list as unreachable."""
+        return self._brokers.reported
 
-    def look(self, clients: Sequence[PullClient]) -> None:
-        """Check the consumer's partitions; this is called from time to time."""
+    def check(self, clients: Sequence[PullClient]) -> None:
+        """Check the connections of the consumer's partitions; called periodically."""
         failing: dict[str, int] = {}
         reached: set[str] = set()
         for client in clients:
@@ -76,68 +73,71 @@ class BrokerPlaces:
                 failing[client.broker_group] = max(since_ms, failing.get(client.broker_group, 0))
             elif client.has_connection:
                 reached.add(client.broker_group)
-        for name in self._brokers.note(failing, reached):
-            self._tell(_REACHED, name)
+        for name in self._brokers.update_connections(failing, reached):
+            self._log_change(_REACHED, name)
             self._membership.nudge()
-        asking = self._asking is not None and not self._asking.done()
-        if not asking and (due := self._brokers.due(self._clock.boot_ms())):
-            self._asking = start_task(self._ask(due), name="ask for places")
+        checking = self._check is not None and not self._check.done()
+        if not checking and (due := self._brokers.due(self._clock.boot_ms())):
+            self._check = start_task(self._check_brokers(due), name="check brokers")
 
     def close(self) -> None:
-        """Stop asking."""
-        if self._asking is not None:
-            self._asking.cancel()
+        """Cancel a check that is running."""
+        if self._check is not None:
+            self._check.cancel()
 
-    async def _ask(self, due: Sequence[str]) -> None:
-        """Decide about brokers that are not reached, by the reports of the cluster on them."""
+    async def _check_brokers(self, due: Sequence[str]) -> None:
+        """Look up unreachable brokers at the metaserver, and decide which ones to report."""
         try:
             partitions = await self._membership.partitions_by_broker()
         except KeylaneError as error:
-            if line := self._troubles.met(error.message, self._clock.boot_ms()):
-                log.info("%s cannot ask about brokers that it does not reach: %s", self._name, line)
+            if failure_text := self._lookup_failures.met(error.message, self._clock.boot_ms()):
+                log.info(
+                    "%s cannot look up brokers that it does not reach: %s", self._name, failure_text
+                )
             return
-        if failures := self._troubles.over(self._clock.boot_ms()):
-            log.info("%s can ask about brokers again, after %s", self._name, failures)
-        # They are asked at once: where the network is cut, each broker that is asked costs a
-        # time-out.
-        await asyncio.gather(*(self._decide(name, partitions.get(name)) for name in due))
+        if failures := self._lookup_failures.over(self._clock.boot_ms()):
+            log.info("%s can look up brokers again, after %s", self._name, failures)
+        # Concurrently: if the network is cut, each broker costs a timeout.
+        await asyncio.gather(*(self._check_broker(name, partitions.get(name)) for name in due))
 
-    async def _decide(self, name: str, partition: Partition | None) -> None:
-        """Decide about one broker group; `partition` is one of the subject's there."""
-        away = partition is None or partition.address is None
-        # This is done even where its partitions try by themselves: the pause after their last try
-        # may be longer than the broker has been back.
-        reached = partition is not None and not away and await self._is_reached(partition)
+    async def _check_broker(self, name: str, partition: Partition | None) -> None:
+        """Report a broker group, or stop reporting it; `partition` is one that it has of the
+        subject.
+        """
+        is_down = partition is None or partition.address is None
+        # Its partitions also retry by themselves, but their current backoff may be longer than the
+        # broker has been back.
+        reached = partition is not None and not is_down and await self._is_reached(partition)
         now_ms = self._clock.boot_ms()
         if name not in self._brokers.due(now_ms):
             return  # a partition has reached it meanwhile
-        if not away and not reached:
-            changed = not self._brokers.is_told(name)
-            self._brokers.stay(name, now_ms)
+        if not is_down and not reached:
+            changed = not self._brokers.is_reported(name)
+            self._brokers.report(name, now_ms)
             text = _UNREACHED
         else:
-            changed = self._brokers.forget(name, now_ms)
-            text = _AWAY if away else _REACHED
+            changed = self._brokers.stop_reporting(name, now_ms)
+            text = _DOWN if is_down else _REACHED
         if changed:
-            self._tell(text, name)
+            self._log_change(text, name)
             self._membership.nudge()
 
     async def _is_reached(self, partition: Partition) -> bool:
         """
-        Return whether the broker answers on a data connection.
+        Return whether the broker answers a request on a data connection.
 
-        The request changes nothing, and the refusal, because this is not an owner, is an answer: an
-        open connection alone may lead nowhere.
+        An open connection proves nothing. The request changes nothing; a refusal, because this
+        consumer does not own the partition, counts as an answer.
         """
         assert partition.address is not None
-        who = (int(partition.partition_id), self._group, self._membership.session, 0)
+        lease = (int(partition.partition_id), self._group, self._membership.session, 0)
         try:
-            await self._connections.broker_at(partition.address).call(ListParked(*who, first=0))
+            await self._connections.broker_at(partition.address).call(ListParked(*lease, first=0))
         except NO_CONNECTION:
             return False
         except KeylaneError:
             pass
         return True
 
-    def _tell(self, text: str, name: str) -> None:
+    def _log_change(self, text: str, name: str) -> None:
         log.warning(text, self._name, name)

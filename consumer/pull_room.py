@@ -1,237 +1,240 @@
-"""Limits the bytes that a consumer has pulled ahead, for all its partitions together.
+"""Limits the bytes that a consumer prefetches, over all its partitions.
 
-    take ─▶ pull under way ─▶ put: batches that nothing has opened ─▶ opened ─▶ the next in turn
+    reserve ─▶ pull in flight ─▶ buffered batches, not decoded yet ─▶ decoded ─▶ the next waiter
 
-Otherwise many partitions would each have a pull ahead: their bytes would be read into new memory
-each time, and leave the processor's cache before they are opened.
+Otherwise each of many partitions would prefetch: their bytes would be read into new memory each
+time, and leave the processor's cache before they are decoded.
 
 Invariants
-    A partition that is at its end waits for nothing: room is for bytes that a broker has ready.
-    Partitions get room in the order in which they asked. Room that is held without progress, for
-    example by a paused partition or a broker that does not answer, delays others for less than
-    twice `STALL_S`, however much moves in other partitions meanwhile.
+    A partition that has been pulled to its end never waits: a reservation is for bytes that a
+    broker has ready. Waiting partitions are served in order of arrival. A reservation without
+    progress, for example of a paused partition or a broker that does not reply, delays other
+    partitions for less than twice `STALL_S`, however much progress the others make.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-ROOM_BYTES = 4 << 20
+BUDGET_BYTES = 4 << 20
 STALL_S = 0.5
-"""Seconds between two checks: bytes that a partition had at one check no longer count after the
-next, if it has freed none of them.
+"""Seconds between two stall checks: bytes that a partition held at one check stop counting at the
+next if it has released none of them since.
 """
 MESSAGE_BYTES = 1 << 10
-"""The assumed size of a message, in bytes, until a pull has shown it."""
+"""The assumed size of a message, in bytes, until a pull has measured it."""
 
 
-class PullRoom:
+class PrefetchBudget:
     """
-    The room of a consumer.
+    The prefetch budget of a consumer.
 
     Args:
-        bytes_max: the bytes of its partitions together; a pull may have more if there is no other.
+        bytes_max: the limit for all its partitions; a single pull may exceed it if nothing else is
+            reserved.
+        stall_s: seconds between two stall checks.
     """
 
-    def __init__(self, bytes_max: int = ROOM_BYTES, *, stall_s: float = STALL_S) -> None:
+    def __init__(self, bytes_max: int = BUDGET_BYTES, *, stall_s: float = STALL_S) -> None:
         self._bytes_max = bytes_max
         self._stall_s = stall_s
-        self.taken = 0
-        """The bytes of all partitions, except those that have not moved for long."""
-        self._shares: set[RoomShare] = set()
-        self._turns: dict[asyncio.Future[None], tuple[RoomShare, int]] = {}
+        self.used = 0
+        """The reserved and buffered bytes of all partitions, except stalled ones."""
+        self._shares: set[BudgetShare] = set()
+        self._waiters: dict[asyncio.Future[None], tuple[BudgetShare, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def share(self) -> RoomShare:
-        """Return the share of a new partition."""
-        share = RoomShare(self)
+    def new_share(self) -> BudgetShare:
+        """Return the share for a new partition."""
+        share = BudgetShare(self)
         self._shares.add(share)
         return share
 
     @property
-    def is_waited_for(self) -> bool:
-        """Return True while a partition waits for room."""
-        return bool(self._turns)
+    def has_waiters(self) -> bool:
+        """True while a partition waits for budget."""
+        return bool(self._waiters)
 
     def fits(self, count: int) -> bool:
-        """Return True if `count` more bytes fit."""
-        return not self.taken or self.taken + count <= self._bytes_max
+        """Return True if `count` more bytes fit into the budget."""
+        return not self.used or self.used + count <= self._bytes_max
 
-    def wait(self, share: RoomShare, count: int) -> asyncio.Future[None]:
-        """Let `share` take `count` bytes when it is its turn, and return the future that is done
-        then.
-        """
+    def wait(self, share: BudgetShare, count: int) -> asyncio.Future[None]:
+        """Return a future that is done once `count` bytes are reserved for `share`."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
-        self._turns[waiter] = share, count
+        self._waiters[waiter] = share, count
         if self._timer is None:
-            for each in self._shares:
-                each.note()
-            self._timer = loop.call_later(self._stall_s, self._look)
+            for other in self._shares:
+                other.start_check()
+            self._timer = loop.call_later(self._stall_s, self._check_stalls)
         return waiter
 
-    def forget(self, waiter: asyncio.Future[None]) -> None:
-        """End a wait that was cancelled."""
-        self._turns.pop(waiter, None)
+    def cancel_wait(self, waiter: asyncio.Future[None]) -> None:
+        """Remove a waiter that was cancelled."""
+        self._waiters.pop(waiter, None)
         self._serve()
 
-    def free(self, count: int) -> None:
-        """Note that `count` bytes are no longer taken."""
-        self.taken -= count
-        if self._turns:
+    def release(self, count: int) -> None:
+        """Release `count` bytes, and serve the waiters."""
+        self.used -= count
+        if self._waiters:
             self._serve()
 
-    def leave(self, share: RoomShare) -> None:
-        """End the share of a partition."""
+    def close(self, share: BudgetShare) -> None:
+        """Remove the share of a partition."""
         self._shares.discard(share)
 
     def _serve(self) -> None:
-        for waiter in list(self._turns):
-            share, count = self._turns[waiter]
-            if waiter.done():  # its task was cancelled, and has not run since
-                del self._turns[waiter]
+        for waiter in list(self._waiters):
+            share, count = self._waiters[waiter]
+            if waiter.done():  # its task was cancelled, but has not run since
+                del self._waiters[waiter]
             elif self.fits(count):
-                del self._turns[waiter]
+                del self._waiters[waiter]
                 share.hold(count)
                 waiter.set_result(None)
             else:
                 return
 
-    def _look(self) -> None:
-        """Stop counting the bytes that each partition had at the last check, if it has freed none
-        of them since.
+    def _check_stalls(self) -> None:
+        """Stop counting the bytes of stalled partitions: those that have released nothing since the
+        last check.
         """
         self._timer = None
         for share in self._shares:
-            self.taken -= share.look()
+            self.used -= share.mark_stalled()
         self._serve()
-        if self._turns:
-            self._timer = asyncio.get_running_loop().call_later(self._stall_s, self._look)
+        if self._waiters:
+            self._timer = asyncio.get_running_loop().call_later(self._stall_s, self._check_stalls)
 
 
-class _Taken:
-    """The bytes that one partition takes, and frees in the same order."""
+class _ByteCount:
+    """Counts the bytes that one partition holds; they are released in FIFO order."""
 
-    __slots__ = ("_moved", "_noted", "_standing", "count")
+    __slots__ = ("_released", "_at_last_check", "_stalled", "count")
 
     def __init__(self) -> None:
         self.count = 0
-        self._standing = 0
-        """The oldest bytes, which do not count in the room."""
-        self._noted = 0
-        """The number of bytes at the last check."""
-        self._moved = False
-        """True if some were freed since."""
+        self._stalled = 0
+        """The oldest bytes, which are stalled and not counted in the budget."""
+        self._at_last_check = 0
+        """The number of bytes at the last stall check."""
+        self._released = False
+        """True if bytes were released since the last check."""
 
-    def free(self, count: int) -> int:
-        """Free the oldest `count` bytes, at most all, and return how many of them count in the
-        room.
+    def release(self, count: int) -> int:
+        """Release the oldest `count` bytes, or all if there are fewer. Return how many of them were
+        counted in the budget.
         """
         count = min(count, self.count)
         self.count -= count
-        self._moved = True
-        if not self._standing:
+        self._released = True
+        if not self._stalled:
             return count
-        standing = min(count, self._standing)
-        self._standing -= standing
-        return count - standing
+        uncounted = min(count, self._stalled)
+        self._stalled -= uncounted
+        return count - uncounted
 
-    def note(self) -> None:
-        """Begin the time in which some must be freed."""
-        self._noted = self.count
-        self._moved = False
+    def start_check(self) -> None:
+        """Start the interval in which bytes must be released."""
+        self._at_last_check = self.count
+        self._released = False
 
-    def look(self) -> int:
-        """Mark the bytes of the last check as standing, if none was freed since, and return how
-        many counted until now.
+    def mark_stalled(self) -> int:
+        """Mark the bytes of the last check as stalled if none were released since. Return how many
+        of them were counted until now.
         """
-        stands = 0 if self._moved else self._noted - self._standing
-        self._standing += stands
-        self.note()
-        return stands
+        newly_stalled = 0 if self._released else self._at_last_check - self._stalled
+        self._stalled += newly_stalled
+        self.start_check()
+        return newly_stalled
 
 
-class RoomShare:
-    """The share of one partition in the room."""
+class BudgetShare:
+    """One partition's share of the prefetch budget."""
 
-    __slots__ = ("_message_bytes", "_room", "_under_way", "_unopened")
+    __slots__ = ("_message_bytes", "_budget", "_in_flight", "_buffered")
 
-    def __init__(self, room: PullRoom) -> None:
-        self._room = room
-        self._unopened = _Taken()
-        self._under_way = _Taken()
-        """The bytes for the pull that is under way."""
+    def __init__(self, budget: PrefetchBudget) -> None:
+        self._budget = budget
+        self._buffered = _ByteCount()
+        self._in_flight = _ByteCount()
+        """The bytes reserved for the pull in flight."""
         self._message_bytes = MESSAGE_BYTES
 
-    def take_now(self, messages: int, bytes_max: int) -> bool:
+    def try_reserve(self, messages: int, bytes_max: int) -> bool:
         """
-        Take room for a pull, and return False if it has to wait.
+        Reserve budget for a pull; return False if it must wait.
 
         Args:
             messages: the number of messages that the broker has ready.
-            bytes_max: the most bytes of the pull.
+            bytes_max: the size limit of the pull.
         """
         count = self._size(messages, bytes_max)
-        room = self._room
-        if count and (room.is_waited_for or not room.fits(count)):
+        budget = self._budget
+        if count and (budget.has_waiters or not budget.fits(count)):
             return False
         self.hold(count)
         return True
 
-    async def take(self, messages: int, bytes_max: int) -> None:
-        """Wait for room for a pull; see `take_now`."""
-        if self.take_now(messages, bytes_max):
+    async def reserve(self, messages: int, bytes_max: int) -> None:
+        """Wait until budget is reserved for a pull; see `try_reserve`."""
+        if self.try_reserve(messages, bytes_max):
             return
-        waiter = self._room.wait(self, self._size(messages, bytes_max))
+        waiter = self._budget.wait(self, self._size(messages, bytes_max))
         try:
             await waiter
         except asyncio.CancelledError:
             if waiter.cancelled():
-                self._room.forget(waiter)
+                self._budget.cancel_wait(waiter)
             else:
-                self.came()
+                self.end_pull()
             raise
 
     def _size(self, messages: int, bytes_max: int) -> int:
         return min(bytes_max, max(0, messages) * self._message_bytes)
 
     def hold(self, count: int) -> None:
-        """Count `count` bytes as taken for the pull that is under way."""
-        self._under_way.count += count
-        self._room.taken += count
+        """Reserve `count` bytes for the pull in flight."""
+        self._in_flight.count += count
+        self._budget.used += count
 
-    def came(self, count: int = 0, messages: int = 0) -> None:
-        """Note that the pull has brought `count` bytes, in `messages` messages, or has ended
-        without any: its room is free.
+    def end_pull(self, count: int = 0, messages: int = 0) -> None:
+        """Release the reservation of a pull that has ended.
+
+        Args:
+            count: the bytes that it returned.
+            messages: the messages in them.
         """
         if messages > 0 and count:
             self._message_bytes = -(-count // messages)
-        taken = self._under_way
-        if taken.count:
-            self._room.free(taken.free(taken.count))
+        reserved = self._in_flight
+        if reserved.count:
+            self._budget.release(reserved.release(reserved.count))
 
-    def put(self, count: int) -> None:
-        """Note that `count` bytes were pulled that are not opened."""
-        self._unopened.count += count
-        self._room.taken += count
+    def add_buffered(self, count: int) -> None:
+        """Count `count` pulled bytes that are not decoded yet."""
+        self._buffered.count += count
+        self._budget.used += count
 
-    def opened(self, count: int) -> None:
-        """Note that bytes were opened."""
-        self._room.free(self._unopened.free(count))
+    def release_buffered(self, count: int) -> None:
+        """Release `count` bytes whose batches were decoded."""
+        self._budget.release(self._buffered.release(count))
 
-    def note(self) -> None:
-        """Begin the time in which something must move."""
-        self._under_way.note()
-        self._unopened.note()
+    def start_check(self) -> None:
+        """Start the interval in which bytes must be released."""
+        self._in_flight.start_check()
+        self._buffered.start_check()
 
-    def look(self) -> int:
-        """Mark as standing the bytes that did not move since the last check, and return how many
-        counted in the room until now.
+    def mark_stalled(self) -> int:
+        """Mark bytes as stalled if none were released since the last check. Return how many of them
+        were counted until now.
         """
-        return self._under_way.look() + self._unopened.look()
+        return self._in_flight.mark_stalled() + self._buffered.mark_stalled()
 
-    def leave(self) -> None:
-        """End the share: its bytes are not opened here."""
-        self.came()
-        self.opened(self._unopened.count)
-        self._room.leave(self)
+    def close(self) -> None:
+        """Release everything, and remove the share: its batches will not be decoded."""
+        self.end_pull()
+        self.release_buffered(self._buffered.count)
+        self._budget.close(self)

@@ -1,11 +1,11 @@
-"""Notifies a program of the partitions that its consumer is granted, hands over and loses.
+"""Calls the user's rebalance callbacks.
 
     granted ─▶ on_assigned, awaited before the first pull
-    wanted elsewhere, or closing ─▶ on_revoked, awaited before the hand-over
-    fenced, or past its lease ────▶ on_lost
+    withdrawn, or closing ─▶ on_revoked, awaited before the hand-over
+    fenced, or lease lapsed ─▶ on_lost
 
-A call-back that fails is logged: the hand-over continues. One that takes longer than the limit is
-cancelled.
+An error of a callback is logged, and the hand-over continues. A callback that takes longer than the
+limit is cancelled.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ from .settings import PartitionsCallback
 
 log = logging.getLogger("keylane.consumer")
 
-"""A call-back, called with ids of partitions; an awaitable that it returns is awaited."""
-
 
 class Rebalance:
     """
-    The call-backs of one consumer.
+    Calls the rebalance callbacks of one consumer.
 
     Args:
-        limit_ms: milliseconds that a call-back may take.
+        limit_ms: milliseconds that a callback may take.
         name: the name of the consumer, for log lines.
     """
 
@@ -48,70 +46,72 @@ class Rebalance:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._on_lost = on_lost
-        self._granted: list[PullClient] = []
-        self._telling: dict[int, asyncio.Task[None]] = {}
-        """The task that reports the grant, by partition."""
+        self._pending_clients: list[PullClient] = []
+        self._assigned_tasks: dict[int, asyncio.Task[None]] = {}
+        """The task that calls `on_assigned`, by partition."""
 
-    def assigned(self, client: PullClient) -> None:
-        """Report that a partition was granted, with others that are granted at this moment; nothing
-        is pulled before that.
+    def notify_assigned(self, client: PullClient) -> None:
+        """Schedule `on_assigned` for a granted partition, in one call with others that are granted
+        now; nothing is pulled from it until the callback returns.
         """
         if self._on_assigned is None:
             return
         partition_id = client.partition_id
-        client.gate.hold("on_assigned")
-        if not self._granted:
-            task = start_task(self._tell_granted(), name="on_assigned")
+        client.gate.add("on_assigned")
+        if not self._pending_clients:
+            task = start_task(self._call_on_assigned(), name="on_assigned")
         else:
-            task = self._telling[self._granted[-1].partition_id]
-        self._granted.append(client)
-        self._telling[partition_id] = task
+            task = self._assigned_tasks[self._pending_clients[-1].partition_id]
+        self._pending_clients.append(client)
+        self._assigned_tasks[partition_id] = task
 
-    async def _tell_granted(self) -> None:
-        granted = self._granted
-        self._granted = []
+    async def _call_on_assigned(self) -> None:
+        clients = self._pending_clients
+        self._pending_clients = []
         try:
-            partition_ids = sorted(client.partition_id for client in granted)
-            await self._call("on_assigned", self._on_assigned, partition_ids)
+            partition_ids = sorted(client.partition_id for client in clients)
+            await self._call_in_task("on_assigned", self._on_assigned, partition_ids)
         finally:
-            for client in granted:
-                del self._telling[client.partition_id]
-                client.gate.let_go("on_assigned")
+            for client in clients:
+                del self._assigned_tasks[client.partition_id]
+                client.gate.remove("on_assigned")
 
-    async def ends(self, partition_id: int, *, lost: bool) -> None:
-        """Report that a partition is handed over, or `lost`, once the call-back for its grant has
-        returned.
+    async def notify_ended(self, partition_id: int, *, lost: bool) -> None:
+        """Call `on_revoked`, or `on_lost` if the lease is lost, once `on_assigned` has returned for
+        the partition.
         """
-        telling = self._telling.get(partition_id)
-        if telling is not None:
-            await asyncio.wait([telling])
+        task = self._assigned_tasks.get(partition_id)
+        if task is not None:
+            await asyncio.wait([task])
         if lost:
-            await self._call("on_lost", self._on_lost, [partition_id])
+            await self._call_in_task("on_lost", self._on_lost, [partition_id])
         else:
-            await self._call("on_revoked", self._on_revoked, [partition_id])
+            await self._call_in_task("on_revoked", self._on_revoked, [partition_id])
 
-    async def _call(
-        self, name: str, call: PartitionsCallback | None, partition_ids: list[int]
+    async def _call_in_task(
+        self, name: str, callback: PartitionsCallback | None, partition_ids: list[int]
     ) -> None:
-        if call is None:
+        if callback is None:
             return
-        # This is a task of its own: a call-back that cancels its task must not end the hand-over.
-        calling = start_task(self._called(name, call, partition_ids), name=name)
+        # A separate task, because a callback that cancels its own task must not end the hand-over.
+        task = start_task(self._call_logging_errors(name, callback, partition_ids), name=name)
         try:
-            await asyncio.wait([calling])
+            await asyncio.wait([task])
         except asyncio.CancelledError:
-            calling.cancel()
+            task.cancel()
             raise
 
-    async def _called(self, name: str, call: PartitionsCallback, partition_ids: list[int]) -> None:
+    async def _call_logging_errors(
+        self, name: str, callback: PartitionsCallback, partition_ids: list[int]
+    ) -> None:
         try:
             async with asyncio.timeout(self._limit_ms / 1000):
-                result: Any = call(partition_ids)
+                result: Any = callback(partition_ids)
                 if inspect.isawaitable(result):
                     await result
         except TimeoutError:
             log.warning(
-                "%s: %s of partitions %s took longer than handover_ms, %d ms, or timed out itself",
+                "%s: %s for partitions %s took longer than handover_ms, %d ms, or timed out itself",
                 self._name,
                 name,
                 partition_ids,
@@ -119,23 +119,25 @@ class Rebalance:
                 exc_info=True,
             )
         except (Exception, asyncio.CancelledError):
-            log.exception("%s: %s of partitions %s failed", self._name, name, partition_ids)
+            log.exception("%s: %s for partitions %s failed", self._name, name, partition_ids)
 
 
-def check_callbacks(**calls: object) -> None:
-    """Raise HandlerTypeError if one of `calls` is neither None nor a function of partition ids."""
-    for name, call in calls.items():
-        if call is None:
+def check_callbacks(**callbacks: object) -> None:
+    """Raise HandlerTypeError if a callback is neither None nor callable with a list of partition
+    ids.
+    """
+    for name, callback in callbacks.items():
+        if callback is None:
             continue
-        if not callable(call) or isinstance(call, type):
+        if not callable(callback) or isinstance(callback, type):
             raise HandlerTypeError(
                 Reason.CALLBACK_TYPE,
-                f"{name} is a function of a list of partition ids, not {call!r:.60}",
+                f"{name} must be a function of a list of partition ids, not {callback!r:.60}",
             )
         try:
-            inspect.signature(call, follow_wrapped=False).bind([])
+            inspect.signature(callback, follow_wrapped=False).bind([])
         except TypeError as error:
-            said = f"{name} {call!r:.60} cannot be called with a list of partition ids: {error}"
-            raise HandlerTypeError(Reason.CALLBACK_TYPE, said) from None
+            text = f"{name} {callback!r:.60} cannot be called with a list of partition ids: {error}"
+            raise HandlerTypeError(Reason.CALLBACK_TYPE, text) from None
         except ValueError:
             continue  # a builtin does not declare its arguments

@@ -39,7 +39,7 @@ PartitionsCallback = Callable[[list[int]], Awaitable[None] | None]
 
 
 class AckMode(enum.StrEnum):
-    """The moment at which a handled message is acked at its broker."""
+    """When a handled message is acked at its broker."""
 
     LINGERING = "lingering"
     EACH = "each"
@@ -73,121 +73,115 @@ _RANGES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
     """
-    Everything that can be set for a consumer.
+    The settings of a consumer.
 
     Attributes:
         ttl_ms: 1_000 to 600_000, default 30_000; milliseconds after which a silent consumer loses
             its partitions.
         consume_strategy: the strategy of the group, also as text: "exclusive", the default, or
             "shared"; the group's first consumer decides.
-        concurrency: 1 to 10_000, default 16; the number of handlers at once, each for a different
-            order key.
-        threads: 0 to 1_000, default 0; the number of threads in which the handler, a `def` that
-            blocks, is called; it replaces `concurrency`.
-        max_records: 1 to 100_000, default 500; the most messages that a batch handler gets at once.
-        max_wait_ms: 0 to 60_000, default 0; milliseconds for which a message may wait until a batch
-            handler gets it with `max_records` of its partition; 0: a free worker takes the messages
-            that are available.
-        pull_bytes: 1 to 2_097_152, default 1_048_576; bytes of the batches that one pull may bring.
-        pull_wait_ms: 0 to 30_000, default 30_000; milliseconds for which a broker that has nothing
-            new may wait before it answers a pull.
+        concurrency: 1 to 10_000, default 16; the number of handlers that run concurrently, each for
+            a different order key.
+        threads: 0 to 1_000, default 0; the number of threads that call the handler, a `def` that
+            may block; replaces `concurrency`.
+        max_records: 1 to 100_000, default 500; the most messages per call of a batch handler.
+        max_wait_ms: 0 to 60_000, default 0; milliseconds for which a message may wait until its
+            batch has `max_records` messages; 0: a free worker takes the messages that are
+            available.
+        pull_bytes: 1 to 2_097_152, default 1_048_576; the most bytes that one pull may return.
+        pull_wait_ms: 0 to 30_000, default 30_000; milliseconds for which a broker without new
+            messages may delay its answer to a pull.
         buffer_messages: 1 to 1_000_000, default 20_000; the most messages of one partition that are
-            pulled and not yet handled. Pulling also pauses while the handled messages leave more
-            gaps than a cursor keeps.
+            pulled but not handled yet. Pulling also pauses while acked messages leave more gaps
+            than the broker can store.
         in_flight_messages: 1 to 100_000, default 200; shared groups: the most messages of one
-            partition that are handed out to this consumer and not yet handled; other consumers do
-            not get them. Messages waiting for their next try do not count, up to `buffer_messages`
-            of them. While handlers take long, fewer are pulled: as many as there are free workers,
-            plus as many as are handled in a second.
+            partition that are handed out to this consumer and not handled yet; other consumers do
+            not get them. Up to `buffer_messages` messages that wait for a retry do not count. With
+            slow handlers fewer are pulled: one per free worker, plus as many as are handled in a
+            second.
         in_flight_ms: 100 to 3_600_000, default 60_000; shared groups: milliseconds after which a
-            message that waits here for a worker, or for its next try, is handed out again, to any
-            consumer; so is a message that a loop has passed over without an ack, which counts as a
-            failed try. Messages with a handler or the loop body are renewed until it ends. When a
-            broker has received nothing from a consumer for `ttl_ms`, its messages are handed out
-            again at once.
-        name: default "", which stands for host and process id; a name for people of up to 512
-            characters, shown with the partitions.
-        broadcast: default False; True, in place of a group: this consumer gets every message that
-            is sent while it is open, and leaves no state when it ends.
-        tags: default None; only messages with one of these tags are handled: others count as
-            handled, and brokers leave out batches without any of them.
+            message that waits here for a worker or a retry is handed out again, to any consumer; so
+            is a message that a loop has passed without an ack, which counts as a failed try. A
+            message is renewed while a handler or the loop body has it. When a broker has received
+            nothing from a consumer for `ttl_ms`, its messages are handed out again at once.
+        name: default "", which means host and process id; a display name of up to 512 characters.
+        broadcast: default False; True, instead of a group: this consumer gets every message that is
+            sent while it is open, and leaves no state when it ends.
+        tags: default None; only messages with one of these tags are handled. Others count as
+            handled, and brokers skip batches without any of them.
         filter: default None; only messages with these properties, for example {"country": "DE"}, or
-            those for which a plain function of a message returns True, are handled. If the function
-            raises, this is a failed try of the message. All members of a group need the same tags
-            and filter.
+            those for which a synchronous function of a message returns True, are handled. An error
+            of the function is a failed try. All members of a group need the same tags and filter.
         on_assigned: default None; called with the ids of partitions that were granted, before
             anything is pulled from them.
-        on_revoked: default None; called before partitions go to another consumer; without a
+        on_revoked: default None; called before partitions move to another consumer; without a
             handler, messages in hand may still be acked.
-        on_lost: default None; called with the ids of partitions whose leases are lost, so that none
-            of their messages can be acked. The three may be `async def`, and have `handover_ms` to
-            end.
+        on_lost: default None; called with the ids of partitions whose leases are lost, so that
+            their messages can no longer be acked. The three callbacks may be `async def`, and have
+            `handover_ms` to return.
         instance: default ""; a name of this consumer within its group that outlives its process. A
             process that is started under the same name takes over from its predecessor at once,
-            with the same partitions and new tokens; a predecessor that still lives ends with
+            with the same partitions and new tokens; a predecessor that still runs ends with
             FencedError. Only exclusive groups have instances.
-        ack: the moment at which a handled message is acked, also as text. "lingering", the default:
-            some milliseconds later, with others; messages that are not acked when a process is
+        ack: when a handled message is acked, also as text. "lingering", the default: some
+            milliseconds later, together with others; messages that are not acked when a process is
             killed are handled again. "each": the ack is durable at the broker before the next
-            message of the key starts, so that at most one message of each key is handled again, and
-            `await message.ack()` returns when it is durable. A handler then holds its worker until
-            the ack is durable: a larger `concurrency` compensates for it. While older messages
-            leave more gaps than a broker keeps, the broker takes no further ack: the key waits, and
-            so does `ack()`, until these messages are handled or the lease ends. "before": the ack
-            is durable before the handler starts, and no message is handled twice: a message whose
-            handler fails, or is interrupted by a crash or a hand-over, is lost.
-        ack_linger_ms: 0 to 10_000, default 20; milliseconds for which acks are collected before one
-            request carries them.
-        handler_timeout_ms: 0 to 604_800_000, default 3_600_000; milliseconds after which a handler,
-            or a batch handler, that has not returned is cancelled, up to a tenth later; this is a
-            failed try, with HandlerTimeoutError. 0 or None: no limit. With `threads` it is counted
-            as a failed try and logged, but the message stays with the thread until the thread
-            returns, because a thread cannot be cancelled. A `def` without `threads` blocks the
-            event loop, and no limit ends it. With ack="before" the message is lost, as with other
-            errors.
-        handover_ms: 0 to 600_000, default 5_000; milliseconds that running handlers have to end
-            when their partition is handed over, within the lease; then they are cancelled. A
-            handler that ignores the cancellation keeps its partition here until it ends. In an
-            iteration, it is the time for acks of messages that were passed over; a running loop
-            body is waited for.
+            message of the key starts, so that at most one message of each key is handled again;
+            `await message.ack()` returns when it is durable. A worker then waits for each ack, so a
+            larger `concurrency` may be needed. While unhandled older messages leave more gaps than
+            a broker can store, it accepts no further acks: the key, and `ack()`, wait until these
+            messages are handled or the lease ends. "before": the ack is durable before the handler
+            starts, so that no message is handled twice; a message whose handler fails, or is
+            interrupted by a crash or a hand-over, is lost.
+        ack_linger_ms: 0 to 10_000, default 20; milliseconds for which acks are collected before
+            they are sent in one request.
+        handler_timeout_ms: 0 to 604_800_000, default 3_600_000; milliseconds after which a handler
+            or batch handler is cancelled, at most a tenth later; this is a failed try, with
+            HandlerTimeoutError. 0 or None: no timeout. With `threads` the failed try is counted and
+            logged, but the message stays with its thread until the handler returns, because a
+            thread cannot be cancelled. A `def` without `threads` blocks the event loop, so it
+            cannot time out. With ack="before" the message is lost, as with other errors.
+        handover_ms: 0 to 600_000, default 5_000; milliseconds that running handlers have to return,
+            within the lease, when their partition is handed over; then they are cancelled. A
+            handler that ignores the cancellation keeps the partition here until it returns. In an
+            iteration, this is the time to ack messages that the loop has passed; the running loop
+            body is always awaited.
         on_failure: default None, which is "retry" or "block"; the treatment, also as text, of a
-            message that has failed `tries_max` times, or has ended its process. It fails if its
-            handler raises (a batch handler, when called for it alone), or if the program gives it
-            back (`nack`). "block", the default of strict subjects: it is tried until it succeeds,
-            and later messages of its key wait. "park": its key is set aside at the broker with all
-            its messages, in their order, until an operator has them handled again or skips some;
-            everything else continues. "dead": the message is set aside alone, and later ones of its
-            key continue. Messages without a key are set aside alone, as are all of a shared group.
-            "retry", the default of exclusive groups of best_tried subjects, and, among exclusive
-            groups, allowed only for these: the first failure sets the message aside alone, at the
-            broker, for the pauses of `retry_backoff`; after `retry_tries_max` tries it is a dead
-            letter. In a shared group the message waits in place for these pauses, of
-            `in_flight_ms` at most. A value that `keylane group set` has stored for the group takes
-            precedence.
-        on_full: for "park", also as text: the treatment of a key that finds no room, because the
+            message that has failed `tries_max` times, or has killed its process. It fails if its
+            handler raises (a batch handler: when called for it alone), or if the program nacks it.
+            "block", the default of strict subjects: it is retried until it succeeds, and later
+            messages of its key wait. "park": its key is set aside at the broker with all its
+            messages, in order, until an operator redrives or skips them; other keys continue.
+            "dead": the message is set aside alone, and later ones of its key continue. Messages
+            without a key are set aside alone, as are all of a shared group. "retry", the default of
+            exclusive groups of best_tried subjects, and, among exclusive groups, allowed only for
+            these: the first failure sets the message aside alone, at the broker, for the pauses of
+            `retry_backoff`; after `retry_tries_max` tries it is a dead letter. In a shared group
+            the message waits in place for these pauses, of `in_flight_ms` at most. A value that
+            `keylane group set` has stored for the group takes precedence.
+        on_full: for "park", also as text: the treatment of a key that cannot be parked, because the
             group has 10,000 parked keys or 1,000,000 parked messages on the partition. "block",
-            the default: its message waits until there is room. "dead": the key is set aside anyway,
-            with all its later messages, in order, as dead letters, which have as much room of their
-            own; messages without a key become dead letters. A value stored for the group takes
+            the default: its message waits until the key can be parked. "dead": the key is set aside
+            with all its later messages, in order, as dead letters, which have limits of the same
+            size; messages without a key become dead letters. A value stored for the group takes
             precedence.
-        tries_max: 1 to 1_000_000, default 10; tries of a message, counted durably, until
-            `on_failure` applies. A `Retry` counts as a try, but is never the last one. A value
-            stored for the group takes precedence.
+        tries_max: 1 to 1_000_000, default 10; tries of a message, counted durably, before
+            `on_failure` applies. A `Retry` counts as a try, but never triggers `on_failure`. A
+            value stored for the group takes precedence.
         retry_tries_max: 1 to 1_000_000, default 32; tries of a message under "retry". The number
             of tries stored for the group takes precedence.
-        call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for a call to a metaserver or
-            broker, beyond the time that the server itself may wait.
+        call_timeout_ms: 10 to 600_000, default 5_000; the timeout, in milliseconds, of a call to a
+            metaserver or broker, beyond the time that the server itself may wait.
         backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing
             call.
         handler_backoff: default Backoff(first_ms=100, max_ms=30_000); the pauses between tries of a
-            failing message. Later messages of its key wait meanwhile, but no worker does. A value
+            failing message. Later messages of its key wait meanwhile, but workers do not. A value
             stored for the group takes precedence.
         retry_backoff: default Backoff(first_ms=5_000, max_ms=600_000); the pauses under "retry". A
             value stored for the group takes precedence.
 
     Raises:
-        ConfigError: values are out of their range, or cannot work together; the text names all of
-            them.
+        ConfigError: values are out of range or conflict; the text names all of them.
     """
 
     ttl_ms: int = TTL_MS_DEFAULT
@@ -232,7 +226,7 @@ class ConsumerSettings:
                 f"concurrency above {ACK_RANGES_MAX} could leave more gaps than a cursor keeps"
             )
         if not problems and self.threads and self.concurrency != CONCURRENCY:
-            problems.append("threads say how many handlers run at once: leave concurrency out")
+            problems.append("threads replaces concurrency: set one of them")
         try:
             object.__setattr__(self, "consume_strategy", ConsumeStrategy(self.consume_strategy))
         except ValueError:
@@ -249,30 +243,28 @@ class ConsumerSettings:
                 problems.append(f"{name} must be one of {names}, not {values[name]!r:.40}")
         problems += _instance_problems(self.instance, self.consume_strategy)
         if self.ack is AckMode.BEFORE and self.failure_policy is not FailurePolicy.BLOCK:
-            problems.append(
-                "ack='before' has no second try, so that nothing is left for on_failure"
-            )
+            problems.append("ack='before' never retries a message, so on_failure does not apply")
         backoffs = ("backoff", "handler_backoff", "retry_backoff")
         problems += kind_problems(values, dict.fromkeys(backoffs, Backoff))
         refuse(problems)
 
     @property
     def failure_policy(self) -> FailurePolicy:
-        """Return `on_failure`, or BLOCK if it is not set."""
+        """`on_failure`, or BLOCK if it is not set."""
         return self.on_failure or FailurePolicy.BLOCK
 
     @property
     def last_try(self) -> int:
-        """Return the number of the try after which a message is set aside for good, if there is a
-        last one.
+        """The number of tries after which a message is set aside for good, unless the policy is
+        BLOCK.
         """
         retries = self.failure_policy is FailurePolicy.RETRY
         return self.retry_tries_max if retries else self.tries_max
 
     @property
     def try_backoff(self) -> Backoff:
-        """Return the pauses between tries of a message that stays in place; in a shared group this
-        includes RETRY.
+        """The backoff of messages that are retried in place, which in a shared group includes
+        RETRY.
         """
         shared = self.consume_strategy is ConsumeStrategy.SHARED
         retries = self.failure_policy is FailurePolicy.RETRY
@@ -280,7 +272,7 @@ class ConsumerSettings:
 
     @property
     def margin_ms(self) -> int:
-        """Return how much earlier a lease ends here than at the metaserver, in milliseconds."""
+        """How much earlier a lease ends here than at the metaserver, in milliseconds."""
         return max(50, self.ttl_ms // 10)
 
 
@@ -292,35 +284,32 @@ def _instance_problems(instance: object, strategy: ConsumeStrategy) -> list[str]
     except InvalidRequestError as error:
         return [error.message]
     if strategy is ConsumeStrategy.SHARED:
-        return ["instance is for exclusive groups: a shared one has no partitions of its own"]
+        return ["instance needs an exclusive group: members of a shared one own no partitions"]
     return []
 
 
-def settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerSettings:
+def merge_settings(settings: ConsumerSettings | None, **overrides: Any) -> ConsumerSettings:
     """
-    Return these settings, or the defaults, with the arguments that are not None in their place.
-    Raises ConfigError.
+    Return the settings, or the defaults, with the overrides that are not None. Raises ConfigError.
 
-    `tries_max` applies to every policy.
+    An override of `tries_max` applies to every policy.
     """
     if settings is None:
         settings = ConsumerSettings()
     if not isinstance(settings, ConsumerSettings):
         raise ConfigError(f"settings must be ConsumerSettings, not {settings!r:.40}")
-    changed = replace(settings, **{k: v for k, v in given.items() if v is not None})
-    tries_max = given.get("tries_max")
+    changed = replace(settings, **{k: v for k, v in overrides.items() if v is not None})
+    tries_max = overrides.get("tries_max")
     return changed if tries_max is None else replace(changed, retry_tries_max=tries_max)
 
 
 _INHERITED = ("name", "tags", "filter", "on_assigned", "on_revoked", "on_lost")
 
 
-def inheriting(settings: ConsumerSettings, parent: ConsumerSettings) -> ConsumerSettings:
-    """Return settings with the name, the filter and the callbacks of `parent` where they have
-    none.
-    """
-    given = {name: getattr(settings, name) for name in _INHERITED}
-    missing = [name for name, value in given.items() if value is None or value == ""]
+def inherit_settings(settings: ConsumerSettings, parent: ConsumerSettings) -> ConsumerSettings:
+    """Return settings that inherit a missing name, filter or callback from `parent`."""
+    values = {name: getattr(settings, name) for name in _INHERITED}
+    missing = [name for name, value in values.items() if value is None or value == ""]
     return replace(settings, **{name: getattr(parent, name) for name in missing})
 
 
@@ -341,4 +330,4 @@ OTHER_WORDS = {
     "enable_auto_commit": "give ack=",
     "max_retries": "give tries_max= with on_failure='park' or 'dead'",
 }
-"""Names that consumer arguments have in other systems, with the names to use here."""
+"""Names of consumer arguments in other systems, with what to use here."""

@@ -1,4 +1,4 @@
-"""Several consumers that run together: those of a `Consumer` without a subject of its own."""
+"""Runs several consumers together: the registrations of a `Consumer` without its own subject."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..protocol.errors import ClosedError, ConfigError, HandlerTypeError, Reason
 from ..protocol.ids import check_name
 from ..rpc.environment import environment_of
 from ..rpc.race import Race, error_of, shield, start_task
-from .dispatches import Calls
+from .dispatches import UserHandlers
 from .settings import ConsumerSettings
 
-_UNSENDABLE = re.compile("[\0\ud800-\udfff]")
-"""NUL and lone surrogates, which have no bytes in UTF-8."""
+_NOT_ENCODABLE = re.compile("[\0\ud800-\udfff]")
+"""NUL, and lone surrogates, which UTF-8 cannot encode."""
 
 
 class Member(Protocol):
-    """A consumer among several."""
+    """A consumer in a `ConsumerSet`."""
 
     async def __aenter__(self) -> object:
         """Join the group."""
@@ -31,8 +31,8 @@ class Member(Protocol):
         ...
 
     def begin_close(self) -> asyncio.Task[None] | None:
-        """Begin to hand everything over, and return the task for which `close` waits, or None if it
-        waits for nothing.
+        """Begin to hand everything over. Return the task that `close` waits for, or None if there
+        is nothing to wait for.
         """
         ...
 
@@ -45,42 +45,40 @@ class Member(Protocol):
         ...
 
     async def resume(self) -> None:
-        """Take part again."""
+        """Receive messages again after `suspend`."""
         ...
 
 
-class Several:
-    """Opens, runs and closes its members together; if one ends with an error, all end."""
+class ConsumerSet:
+    """Opens, runs and closes its members together; an error of one ends all."""
 
     def __init__(self) -> None:
         self.members: list[Member] = []
-        self._taken: set[tuple[str, str]] = set()
-        """The subjects and groups that have a member."""
+        self._registered: set[tuple[str, str]] = set()
+        """The (subject, group) pairs that have a member."""
         self._open = False
-        self._closings = 0
+        self._close_count = 0
         """The number of calls of `begin_close`."""
 
     @property
     def state(self) -> str:
-        """Return the state, for people."""
+        """The state, for `repr`: "open" or "closed"."""
         return "open" if self._open else "closed"
 
-    def check_new(self, subject: str, group: str | None) -> None:
-        """Raise ConfigError if this group of the subject has a member; broadcast consumers have no
-        group.
+    def check_not_registered(self, subject: str, group: str | None) -> None:
+        """Raise ConfigError if the subject and group already have a member. A broadcast consumer
+        has no group, so it is always accepted.
         """
-        if group is not None and (subject, group) in self._taken:
+        if group is not None and (subject, group) in self._registered:
             raise ConfigError(Reason.HANDLER_TWICE, subject=subject, group=group)
 
     def add(self, member: Member, subject: str = "", group: str | None = None) -> None:
-        """Add a member. Raises UsageError if they are open."""
+        """Add a member. Raises UsageError if the members are open."""
         if self._open:
-            raise UsageError(
-                Reason.ALREADY_OPEN, "handlers are added before the consumer is opened"
-            )
+            raise UsageError(Reason.ALREADY_OPEN, "add handlers before the consumer is opened")
         self.members.append(member)
         if group is not None:
-            self._taken.add((subject, group))
+            self._registered.add((subject, group))
 
     async def open(self) -> None:
         """
@@ -88,9 +86,9 @@ class Several:
 
         Raises:
             HandlerTypeError: there is no member.
-            UsageError
+            UsageError: the members are open.
             ClosedError: `close` was called meanwhile.
-            BaseException: the opening of a member raised it.
+            BaseException: a member failed to open.
         """
         if not self.members:
             raise HandlerTypeError(
@@ -101,13 +99,13 @@ class Several:
         if self._open:
             raise UsageError(Reason.ALREADY_OPEN, "the consumer is open already")
         self._open = True
-        closings = self._closings
+        close_count = self._close_count
         try:
             async with AsyncExitStack() as opened:
                 for member in self.members:
                     await member.__aenter__()
                     opened.push_async_callback(member.close)
-                    if closings != self._closings:
+                    if close_count != self._close_count:
                         raise ClosedError("the consumer was closed while it was opened")
                 opened.pop_all()
         except BaseException:
@@ -115,47 +113,48 @@ class Several:
             raise
 
     async def close(self) -> None:
-        """Close all members, even if the close of one fails."""
-        ending = self.begin_close()
-        if ending is not None:
-            await shield(ending)
+        """Close all members, even if one fails to close."""
+        close_task = self.begin_close()
+        if close_task is not None:
+            await shield(close_task)
 
     def begin_close(self) -> asyncio.Task[None] | None:
-        """Begin to close all members, and return the task for which `close` waits, or None if it
-        waits for nothing.
+        """Begin to close all members. Return the task that `close` waits for, or None if there is
+        nothing to wait for.
         """
         self._open = False
-        self._closings += 1
-        endings = [member.begin_close() for member in self.members]
-        waited = [ending for ending in endings if ending is not None]
-        return start_task(_end(waited), name="closing several") if waited else None
+        self._close_count += 1
+        tasks = [member.begin_close() for member in self.members]
+        close_tasks = [task for task in tasks if task is not None]
+        if not close_tasks:
+            return None
+        return start_task(_wait_for_all(close_tasks), name="close consumers")
 
     async def wait(self) -> None:
         """Wait until all members are closed, or one has ended with an error, which it raises."""
         if not self.members:
             raise ClosedError("the consumer was never opened")
         async with Race() as race:
-            waits = [race.start(error_of(member.wait())) for member in self.members]
-            left = set(waits)
-            while left:
-                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-                for each in done:
-                    if (error := each.result()) is not None:
+            pending = {race.start(error_of(member.wait())) for member in self.members}
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    if (error := task.result()) is not None:
                         raise error
 
     async def run(self) -> None:
-        """Open the members if they are not open, wait for a signal, for the end of one or for
-        `close`, and close all.
+        """Open the members if they are not open, and wait until a signal arrives, one of them ends
+        or `close` is called; then close all.
         """
-        closings = self._closings
+        close_count = self._close_count
         with environment_of(None).stop_signals() as stop:
             try:
                 if not self._open:
                     await self.open()
             except ClosedError:
-                if closings == self._closings:
+                if close_count == self._close_count:
                     raise
-            if closings != self._closings:
+            if close_count != self._close_count:
                 return
             try:
                 async with Race() as race:
@@ -168,7 +167,7 @@ class Several:
                 await self.close()
 
     async def suspend(self) -> None:
-        """Suspend all members, one after another, because a handler may call it."""
+        """Suspend all members, one after another, because a handler may call this."""
         for member in self.members:
             await member.suspend()
 
@@ -178,43 +177,46 @@ class Several:
             await member.resume()
 
 
-async def _end(endings: list[asyncio.Task[None]]) -> None:
-    """Wait for all, and raise the first error."""
-    for outcome in await asyncio.gather(*endings, return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            raise outcome
+async def _wait_for_all(tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for all tasks, and then raise the first error."""
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
-def several_if(
-    subject: object, group: object, calls: Calls, settings: ConsumerSettings
-) -> Several | None:
-    """Return the container for consumers of `on`, if there is no subject; otherwise check the
-    names. Raises ConfigError.
+def new_consumer_set(
+    subject: object, group: object, handlers: UserHandlers, settings: ConsumerSettings
+) -> ConsumerSet | None:
+    """Return a `ConsumerSet` for a consumer without a subject; otherwise check the names, and
+    return None. Raises ConfigError.
     """
     if settings.broadcast and subject is None:
         raise ConfigError(
-            "broadcast=True is of a subject: Consumer(meta, subject=..., settings=...)"
+            "broadcast=True needs a subject: Consumer(meta, subject=..., settings=...)"
         )
     if subject is not None or group is not None:
         _check_names(subject, group, settings.name, broadcast=settings.broadcast)
         return None
-    if calls.one is not None:
+    if handlers.any_handler is not None:
         raise ConfigError(
-            "a handler is of a subject and a group: Consumer(meta, subject=..., group=..., "
+            "a handler needs a subject and a group: Consumer(meta, subject=..., group=..., "
             "handler=...)"
         )
-    return Several()
+    return ConsumerSet()
 
 
 def _check_names(subject: object, group: object, name: object, *, broadcast: bool) -> None:
-    """Check the names. Raises InvalidRequestError; ConfigError if one is missing, or a metaserver
-    would not accept `name` for a client.
+    """
+    Check the names.
+
+    Raises:
+        InvalidRequestError: the subject or the group is not a valid name.
+        ConfigError: one of them is missing, or metaservers do not accept `name` for a client.
     """
     if subject is None:
         raise ConfigError(
-            f"subject= is missing: Consumer(meta, subject=..., group={group!r:.40}); of several "
-            f"subjects, give each "
-            "its group: @consumer.on(subject, group=...)"
+            f"subject= is missing: Consumer(meta, subject=..., group={group!r:.40}); for several "
+            "subjects, give each its group: @consumer.on(subject, group=...)"
         )
     if group is None and not broadcast:
         raise ConfigError(
@@ -224,8 +226,8 @@ def _check_names(subject: object, group: object, name: object, *, broadcast: boo
     check_name("subject", subject)
     if not broadcast:
         check_name("consumer group", group)
-    text = isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX
-    if not text or _UNSENDABLE.search(str(name)):
+    is_short_text = isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX
+    if not is_short_text or _NOT_ENCODABLE.search(str(name)):
         raise ConfigError(
             f"name must be text of at most {SHORT_TEXT_CHARS_MAX} characters, without NUL, not "
             f"{name!r:.40}"

@@ -1,8 +1,8 @@
-"""Takes a metaserver's reports on a consumer's group, besides its partitions: the stored policy,
-and the operators' switches.
+"""Combines a consumer's settings with its group's stored policy and the operators' switches, which
+the metaserver sends with grants.
 
-A stored field takes precedence over the consumer's own code, so that all members of a group treat
-failures in the same way, and an operator's change reaches them while they run.
+Stored fields override the consumer's own code, so that all members of a group treat failures in the
+same way, and an operator's change takes effect while they run.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _DEFAULTS = ConsumerSettings()
 _POLICY_FIELDS = ("on_failure", "on_full", "tries_max", "handler_backoff")
 
 
-class Told:
+class EffectiveSettings:
     """
-    The settings of a consumer as they are in force, and who has suspended it.
+    Holds the settings in force for a consumer, and who has suspended it.
 
     Args:
         client: the name of the consumer, by which operators suspend it.
@@ -36,7 +36,7 @@ class Told:
         self, *, subject: str, group: str, client: str, settings: ConsumerSettings
     ) -> None:
         self.settings = settings
-        self._own = settings
+        self._code_settings = settings
         self._subject = subject
         self._group = group
         self._name = consumer_name(subject, group)
@@ -45,49 +45,51 @@ class Told:
         self._order_strategy = OrderStrategy.STRICT
         self._suspended_by = OperatorSwitch.OFF
 
-    def take(self, grants: Grants) -> bool:
-        """Take the reports that came with grants, log what is new, and return True if `settings`
-        have changed.
+    def update(self, grants: Grants) -> bool:
+        """Apply what a metaserver sent with grants, and log changes. Return True if `settings` were
+        recomputed.
         """
         if grants.suspended_by is not self._suspended_by:
             self._suspended_by = grants.suspended_by
             self._log_switch()
-        known = self._policy, self._order_strategy
-        if known == (grants.policy, grants.order_strategy):
+        previous = self._policy, self._order_strategy
+        if previous == (grants.policy, grants.order_strategy):
             return False
         self._policy = grants.policy
         self._order_strategy = grants.order_strategy
-        self.settings = in_force(self._own, grants.policy, grants.order_strategy)
-        if grants.policy != known[0]:
+        self.settings = effective_settings(
+            self._code_settings, grants.policy, grants.order_strategy
+        )
+        if grants.policy != previous[0]:
             self._log_policy()
         self._log_retry()
         return True
 
     @property
     def waiting_for(self) -> str:
-        """Return, for people, what an operator has suspended, and the command that ends it; "" if
-        nothing.
+        """For people: the operator's switch that is on, and the command that resumes consumption;
+        "" if none is.
         """
         if self._suspended_by is OperatorSwitch.OFF:
             return ""
-        who, option = "the group", ""
+        target, option = "the group", ""
         if self._suspended_by is OperatorSwitch.CLIENT:
-            who, option = f"client {self._client}", f" --client {self._client}"
+            target, option = f"client {self._client}", f" --client {self._client}"
         command = f"keylane group resume {self._subject} {self._group}{option}"
-        return f"an operator has suspended {who}: {command}"
+        return f"an operator has suspended {target}: {command}"
 
     def _log_switch(self) -> None:
         if self.waiting_for:
-            log.warning("%s hands all its partitions over: %s", self._name, self.waiting_for)
+            log.warning("%s hands over all its partitions: %s", self._name, self.waiting_for)
         else:
-            log.info("an operator has resumed %s, which takes partitions again", self._name)
+            log.info("an operator has resumed %s, which accepts partitions again", self._name)
 
     def _log_retry(self) -> None:
-        """Log that "retry" is wanted but not in force, because the order of the subject would be
-        broken.
+        """Log if "retry" is requested but not in force, because it would break the order of the
+        subject.
         """
-        wanted = self._policy.on_failure or self._own.on_failure
-        if wanted is FailurePolicy.RETRY and self.settings.on_failure is not wanted:
+        requested = self._policy.on_failure or self._code_settings.on_failure
+        if requested is FailurePolicy.RETRY and self.settings.on_failure is not requested:
             log.warning(
                 "%s: on_failure='retry' applies to best_tried subjects and shared groups only; "
                 "here failing messages are retried in place, and later messages of their keys wait",
@@ -96,30 +98,30 @@ class Told:
 
     def _log_policy(self) -> None:
         stored = stored_text(self._policy)
-        differing = [
-            f"{name}={_text(getattr(self._own, name))}"
+        overridden = [
+            f"{name}={_text(getattr(self._code_settings, name))}"
             for name in _POLICY_FIELDS
-            if getattr(self._own, name)
+            if getattr(self._code_settings, name)
             not in {getattr(_DEFAULTS, name), getattr(self.settings, name)}
         ]
-        if differing:
+        if overridden:
             log.warning(
-                "%s follows the group's stored policy, %s, and not its code, %s",
+                "%s follows the group's stored policy, %s, instead of its own code, %s",
                 self._name,
                 stored,
-                ", ".join(differing),
+                ", ".join(overridden),
             )
         else:
             log.info("%s follows the group's stored policy: %s", self._name, stored)
 
 
-def in_force(
-    own: ConsumerSettings,
+def effective_settings(
+    code_settings: ConsumerSettings,
     stored: GroupPolicy,
     order_strategy: OrderStrategy = OrderStrategy.STRICT,
 ) -> ConsumerSettings:
-    """Return the settings of a consumer of a subject, with the stored fields in place of its
-    own.
+    """Return a consumer's settings with the stored fields in place of its own. RETRY applies to
+    shared groups and best_tried subjects only; elsewhere it becomes BLOCK.
     """
     fields: dict[str, Any] = {"on_failure": stored.on_failure, "on_full": stored.on_full}
     fields["tries_max"] = fields["retry_tries_max"] = stored.tries_max
@@ -127,22 +129,24 @@ def in_force(
     if first_ms is not None and max_ms is not None:
         backoff = Backoff(first_ms=first_ms, max_ms=max_ms)
         fields["handler_backoff"] = fields["retry_backoff"] = backoff
-    shared = own.consume_strategy is ConsumeStrategy.SHARED
-    acks_later = own.ack is not AckMode.BEFORE
-    retries = order_strategy is OrderStrategy.BEST_TRIED and not shared and acks_later
-    policy = stored.on_failure or own.on_failure
-    if retries and policy is None:
+    shared = code_settings.consume_strategy is ConsumeStrategy.SHARED
+    acks_later = code_settings.ack is not AckMode.BEFORE
+    may_retry_apart = order_strategy is OrderStrategy.BEST_TRIED and not shared and acks_later
+    policy = stored.on_failure or code_settings.on_failure
+    if may_retry_apart and policy is None:
         fields["on_failure"] = FailurePolicy.RETRY
-    elif policy is FailurePolicy.RETRY and not (retries or (shared and acks_later)):
+    elif policy is FailurePolicy.RETRY and not (may_retry_apart or (shared and acks_later)):
         fields["on_failure"] = FailurePolicy.BLOCK
-    return replace(own, **{name: value for name, value in fields.items() if value is not None})
+    return replace(
+        code_settings, **{name: value for name, value in fields.items() if value is not None}
+    )
 
 
 def stored_text(stored: GroupPolicy) -> str:
-    """Return the stored fields, for people."""
+    """Return the stored fields as text, for log lines."""
     fields = {name: getattr(stored, name) for name in stored.__struct_fields__}
-    given = [f"{name}={value}" for name, value in fields.items() if value is not None]
-    return ", ".join(given) or "nothing is stored, its own code counts"
+    parts = [f"{name}={value}" for name, value in fields.items() if value is not None]
+    return ", ".join(parts) or "nothing is stored, its own code applies"
 
 
 def _text(value: object) -> str:

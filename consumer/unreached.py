@@ -1,13 +1,13 @@
-"""Tracks brokers to which a consumer gets no connection although they report to the cluster, for
-its reports to the metaserver. Pure.
+"""Tracks brokers that a consumer cannot connect to although they report to the cluster, so that its
+heartbeats can list them. Pure.
 
-    a pull client fails ─▶ for the patience ─▶ does its broker report to the cluster?
-        no  ─▶ waits again
-        yes ─▶ reported in each heartbeat, others get the partitions ─▶ checked again
-                  ─▶ reached, or no broker of the subject: no longer reported
+    a pull client fails for `patience_ms` ─▶ does its broker report to the cluster?
+        no  ─▶ wait again
+        yes ─▶ list it in each heartbeat, so that other members get its partitions ─▶ check again
+                  ─▶ reached, or no longer a broker of the subject: no longer listed
 
-A broker that is down is away for every consumer: it is not reported, so partitions do not move back
-and forth while it restarts.
+A broker that is down is unreachable for every consumer. It is not listed, so partitions do not move
+back and forth while it restarts.
 """
 
 from __future__ import annotations
@@ -18,44 +18,40 @@ from ..protocol.errors import ConnectionQuotaError, UnreachableError
 from ..protocol.limits import UNREACHED_MAX
 
 NO_CONNECTION = (UnreachableError, ConnectionQuotaError)
-"""The errors for a missing connection; by the second, a broker has ended the connection for another
-principal, until a place is free.
+"""The errors that mean there is no connection. ConnectionQuotaError: the broker closed this
+connection in favour of another principal's, until a connection slot is free.
 """
 PATIENCE_MS_MIN = 15_000
-"""The least patience, in milliseconds: above the time within which the cluster notes that a broker
-is silent (`broker_ttl_ms`).
+"""The least patience, in milliseconds: longer than the cluster needs to notice that a broker is
+silent (`broker_ttl_ms`).
 """
 
 
 def patience_for(ttl_ms: int) -> int:
-    """Return the milliseconds for which a consumer without a connection keeps its grants at a
-    broker.
+    """Return the milliseconds for which a consumer keeps its grants at a broker that it cannot
+    connect to.
     """
     return max(ttl_ms, PATIENCE_MS_MIN)
 
 
 class UnreachedBrokers:
-    """The broker groups without a connection, and since when; every time is of the boot clock, in
-    milliseconds.
-    """
+    """Tracks the broker groups without a connection; all times are boot-clock milliseconds."""
 
     def __init__(self, patience_ms: int) -> None:
         self._patience_ms = patience_ms
         self._failing: dict[str, int] = {}
-        """The time from which its patience counts, by broker group with partitions of the
-        consumer.
-        """
-        self._looks: dict[str, int] = {}
-        """The time of the next check, by broker group that was reported."""
+        """The start of the patience, by broker group that has partitions of the consumer."""
+        self._next_check_ms: dict[str, int] = {}
+        """The time of the next check, by reported broker group."""
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """Return the broker groups that heartbeats report."""
-        return tuple(sorted(self._looks))[:UNREACHED_MAX]
+    def reported(self) -> tuple[str, ...]:
+        """The broker groups that heartbeats list as unreachable."""
+        return tuple(sorted(self._next_check_ms))[:UNREACHED_MAX]
 
-    def note(self, failing: Mapping[str, int], reached: Collection[str]) -> list[str]:
+    def update_connections(self, failing: Mapping[str, int], reached: Collection[str]) -> list[str]:
         """
-        Note the connections of the consumer's partitions.
+        Record which of the consumer's partitions have a connection.
 
         Args:
             failing: the time since which no partition has had a connection, by broker group.
@@ -69,35 +65,33 @@ class UnreachedBrokers:
             for name, since_ms in failing.items()
             if name not in reached
         }
-        back = sorted(self._looks.keys() & set(reached))
-        for name in back:
-            del self._looks[name]
-        return back
+        recovered = sorted(self._next_check_ms.keys() & set(reached))
+        for name in recovered:
+            del self._next_check_ms[name]
+        return recovered
 
     def due(self, now_ms: int) -> list[str]:
-        """Return those about which the cluster is to be asked now."""
-        over = {
+        """Return the broker groups whose state the caller should now look up in the cluster."""
+        due = {
             name
             for name, since_ms in self._failing.items()
-            if name not in self._looks and now_ms - since_ms >= self._patience_ms
+            if name not in self._next_check_ms and now_ms - since_ms >= self._patience_ms
         }
-        over |= {name for name, look_ms in self._looks.items() if now_ms >= look_ms}
-        return sorted(over)
+        due |= {name for name, check_ms in self._next_check_ms.items() if now_ms >= check_ms}
+        return sorted(due)
 
-    def is_told(self, name: str) -> bool:
-        """Return whether heartbeats say that a broker group is not reached."""
-        return name in self._looks
+    def is_reported(self, name: str) -> bool:
+        """Return whether heartbeats list the broker group as unreachable."""
+        return name in self._next_check_ms
 
-    def stay(self, name: str, now_ms: int) -> None:
-        """Report, from now on or still, that a broker group is not reached; it is checked again
-        after the patience.
-        """
-        self._looks[name] = now_ms + self._patience_ms
+    def report(self, name: str, now_ms: int) -> None:
+        """Report the broker group as unreachable, and check it again after the patience."""
+        self._next_check_ms[name] = now_ms + self._patience_ms
 
-    def forget(self, name: str, now_ms: int) -> bool:
-        """Stop reporting a broker group: it is reached, or away for every consumer. Return whether
-        it was reported.
+    def stop_reporting(self, name: str, now_ms: int) -> bool:
+        """Stop reporting a broker group that is reachable, or down for every consumer. Return
+        whether it was reported.
         """
         if name in self._failing:
             self._failing[name] = now_ms
-        return self._looks.pop(name, None) is not None
+        return self._next_check_ms.pop(name, None) is not None

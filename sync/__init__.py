@@ -1,5 +1,6 @@
-"""Clients for programs without an event loop, such as scripts and notebooks:
-`from keylane.sync import Consumer, Producer`.
+"""Blocking clients for programs without an event loop, such as scripts and notebooks.
+
+from keylane.sync import Consumer, Producer
 """
 
 from typing import TYPE_CHECKING
@@ -11,17 +12,17 @@ from .producer import ScheduledMessage, SentMessage, SyncProducer
 Consumer = SyncConsumer
 Producer = SyncProducer
 
-_AWAITED = frozenset({"Admin", "QueueReader", "Reader"})
+_ASYNC_ONLY = frozenset({"Admin", "QueueReader", "Reader"})
 
 
 if not TYPE_CHECKING:  # a type checker must report names that do not exist
 
     def __getattr__(name: str) -> object:
-        if name in _AWAITED:  # `from keylane.sync import` would hide an AttributeError's text
+        if name in _ASYNC_ONLY:  # `from keylane.sync import` would hide an AttributeError's text
             raise ImportError(
                 f"keylane.sync has no {name}: use keylane.{name} in an async def, and call that "
-                f"with asyncio.run, from any "
-                "thread; in a notebook await it (docs/CONSUMING.md, Without an event loop)",
+                "with asyncio.run, from any thread; in a notebook await it (docs/CONSUMING.md, "
+                "Without an event loop)",
                 name=__name__,
             )
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

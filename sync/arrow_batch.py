@@ -1,4 +1,4 @@
-"""A batch of Arrow data that was taken from a consumer, for programs without an event loop."""
+"""The Arrow batch of a blocking consumer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from .loop_thread import LoopThread
 
 
 class TakenBatch:
-    """Messages of one partition, like `keylane.ArrowBatch`, but with `ack` and `nack` that
-    block.
-    """
+    """A batch like `keylane.ArrowBatch`, whose `ack` and `nack` block."""
 
     __slots__ = ("_thread", "batch")
 
@@ -30,7 +28,7 @@ class TakenBatch:
 
     @property
     def record_batch(self) -> Any:
-        """The `pyarrow.RecordBatch`, with the columns that `keylane.ArrowBatch` names."""
+        """The `pyarrow.RecordBatch`; `keylane.ArrowBatch` documents its columns."""
         return self.batch.record_batch
 
     @property
@@ -50,7 +48,7 @@ class TakenBatch:
 
     @property
     def next_offset(self) -> int:
-        """The offset after that of the last row."""
+        """The offset after the last row."""
         return self.batch.next_offset
 
     @property
@@ -65,13 +63,13 @@ class TakenBatch:
 
     @property
     def attempt(self) -> int:
-        """The number of times that the batch was delivered, this time included."""
+        """The number of times that the batch was delivered, including this one."""
         return self.batch.attempt
 
     def ack(self) -> None:
-        """Ack all messages of the batch; raise the errors of `keylane.ArrowBatch.ack`."""
+        """Ack all messages of the batch. Raises the errors of `keylane.ArrowBatch.ack`."""
         self._thread.run(self.batch.ack)
 
     def nack(self, *, after_s: float = 0) -> None:
-        """Give the batch back; raise the errors of `keylane.ArrowBatch.nack`."""
+        """Nack the batch. Raises the errors of `keylane.ArrowBatch.nack`."""
         self._thread.run(partial(self.batch.nack, after_s=after_s))

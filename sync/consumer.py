@@ -1,8 +1,4 @@
-"""The blocking consumer: it runs a `keylane.Consumer` on an event loop in a thread of its own.
-
-A call that takes messages on the event loop for a caller in another thread, which may be
-interrupted.
-"""
+"""The blocking consumer, which runs a `keylane.Consumer` on an event loop in its own thread."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ from ..protocol.reading.instants import GroupBegin
 from ..protocol.settings import refuse_others
 from ..rpc.home import NonCopyable
 from .arrow_batch import TakenBatch
-from .loop_thread import AtProcessEnd, LoopThread
+from .loop_thread import ExitHook, LoopThread
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -49,11 +45,11 @@ R = TypeVar("R")
 
 class Take(Generic[T]):
     """
-    A call that takes messages, and puts them back if its caller is interrupted, as by Ctrl-C.
+    Takes messages, and puts them back if the caller is interrupted, for example by Ctrl-C.
 
     Args:
-        take: takes the messages; it runs on the event loop.
-        put_back: puts back messages that the caller did not receive; it runs on the event loop.
+        take: takes the messages; runs on the event loop.
+        put_back: puts back messages that the caller did not receive; runs on the event loop.
     """
 
     def __init__(
@@ -64,11 +60,11 @@ class Take(Generic[T]):
         self._taken: list[T] = []
         self._abandoned = False
 
-    def run(self, thread: LoopThread, made: Callable[[T], R]) -> R:
-        """Take messages and return `made(messages)`; raise the errors of `LoopThread.run`."""
+    def run(self, thread: LoopThread, convert: Callable[[T], R]) -> R:
+        """Take messages and return `convert(messages)`. Raises the errors of `LoopThread.run`."""
         try:
             thread.run(self._run)
-            return made(self._taken[0])
+            return convert(self._taken[0])
         except BaseException:
             thread.post(self._abandon)
             raise
@@ -85,7 +81,7 @@ class Take(Generic[T]):
 
 
 class TakenMessage(Generic[V]):
-    """A message, like `keylane.Message`, but with `ack` and `nack` that block."""
+    """A message like `keylane.Message`, whose `ack` and `nack` block."""
 
     __slots__ = ("_thread", "message")
 
@@ -115,7 +111,7 @@ class TakenMessage(Generic[V]):
 
     @property
     def value(self) -> bytes:
-        """The value, as it is stored."""
+        """The value as stored."""
         return self.message.value
 
     @property
@@ -135,8 +131,8 @@ class TakenMessage(Generic[V]):
 
     @property
     def lease(self) -> Lease | None:
-        """The lease under which the message was delivered, by which a database can refuse a late
-        owner.
+        """The lease under which the message was delivered; a database can use it to refuse late
+        writes.
         """
         return self.message.lease
 
@@ -147,7 +143,7 @@ class TakenMessage(Generic[V]):
 
     @property
     def attempt(self) -> int:
-        """The number of times that the message was delivered, this time included."""
+        """The number of times that the message was delivered, including this one."""
         return self.message.attempt
 
     @property
@@ -157,7 +153,7 @@ class TakenMessage(Generic[V]):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags, in their order."""
+        """The tags, in the order of sending."""
         return self.message.tags
 
     @property
@@ -176,27 +172,25 @@ class TakenMessage(Generic[V]):
         return self.message.logic_offset
 
     def decode(self) -> V:
-        """Return the value, decoded by the codec of the consumer; raise CodecError if it
-        cannot.
-        """
+        """Return the value, decoded by the consumer's codec. Raises CodecError."""
         return self.message.decode()
 
     def ack(self) -> None:
-        """Ack the message; raise the errors of `keylane.Message.ack`."""
+        """Ack the message. Raises the errors of `keylane.Message.ack`."""
         self._run(self.message.ack)
 
     def nack(self, *, after_s: float = 0) -> None:
-        """Give the message back; raise the errors of `keylane.Message.nack`."""
+        """Nack the message. Raises the errors of `keylane.Message.nack`."""
         self._run(partial(self.message.nack, after_s=after_s))
 
     def _run(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._thread is None:
-            call().send(None)  # of a copy: it is refused at once
+            call().send(None)  # the message is a copy, so the first step raises
         else:
             self._thread.run(call)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A pool of processes gets a copy, which has no thread to ack on.
+        # A copy in another process has no thread to ack on.
         return TakenMessage, (None, self.message)
 
     def __copy__(self) -> Self:
@@ -207,24 +201,23 @@ class TakenMessage(Generic[V]):
 
 
 _CALLBACKS = ("on_assigned", "on_revoked", "on_lost")
-_OF_HANDLERS = (*_CALLBACKS, "threads", "concurrency", "max_wait_ms")
+_HANDLER_SETTINGS = (*_CALLBACKS, "threads", "concurrency", "max_wait_ms")
 """Settings that only a consumer with a handler uses."""
 
 
 class SyncConsumer(NonCopyable, Generic[V]):
     """
-    Takes messages in programs without an event loop, and in notebooks next to their own.
+    Receives messages in programs without an event loop, and in notebooks beside their own.
 
         with Consumer("127.0.0.1:7000", subject="orders", group="billing") as consumer:
             for message in consumer:
                 ...
                 message.ack()
 
-    The consumer works like a `keylane.Consumer` without a handler, on a thread of its own:
-    heartbeats continue while the program works, so the body of the loop may take as long as it
-    needs. A message is returned only after all earlier messages of its key were acked; `getmany`
-    may return several of a key. When the block ends, the partitions are released, and messages
-    that were not acked are delivered again.
+    It works like a `keylane.Consumer` without a handler, on its own thread: heartbeats continue
+    while the program works, so the loop body may take as long as it needs. A message is returned
+    only after all earlier messages of its key were acked; `getmany` may return several of a key.
+    When the block ends, the partitions are released, and unacked messages are delivered again.
     """
 
     def __init__(
@@ -248,7 +241,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
         Create a consumer with arguments of `keylane.Consumer`; `with` or `open` opens it.
 
         Args:
-            others: nothing. Only `keylane.Consumer` takes a handler and its options.
+            others: not accepted; only `keylane.Consumer` takes a handler and its options.
 
         Raises:
             ConfigError: an argument is invalid, or only `keylane.Consumer` takes it.
@@ -256,7 +249,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
         _refuse_others(others)
         for name in _CALLBACKS:
             if getattr(settings, name, None) is not None:
-                raise _of_handlers(name)
+                raise _handler_only_error(name)
         self._consumer: Consumer[V] = Consumer(
             meta,
             subject=subject,
@@ -272,7 +265,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
             token=token,
         )
         self._thread = LoopThread("consumer", end=self._consumer.close)
-        self._at_end = AtProcessEnd(self.close)
+        self._exit_hook = ExitHook(self.close)
         self._was_open = False
 
     def __repr__(self) -> str:
@@ -285,8 +278,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
 
         Raises:
             UsageError: the consumer is open, or was opened before a fork.
-            KeylaneError: an error with which `keylane.Consumer` does not open; `open` may be called
-                again.
+            KeylaneError: see `keylane.Consumer.__aenter__`; `open` may be called again.
         """
         self._thread.start()
         try:
@@ -294,29 +286,29 @@ class SyncConsumer(NonCopyable, Generic[V]):
         except BaseException:
             self._thread.stop()
             raise
-        self._at_end.on()
+        self._exit_hook.enable()
         self._was_open = True
         return self
 
     def close(self) -> None:
         """
-        Release the partitions and close the consumer; do nothing if it is closed, or in a forked
+        Release the partitions and close the consumer. Does nothing if it is closed, or in a forked
         child.
 
         Raises:
-            UsageError: a filter of this consumer made the call; the consumer stays open.
+            UsageError: called by this consumer's filter; the consumer stays open.
         """
         if self._thread.state != "open":
-            self._thread.stop()  # it may be closing, or its event loop may have ended by itself
-            self._at_end.off()
+            self._thread.stop()  # it may be closing, or its event loop may have ended
+            self._exit_hook.disable()
             return
         self._thread.check_caller()
         try:
-            with contextlib.suppress(ClosedError):  # another thread has closed it meanwhile
+            with contextlib.suppress(ClosedError):  # another thread has closed it
                 self._thread.run(self._consumer.close)
         finally:
             self._thread.stop()
-            self._at_end.off()
+            self._exit_hook.disable()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -345,27 +337,27 @@ class SyncConsumer(NonCopyable, Generic[V]):
         Raises:
             StopIteration: the consumer is closed.
             ClosedError: the consumer was never open.
-            KeylaneError: an error with which the iteration over a `keylane.Consumer` ends.
+            KeylaneError: an error ended the consumer.
         """
         try:
-            taken = Take(self._next, self._put_back).run(self._thread, self._in_hand)
+            message = Take(self._next, self._put_back).run(self._thread, self._wrap)
         except ClosedError:
-            if not self._is_over:
+            if not self._was_closed:
                 raise
-            taken = None
-        if taken is None:
+            message = None
+        if message is None:
             raise StopIteration
-        return taken
+        return message
 
-    def _in_hand(self, message: Message[V] | None) -> TakenMessage[V] | None:
+    def _wrap(self, message: Message[V] | None) -> TakenMessage[V] | None:
         return None if message is None else TakenMessage(self._thread, message)
 
-    def _put_back(self, taken: Message[V] | list[Message[V]] | ArrowBatch | None) -> None:
-        if taken is not None:
-            self._consumer._put_back(taken)
+    def _put_back(self, unseen: Message[V] | list[Message[V]] | ArrowBatch | None) -> None:
+        if unseen is not None:
+            self._consumer._put_back(unseen)
 
     @property
-    def _is_over(self) -> bool:
+    def _was_closed(self) -> bool:
         """True if the consumer was open and is closed, so that loops over it end."""
         return self._was_open and self._thread.state != "open"
 
@@ -381,63 +373,63 @@ class SyncConsumer(NonCopyable, Generic[V]):
         """
         Take several messages at once, as `keylane.Consumer.getmany` does, for `ack` and `nack`.
 
-        If Ctrl-C interrupts the call, the next call returns the messages.
+        If Ctrl-C interrupts this, the next call returns the messages.
         """
         take = partial(self._consumer.getmany, max_records=max_records, timeout_ms=timeout_ms)
         return Take(take, self._put_back).run(
-            self._thread, lambda messages: [TakenMessage(self._thread, each) for each in messages]
+            self._thread, lambda messages: [TakenMessage(self._thread, item) for item in messages]
         )
 
     def batches(self) -> Iterator[TakenBatch]:
-        """Iterate over messages as Arrow record batches, as `keylane.Consumer.batches` does; the
-        next batch follows `batch.ack()`.
+        """Iterate over messages as Arrow record batches, as `keylane.Consumer.batches` does; call
+        `batch.ack()` before taking the next one.
         """
         return _Batches(partial(self._next_batch, self._consumer.batches()))
 
     def _next_batch(self, batches: AsyncIterator[ArrowBatch]) -> TakenBatch | None:
         """Return the next batch, or None if the consumer is closed."""
         try:
-            take = partial(_next_of, batches)
-            return Take(take, self._put_back).run(self._thread, self._batch_in_hand)
+            take = partial(_anext_or_none, batches)
+            return Take(take, self._put_back).run(self._thread, self._wrap_batch)
         except ClosedError:
-            if not self._is_over:
+            if not self._was_closed:
                 raise
             return None
 
-    def _batch_in_hand(self, batch: ArrowBatch | None) -> TakenBatch | None:
+    def _wrap_batch(self, batch: ArrowBatch | None) -> TakenBatch | None:
         return None if batch is None else TakenBatch(self._thread, batch)
 
     def ack(self, messages: Iterable[TakenMessage[V]]) -> None:
         """Ack messages, as `keylane.Consumer.ack` does."""
-        self._thread.run(partial(self._consumer.ack, _taken(messages)))
+        self._thread.run(partial(self._consumer.ack, _unwrap(messages)))
 
     def nack(self, messages: Iterable[TakenMessage[V]], *, after_s: float = 0) -> None:
-        """Give messages back, as `keylane.Consumer.nack` does."""
-        self._thread.run(partial(self._consumer.nack, _taken(messages), after_s=after_s))
+        """Nack messages, as `keylane.Consumer.nack` does."""
+        self._thread.run(partial(self._consumer.nack, _unwrap(messages), after_s=after_s))
 
     def pause(self, *partition_ids: int) -> None:
-        """Take no messages of these partitions until `resume`, as `keylane.Consumer.pause` does."""
+        """Receive no messages of these partitions until `resume`, as `keylane.Consumer.pause`
+        does.
+        """
         self._thread.run(partial(self._consumer.pause, *partition_ids))
 
     def resume(self, *partition_ids: int) -> None:
-        """Take messages of these partitions again, or of all if there are no ids, as
+        """Receive messages of these partitions again, or of all without ids, as
         `keylane.Consumer.resume` does.
         """
         self._thread.run(partial(self._consumer.resume, *partition_ids))
 
-    def seek_to_time(self, *_where: object, **_to: object) -> NoReturn:
-        """Raise UsageError, as `keylane.Consumer` does."""
-        self._consumer.seek_to_time(*_where, **_to)
+    def seek_to_time(self, *_args: object, **_kwargs: object) -> NoReturn:
+        """Always raise UsageError; see `keylane.Consumer.seek`."""
+        self._consumer.seek_to_time(*_args, **_kwargs)
 
-    def seek(self, *_where: object, **_to: object) -> NoReturn:
-        """Raise UsageError, as `keylane.Consumer` does."""
-        self._consumer.seek(*_where, **_to)
+    def seek(self, *_args: object, **_kwargs: object) -> NoReturn:
+        """Always raise UsageError; see `keylane.Consumer.seek`."""
+        self._consumer.seek(*_args, **_kwargs)
 
     @property
     def position(self) -> dict[int, Position]:
-        """The pulled and acked offsets and the lag of each partition that is owned now, by its
-        id.
-        """
+        """How far each owned partition is pulled and acked, and its lag, by partition id."""
         return self._consumer.position
 
     @property
@@ -447,8 +439,8 @@ class SyncConsumer(NonCopyable, Generic[V]):
 
     @property
     def throttled_ms(self) -> int:
-        """The milliseconds that servers have delayed its calls because of a quota; each of several
-        simultaneous waits counts.
+        """The milliseconds for which servers have delayed this consumer's calls because of a quota;
+        overlapping delays are added up.
         """
         return self._consumer.throttled_ms
 
@@ -459,29 +451,29 @@ class SyncConsumer(NonCopyable, Generic[V]):
 
     @property
     def waiting_for(self) -> str:
-        """The reason, for people, why the consumer is granted no partitions while an operator has
-        suspended it; otherwise "".
+        """For people: who has suspended the consumer, and which partitions' messages it handles one
+        at a time; "" if neither; see `keylane.Consumer.waiting_for`.
         """
         return self._consumer.waiting_for
 
 
 def _refuse_others(others: Collection[str]) -> None:
     """
-    Refuse arguments that a consumer without a handler does not take.
+    Refuse arguments that this consumer does not take.
 
     Raises:
-        ConfigError: one of them is an argument of `keylane.Consumer`.
+        ConfigError: `keylane.Consumer` takes the argument.
         TypeError: no consumer takes it; the text says what to pass instead.
     """
     for name in others:
-        of_both = name in signature(Consumer).parameters and not name.startswith("_")
-        if of_both or name in _OF_HANDLERS:
-            raise _of_handlers(name)
+        is_known = name in signature(Consumer).parameters and not name.startswith("_")
+        if is_known or name in _HANDLER_SETTINGS:
+            raise _handler_only_error(name)
     refuse_others("Consumer", others, ConsumerSettings, OTHER_WORDS)
 
 
-def _of_handlers(name: str) -> ConfigError:
-    """The refusal of what only a consumer with an event loop can call."""
+def _handler_only_error(name: str) -> ConfigError:
+    """Return the error for an argument that only `keylane.Consumer` takes."""
     return ConfigError(
         f"keylane.sync.Consumer takes no {name}=: take messages in a loop, `for message in "
         "consumer`, and ack them; or use keylane.Consumer, which calls functions, in an async def "
@@ -490,7 +482,7 @@ def _of_handlers(name: str) -> ConfigError:
 
 
 class _Batches(Iterator[TakenBatch]):
-    """The iterator of `batches`, which is no generator because Ctrl-C would end one."""
+    """The iterator of `batches`; it is not a generator, because Ctrl-C would end that."""
 
     def __init__(self, take: Callable[[], TakenBatch | None]) -> None:
         self._take = take
@@ -502,14 +494,14 @@ class _Batches(Iterator[TakenBatch]):
         return batch
 
 
-async def _next_of(batches: AsyncIterator[ArrowBatch]) -> ArrowBatch | None:
+async def _anext_or_none(batches: AsyncIterator[ArrowBatch]) -> ArrowBatch | None:
     return await anext(batches, None)
 
 
-def _taken(messages: Iterable[TakenMessage[Any]]) -> list[Message[Any]]:
+def _unwrap(messages: Iterable[TakenMessage[Any]]) -> list[Message[Any]]:
     if isinstance(messages, TakenMessage):
         raise InvalidRequestError(
-            "a consumer acks a list of messages: consumer.ack([message]); or message.ack()"
+            "pass a list of messages, as in consumer.ack([message]), or call message.ack()"
         )
-    given: list[Any] = listed(messages)  # type: ignore[arg-type]  # it looks at what it is given
-    return [each.message if isinstance(each, TakenMessage) else each for each in given]
+    checked: list[Any] = listed(messages)  # type: ignore[arg-type]  # it checks the types
+    return [item.message if isinstance(item, TakenMessage) else item for item in checked]

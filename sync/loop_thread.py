@@ -1,23 +1,19 @@
-"""An event loop on a thread of its own, on which programs without an event loop run a client.
+"""Runs a client on an event loop in a separate thread, for programs without an event loop, and
+closes it when the process ends.
 
-    caller's thread ── run(work) ──▶ loop of the thread ── result or error ──▶ caller's thread
+    caller's thread ── run(work) ──▶ the thread's loop ── result or error ──▶ caller's thread
 
 Invariants
-    All work that was given to `run` before `stop` is done or cancelled before the thread ends.
-    The client is closed before its loop ends, whatever was interrupted: otherwise its group would
+    All work that was passed to `run` before `stop` is done or cancelled before the thread ends.
+    The client is closed before its loop ends, whatever was interrupted; otherwise its group would
     wait for its ttl to expire.
-    A `stop` that was interrupted continues; `start` waits for its end.
-    If a callback of the user ends the program, for example with `sys.exit()`, the client is closed
+    An interrupted `stop` continues in the background; `start` waits for its end.
+    If a user's callback ends the program, for example with `sys.exit()`, the client is closed
     before the loop ends.
     In a forked child nothing runs, because the thread exists only in the parent.
-    No thread holds a lock that another thread needs. A signal handler may interrupt its thread
-    anywhere and call this module, and so may finalizers and log handlers. So each caller waits at
-    a lock of its own, which the loop releases without waiting.
-
-Calls that are made when this process ends, so that an open client is closed.
-
-A forked child of `multiprocessing` calls no functions of `atexit` before Python 3.13. It does call
-the finalizers of `multiprocessing`, unless it ends by `os._exit` or a signal.
+    No thread holds a lock that another thread needs. Signal handlers, finalizers and log handlers
+    may interrupt a thread anywhere and call this module. Each caller therefore waits for its own
+    lock, which the loop releases without waiting.
 """
 
 from __future__ import annotations
@@ -38,15 +34,15 @@ from . import loop_logs
 
 T = TypeVar("T")
 HINT = "Use it inside its `with` block, or between `open()` and `close()`."
-"""The hint of a ClosedError, for programs without an event loop."""
+"""The hint of a ClosedError."""
 OWN_LOOP_HINT = "Call it from another thread: its event loop would wait for itself."
-"""The hint of a UsageError in a callback that runs on the client's own thread."""
+"""The hint of a UsageError for a call on the client's own thread, for example in a codec."""
 SHARED_THREAD_HINT = (
     "Where gevent has patched threads, only one client of keylane.sync can run; greenlets may "
     "share it. To run several clients, use real threads, for example with gunicorn "
     "--worker-class gthread."
 )
-"""The hint of a UsageError where a patched `threading` starts no real thread."""
+"""The hint of a UsageError if `threading` is patched and starts no real threads."""
 
 NO_THREAD_HINT = (
     "Python starts no thread after the main thread has ended: open the client earlier, and end the "
@@ -56,7 +52,7 @@ NO_THREAD_HINT = (
 
 
 class _Gate:
-    """A gate at which one thread waits until another thread opens it; opening never blocks."""
+    """Lets one thread wait until another opens the gate; opening never blocks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,22 +66,22 @@ class _Gate:
             self._lock.release()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the gate is open; return False after the time-out."""
+        """Wait until the gate is open; return False on a timeout."""
         return self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s)
 
 
 class _Call(Generic[T]):
-    """Work that the loop does for a caller."""
+    """Runs a caller's work on the loop."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self.gate = _Gate()
         self._work = work
         self._task: asyncio.Task[T | _Exit] | None = None
-        """The task of the work. When the gate is open, it is done, or None if it never began."""
+        """The task of the work. Once the gate is open, it is done, or None if it never began."""
 
-    def begin(self, life: _Life) -> None:
-        """Begin the work, on the loop."""
-        if life.stopping:
+    def begin(self, loop_run: _Run) -> None:
+        """Start the work; called on the loop."""
+        if loop_run.stopping:
             self.gate.open()
             return
         self._task = asyncio.get_running_loop().create_task(_outcome(self._work))
@@ -93,16 +89,16 @@ class _Call(Generic[T]):
 
     def _finish(self, task: asyncio.Task[T | _Exit]) -> None:
         if not task.cancelled():
-            task.exception()  # it is known, though a caller that was interrupted may never ask
+            task.exception()  # mark it as retrieved: an interrupted caller never reads it
         self.gate.open()
 
     def cancel(self) -> None:
-        """Cancel the work, on the loop."""
+        """Cancel the work; called on the loop."""
         if self._task is not None:
             self._task.cancel()
 
     def result(self) -> T:
-        """Return the result of the work, or raise CancelledError if it did not end."""
+        """Return the work's result. Raises CancelledError if it did not finish."""
         if self._task is None or not self._task.done():
             raise asyncio.CancelledError
         outcome = self._task.result()
@@ -111,69 +107,69 @@ class _Call(Generic[T]):
         return outcome
 
 
-class _Life:
+class _Run:
     """One run of the thread and its loop, from start to end."""
 
-    def __init__(self, run: Callable[[_Life], None], name: str) -> None:
+    def __init__(self, run: Callable[[_Run], None], name: str) -> None:
         self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
         self.ident = 0
         """The id of the thread; 0 until it runs."""
-        self.begun = _Gate()
-        """A gate that opens when the loop runs, or has failed to start."""
+        self.started = _Gate()
+        """Opens when the loop runs, or has failed to start."""
         self.error: Exception | None = None
-        """The reason why the loop did not start."""
+        """Why the loop did not start."""
         self.stopping = False
-        """True when no more work is accepted: the thread is ending, or has ended."""
+        """True once no more work is accepted: the thread is ending, or has ended."""
         self.ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._gates: set[_Gate] = set()
-        """The gates of callers who wait."""
-        self._serves = threading.Lock()
-        """A lock that is acquired once, without waiting: by the thread when it begins to serve, or
-        by a starter that was interrupted before.
+        """The gates of waiting callers."""
+        self._claim = threading.Lock()
+        """Acquired once, without waiting: by the thread when it begins to serve, or before that by
+        an interrupted starter.
         """
         self._is_joined = False
         self._process_id = process_id()
 
     # ── on the thread ─────────────────────────────────────────────────────────────────────────────
-    def take(self) -> bool:
-        """Return True for the first caller: the thread, which then serves, or its starter, which
-        has given it up.
+    def claim(self) -> bool:
+        """Return True to the first caller only: the thread, which then serves, or its interrupted
+        starter, so that the thread does not serve.
         """
-        return self._serves.acquire(blocking=False)
+        return self._claim.acquire(blocking=False)
 
-    async def until_stopped(self) -> None:
+    async def serve_until_stopped(self) -> None:
         """Accept posted work until `stop`."""
         self._loop = asyncio.get_running_loop()
-        self.begun.open()
-        if not self.stopping:  # if it becomes so from now on, `stop` sees the loop
+        self.started.open()
+        if not self.stopping:  # a later `stop` finds the loop
             await self._stop.wait()
 
     def end(self) -> None:
-        """Note that the loop has ended, and wake all callers who wait."""
+        """Record that the loop has ended, and wake all waiting callers."""
         self.stopping = self.ended = True
         for gate in list(self._gates):
             gate.open()
-        self.begun.open()
+        self.started.open()
 
     # ── on any thread ─────────────────────────────────────────────────────────────────────────────
     def post(self, call: Callable[..., object], *args: object) -> None:
-        """Let the loop call `call(*args)`; do nothing if it has ended."""
+        """Schedule `call(*args)` on the loop; do nothing if it has ended."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(call, *args)
 
     def wait(self, gate: _Gate, timeout_s: float | None = None) -> bool:
-        """Wait until the gate is open or the thread has ended; return False after the time-out."""
+        """Wait until the gate is open or the thread has ended; return False on a timeout."""
         self._gates.add(gate)
         try:
-            return self.ended or gate.wait(timeout_s)  # what comes behind this look, `end` opens
+            return self.ended or gate.wait(timeout_s)  # a later `end` opens the gate
         finally:
             self._gates.discard(gate)
 
     def stop(self) -> None:
-        """Let the thread end."""
+        """Ask the thread to end."""
         self.stopping = True
         self.post(self._stop.set)
 
@@ -182,7 +178,7 @@ class _Life:
         if process_id() != self._process_id:
             return
         self.wait(_Gate())
-        if not self._is_joined:  # a signal handler waits for no `join` that it interrupts
+        if not self._is_joined:  # a signal handler must not wait for a `join` that it interrupts
             self._is_joined = True
             self.thread.join()
 
@@ -193,27 +189,27 @@ class LoopThread:
     result.
 
     Args:
-        what: the kind of client that runs there, for the texts of errors.
-        end: closes the client, if it is open; it is the last work on the loop.
+        client_kind: the kind of client, for error texts.
+        end: closes the client if it is open; the last work on the loop.
     """
 
     def __init__(
-        self, what: str, *, end: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self, client_kind: str, *, end: Callable[[], Coroutine[Any, Any, None]] | None = None
     ) -> None:
-        self._what = what
+        self._client_kind = client_kind
         self._end = end
-        self._home = Home(what)
-        self._life: _Life | None = None
-        """The run that was started last."""
+        self._home = Home(client_kind)
+        self._current: _Run | None = None
+        """The latest run."""
         self._starts = threading.Lock()
-        """A lock that a starter holds, and that no thread waits for."""
+        """Held by a starter; no thread waits for it."""
 
     @property
     def state(self) -> str:
         """One of "open", "closed" and "forked"."""
         if self.forked:
             return "forked"
-        return "open" if self._life is not None and not self._life.stopping else "closed"
+        return "open" if self._current is not None and not self._current.stopping else "closed"
 
     @property
     def forked(self) -> bool:
@@ -225,150 +221,164 @@ class LoopThread:
         Start the thread, and wait until its loop runs.
 
         Raises:
-            UsageError
-            UsageError: gevent has patched threads, so they are greenlets of one thread, which
-                already runs an event loop; or no thread could be started, and `start` may be called
-                again.
+            UsageError: it is open, or was opened before a fork; or gevent has patched threads, so
+                that they are greenlets of one thread, which already runs an event loop; or no
+                thread could be started, and `start` may be called again.
             OSError: no event loop could be created, for example because no file descriptor is free;
                 `start` may be called again.
         """
         self._home.check_not_forked()
         if not self._starts.acquire(blocking=False):
-            raise UsageError(Reason.ALREADY_OPEN, f"the {self._what} is being opened already")
+            raise UsageError(
+                Reason.ALREADY_OPEN, f"the {self._client_kind} is being opened already"
+            )
         try:
-            if self._life is not None:
-                if not self._life.stopping:
-                    raise UsageError(Reason.ALREADY_OPEN, f"the {self._what} is open already")
+            if self._current is not None:
+                if not self._current.stopping:
+                    raise UsageError(
+                        Reason.ALREADY_OPEN, f"the {self._client_kind} is open already"
+                    )
                 self.check_caller()
-                self._life.wait_end()
-            self._life = self._started()
+                self._current.wait_end()
+            self._current = self._start_run()
         finally:
             self._starts.release()
 
-    def _started(self) -> _Life:
-        life = _Life(self._run, f"keylane {self._what}")
+    def _start_run(self) -> _Run:
+        loop_run = _Run(self._run, f"keylane {self._client_kind}")
         try:
-            self._start(life.thread)
-            life.begun.wait()
+            self._start(loop_run.thread)
+            loop_run.started.wait()
         except UsageError:
             raise
-        except BaseException:  # an interrupt, as Ctrl-C: a thread that began ends
-            if not life.take():
-                self._life = life  # the next start waits for its end
-                life.stop()
+        except BaseException:  # an interrupt such as Ctrl-C: end a thread that has begun
+            if not loop_run.claim():
+                self._current = loop_run  # the next `start` waits for its end
+                loop_run.stop()
             raise
-        if life.error is not None:
-            raise life.error
-        return life
+        if loop_run.error is not None:
+            raise loop_run.error
+        return loop_run
 
     def _start(self, thread: threading.Thread) -> None:
-        """Start the thread; raise UsageError if the system or an ending interpreter refuses."""
+        """Start the thread. Raises UsageError if the system or an ending interpreter refuses."""
         try:
             loop_logs.LOGS.start()
             thread.start()
         except RuntimeError as error:
-            none = UsageError(
-                Reason.OTHER_LOOP, f"the {self._what} needs a thread for its event loop: {error}"
+            refusal = UsageError(
+                Reason.OTHER_LOOP,
+                f"the {self._client_kind} needs a thread for its event loop: {error}",
             )
-            none.hint = NO_THREAD_HINT
-            raise none from error
+            refusal.hint = NO_THREAD_HINT
+            raise refusal from error
 
-    def _run(self, life: _Life) -> None:
-        served = False
-        life.ident = get_ident()
+    def _run(self, loop_run: _Run) -> None:
+        was_served = False
+        loop_run.ident = get_ident()
         try:
-            _check_own_thread(self._what)
-            loop_logs.LOGS.enter()
+            _check_real_thread(self._client_kind)
+            loop_logs.LOGS.register()
             with asyncio.Runner() as runner:
-                self._run_to_the_end(runner.get_loop(), life)
-                served = True
+                self._run_to_the_end(runner.get_loop(), loop_run)
+                was_served = True
         except Exception as error:
-            if served and not threading.main_thread().is_alive():
-                # the loop is closed; from Python 3.12 on a pool of threads that it had asks for one
-                # more to end
+            if was_served and not threading.main_thread().is_alive():
+                # The loop is closed; since Python 3.12, shutting down its thread pool starts a
+                # thread, which fails here.
                 return
-            if life.begun.is_open:
+            if loop_run.started.is_open:
                 raise
-            life.error = error  # there is no loop, as without a free file descriptor
+            loop_run.error = (
+                error  # no loop could be created, for example without a file descriptor
+            )
         finally:
-            loop_logs.LOGS.leave()
-            life.end()
+            loop_logs.LOGS.unregister()
+            loop_run.end()
 
-    def _run_to_the_end(self, loop: asyncio.AbstractEventLoop, life: _Life) -> None:
-        """Run `_serve` to its end: after an error that stops the loop, continue so that it closes
-        the client.
+    def _run_to_the_end(self, loop: asyncio.AbstractEventLoop, loop_run: _Run) -> None:
+        """Run `_serve` until it returns; if an error stops the loop, continue, so that the client
+        is closed.
         """
-        serving = loop.create_task(self._serve(life))
-        while not serving.done():
+        serve_task = loop.create_task(self._serve(loop_run))
+        while not serve_task.done():
             try:
-                loop.run_until_complete(serving)
+                loop.run_until_complete(serve_task)
             except (SystemExit, KeyboardInterrupt):
-                log = logging.getLogger(f"keylane.{self._what}")
-                log.exception("closing the %s, because a callback ended its event loop", self._what)
-                life.stop()
+                log = logging.getLogger(f"keylane.{self._client_kind}")
+                log.exception(
+                    "closing the %s, because a callback ended its event loop", self._client_kind
+                )
+                loop_run.stop()
 
-    async def _serve(self, life: _Life) -> None:
-        if not life.take():
-            return  # its start was interrupted
+    async def _serve(self, loop_run: _Run) -> None:
+        if not loop_run.claim():
+            return  # the starter was interrupted
         self._home.enter(self, lambda: None)
-        await life.until_stopped()
+        await loop_run.serve_until_stopped()
         if self._end is not None:
             try:
                 await self._end()
             except Exception:
-                log = logging.getLogger(f"keylane.{self._what}")
-                log.exception("the %s could not be closed when it was stopped", self._what)
+                log = logging.getLogger(f"keylane.{self._client_kind}")
+                log.exception("the %s could not be closed when it was stopped", self._client_kind)
         self._home.leave()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None) -> T:
         """
-        Run `work()` on the loop and return its result; KeyboardInterrupt and a time-out cancel it.
+        Run `work()` on the loop and return its result; KeyboardInterrupt and a timeout cancel it.
 
         Raises:
-            InvalidRequestError: `timeout_s` is no number of seconds; nothing was run.
-            ClosedError, UsageError: the thread does not run, or was stopped during the work.
-            UsageError: the call was made on the thread itself, which would wait forever.
+            InvalidRequestError: `timeout_s` is not a number of seconds; nothing was run.
+            ClosedError: the thread does not run, or was stopped during the work.
+            UsageError: called on the thread itself, which would wait forever, or in a forked child.
             TimeoutError: the work took longer than `timeout_s` seconds.
             BaseException: the work raised it.
         """
         _check_seconds(timeout_s)
         self._home.check_not_forked()
         self.check_caller()
-        life = self._life
-        if life is None or life.stopping:
-            raise _for_threads(ClosedError(f"the {self._what} is not open"))
+        loop_run = self._current
+        if loop_run is None or loop_run.stopping:
+            raise _with_hint(ClosedError(f"the {self._client_kind} is not open"))
         call = _Call(work)
         try:
-            life.post(call.begin, life)
-            if not life.wait(call.gate, timeout_s):
-                raise TimeoutError(f"the {self._what} has not done it within {timeout_s:g} s")
+            loop_run.post(call.begin, loop_run)
+            if not loop_run.wait(call.gate, timeout_s):
+                raise TimeoutError(
+                    f"the {self._client_kind} has not finished within {timeout_s:g} s"
+                )
             return call.result()
         except asyncio.CancelledError:
-            raise _for_threads(ClosedError(f"the {self._what} was closed meanwhile")) from None
+            raise _with_hint(ClosedError(f"the {self._client_kind} was closed meanwhile")) from None
         except ClosedError as error:
-            _for_threads(error)
+            _with_hint(error)
             raise
         except BaseException:
-            life.post(call.cancel)
+            loop_run.post(call.cancel)
             raise
 
     def check_caller(self) -> None:
-        """Raise UsageError if the thread itself makes the call, for example in a codec or a
-        filter: it would wait for itself.
+        """Raise UsageError on the thread itself, for example in a codec or a filter: it would wait
+        for itself.
         """
-        if self._life is not None and self._life.ident == get_ident() and not self._life.ended:
+        if (
+            self._current is not None
+            and self._current.ident == get_ident()
+            and not self._current.ended
+        ):
             error = UsageError(
-                Reason.OTHER_LOOP, f"the {self._what} is called on its own event loop"
+                Reason.OTHER_LOOP, f"the {self._client_kind} is called on its own event loop"
             )
             error.hint = OWN_LOOP_HINT
             raise error
 
     def post(self, call: Callable[[], None]) -> None:
-        """Call `call` on the loop soon, after the work that `run` was given; do nothing once the
-        thread is stopping.
+        """Schedule `call` on the loop, after earlier work of `run`; do nothing once the thread is
+        stopping.
         """
-        if self._life is not None and not self._life.stopping and not self.forked:
-            self._life.post(call)
+        if self._current is not None and not self._current.stopping and not self.forked:
+            self._current.post(call)
 
     def stop(self) -> None:
         """
@@ -377,19 +387,19 @@ class LoopThread:
         In a forked child this does nothing. An interrupt ends only the wait.
 
         Raises:
-            UsageError: the thread itself made the call; nothing was stopped.
+            UsageError: called on the thread itself; nothing was stopped.
         """
-        life = self._life
-        if life is None or self.forked:
+        loop_run = self._current
+        if loop_run is None or self.forked:
             return
         self.check_caller()
-        life.stop()
-        life.wait_end()
-        loop_logs.LOGS.settle()
+        loop_run.stop()
+        loop_run.wait_end()
+        loop_logs.LOGS.wait_handled()
 
 
 class _Exit:
-    """The result of work that raised an error which ends a program."""
+    """The outcome of work that raised SystemExit or KeyboardInterrupt."""
 
     def __init__(self, error: SystemExit | KeyboardInterrupt) -> None:
         self.error = error
@@ -399,8 +409,8 @@ async def _outcome(work: Callable[[], Coroutine[Any, Any, T]]) -> T | _Exit:
     """
     Return the result of the work.
 
-    An error that ends a program, for example of `sys.exit()` in a codec, is returned for the caller
-    to raise; raised here, it would stop the loop.
+    SystemExit and KeyboardInterrupt, for example of `sys.exit()` in a codec, are returned for the
+    caller to raise; raised here, they would stop the loop.
     """
     try:
         return await work()
@@ -408,9 +418,9 @@ async def _outcome(work: Callable[[], Coroutine[Any, Any, T]]) -> T | _Exit:
         return _Exit(error)
 
 
-def _check_own_thread(what: str) -> None:
-    """Raise UsageError if an event loop already runs in this new thread, which is then no real
-    thread.
+def _check_real_thread(client_kind: str) -> None:
+    """Raise UsageError if an event loop already runs in this new thread, which is then a
+    greenlet.
     """
     try:
         asyncio.get_running_loop()
@@ -418,61 +428,63 @@ def _check_own_thread(what: str) -> None:
         return
     error = UsageError(
         Reason.OTHER_LOOP,
-        f"the {what} needs a thread for its event loop; threads of this program are greenlets of "
-        "one thread, in which another event loop runs",
+        f"the {client_kind} needs a thread for its event loop; threads of this program are "
+        "greenlets of one thread, in which another event loop runs",
     )
     error.hint = SHARED_THREAD_HINT
     raise error
 
 
-def _for_threads(error: ClosedError) -> ClosedError:
+def _with_hint(error: ClosedError) -> ClosedError:
     if error.hint == ClosedError.hint:
         error.hint = HINT
     return error
 
 
 def _check_seconds(timeout_s: object) -> None:
-    """Raise InvalidRequestError unless the time-out is None, or seconds that a thread can wait."""
+    """Raise InvalidRequestError unless the timeout is None, or seconds that a thread can wait."""
     if timeout_s is None:
         return
-    number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    # it is a number
-    if not number or not 0 <= timeout_s <= threading.TIMEOUT_MAX:  # type: ignore[operator]
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not is_number or not 0 <= timeout_s <= threading.TIMEOUT_MAX:  # type: ignore[operator]
         raise InvalidRequestError(
-            f"a time-out is seconds from 0, or None for as long as it takes, not {timeout_s!r:.40}"
+            f"timeout_s must be seconds >= 0, or None for no timeout, not {timeout_s!r:.40}"
         )
 
 
-class AtProcessEnd:
+class ExitHook:
     """
-    A call that is made once at the end of this process, if it is switched `on`.
+    Calls a function once when this process ends, if it is enabled.
+
+    A forked child of `multiprocessing` calls no `atexit` functions before Python 3.13, but it does
+    call the finalizers of `multiprocessing`, unless `os._exit` or a signal ends it.
 
     Args:
-        call: the function to call; it must do nothing in a forked child.
+        call: the function; it must do nothing in a forked child.
     """
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self._finalizer: Any = None
-        """The finalizer in a child of `multiprocessing`; elsewhere None."""
+        """The finalizer, in a child of `multiprocessing` only."""
 
-    def on(self) -> None:
-        """Let the call be made at the end of the process."""
-        atexit.register(self._make)
-        # A child of `multiprocessing` has imported both modules; other programs need neither.
+    def enable(self) -> None:
+        """Enable the call."""
+        atexit.register(self._run_once)
+        # Only a child of `multiprocessing` needs its finalizers, and has imported it already.
         process = sys.modules.get("multiprocessing.process")
         if process is not None and process.parent_process() is not None:
             from multiprocessing.util import Finalize
 
-            self._finalizer = Finalize(None, self._make, exitpriority=0)
+            self._finalizer = Finalize(None, self._run_once, exitpriority=0)
 
-    def off(self) -> None:
-        """Let the call not be made."""
-        atexit.unregister(self._make)
+    def disable(self) -> None:
+        """Disable the call."""
+        atexit.unregister(self._run_once)
         if self._finalizer is not None:
             self._finalizer.cancel()
             self._finalizer = None
 
-    def _make(self) -> None:
-        self.off()  # a spawned child also calls the functions of atexit
+    def _run_once(self) -> None:
+        self.disable()  # a spawned child also runs atexit functions
         self._call()

@@ -1,4 +1,4 @@
-"""The blocking producer: it runs a `keylane.Producer` on an event loop in a thread of its own."""
+"""The blocking producer, which runs a `keylane.Producer` on an event loop in its own thread."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from ..protocol.routing import OrderStrategy
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from ..protocol.settings import flag_problems, refuse_call
 from ..rpc.home import NonCopyable
-from .loop_thread import AtProcessEnd, LoopThread
+from .loop_thread import ExitHook, LoopThread
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 F = TypeVar("F")
-CHUNK = 1_000
-"""Number of messages that `send_all` passes to the other thread at once."""
+CHUNK_MESSAGES = 1_000
+"""The number of messages that `send_all` passes to the other thread at once."""
 
 
-class _Outcome(Protocol[R_co]):
+class _MessageFuture(Protocol[R_co]):
     """The future of a message."""
 
     def __await__(self) -> Generator[Any, None, R_co]: ...
@@ -52,27 +52,31 @@ class _Outcome(Protocol[R_co]):
     def cancel(self) -> Any: ...
 
 
-class _OnItsWay(Generic[R]):
-    def __init__(self, thread: LoopThread, future: _Outcome[R]) -> None:
+class _PendingMessage(Generic[R]):
+    def __init__(self, thread: LoopThread, future: _MessageFuture[R]) -> None:
         self._thread = thread
         self._future = future
 
     def result(self, timeout_s: float | None = None, *, timeout: float | None = None) -> R:
         """
-        Wait until the message is stored, scheduled or given up; the producer may be closed.
+        Wait until the message is stored, scheduled or given up; also after the producer is closed.
 
         Args:
-            timeout_s: seconds to wait; None to wait as long as it takes.
-            timeout: the same, under the name that `concurrent.futures` has for it.
+            timeout_s: seconds to wait; None: no timeout.
+            timeout: the same, as `concurrent.futures` calls it.
+
+        Returns:
+            The receipt.
 
         Raises:
-            TimeoutError: the time is over, and the producer continues to send the message.
-            InvalidRequestError: `timeout_s` is no number of seconds, or both names are given.
-            KeylaneError: the message was given up; its `fate` says whether it may be stored.
+            TimeoutError: the message is still pending; the producer continues to send it.
+            InvalidRequestError: `timeout_s` is not a number of seconds, or both are passed.
+            KeylaneError: the message was given up; the error's `fate` says whether it may be
+                stored.
         """
         if timeout is not None:
             if timeout_s is not None:
-                raise InvalidRequestError("timeout is another name of timeout_s: give one of them")
+                raise InvalidRequestError("timeout is another name for timeout_s: pass one of them")
             timeout_s = timeout
         try:
             return self._thread.run(self._receipt, timeout_s)
@@ -90,40 +94,39 @@ class _OnItsWay(Generic[R]):
 
     @property
     def cancel(self) -> Any:
-        """Raise AttributeError with a text that says what to use instead, so `hasattr` is False."""
+        """Always raises AttributeError, which says what to use instead; `hasattr` is False."""
         return self._future.cancel
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {'done' if self.done() else 'pending'}>"
 
 
-class SentMessage(_OnItsWay[Receipt]):
+class SentMessage(_PendingMessage[Receipt]):
     """A message that `send` has queued; `result` waits for its receipt."""
 
 
-class ScheduledMessage(_OnItsWay[ScheduledReceipt]):
-    """A message that was sent with `deliver_at`; `result` waits for the receipt, which
-    `Producer.cancel` takes.
+class ScheduledMessage(_PendingMessage[ScheduledReceipt]):
+    """A message that was sent with `deliver_at`; `result` waits for its receipt, with which
+    `Producer.cancel` cancels it.
     """
 
 
 class SyncProducer(NonCopyable, Generic[V]):
     """
-    Sends messages from programs without an event loop, and from notebooks next to their own.
+    Sends messages from programs without an event loop, and from notebooks beside their own.
 
         with Producer("127.0.0.1:7000") as producer:
             receipt = producer.send("orders", b"paid", key=b"customer-7").result()
 
-    The producer works like `keylane.Producer`, whose calls it makes on a thread of its own. Any
-    thread may call it: the messages of a key are stored in the order in which the calls of `send`
-    return. Each `send` passes to that thread and back; `send_all` passes once for a thousand
-    messages.
+    It calls a `keylane.Producer` on its own thread, and may be called from any thread: the messages
+    of a key are stored in the order in which the `send` calls return. Each `send` is a round trip
+    to the other thread; `send_all` needs one per thousand messages.
 
-    The end of the block waits until everything is stored. In a notebook, `producer =
+    The end of the block waits until all messages are stored. In a notebook, `producer =
     Producer(...).open()` opens the producer for several cells; it is closed by `close()`, or when
-    the program or its process of `multiprocessing` ends. A process that ends by a signal or
-    `os._exit`, like uvicorn and the workers of Celery and RQ, does not close it, and queued
-    messages are lost: call `result`, `flush` or `close` first.
+    the program or `multiprocessing` child ends. A process that is ended by a signal or `os._exit`,
+    such as uvicorn and the workers of Celery and RQ, does not close it, and queued messages are
+    lost: call `result`, `flush` or `close` first.
     """
 
     def __init__(
@@ -143,7 +146,7 @@ class SyncProducer(NonCopyable, Generic[V]):
         Create a producer with the arguments of `keylane.Producer`; `with` or `open` opens it.
 
         Raises:
-            ConfigError, TypeError
+            ConfigError, TypeError: an argument is invalid; see `keylane.Producer`.
         """
         self._producer: Producer[V] = Producer(
             meta,
@@ -157,7 +160,7 @@ class SyncProducer(NonCopyable, Generic[V]):
             **others,
         )
         self._thread = LoopThread("producer", end=partial(self._producer.close, flush=False))
-        self._at_end = AtProcessEnd(self.close)
+        self._exit_hook = ExitHook(self.close)
 
     def __repr__(self) -> str:
         return f"<sync {self._producer!r:.200}>".replace("<sync <", "<sync ").replace(">>", ">")
@@ -168,8 +171,8 @@ class SyncProducer(NonCopyable, Generic[V]):
         Start the thread, connect to a metaserver, and return the producer.
 
         Raises:
-            NotSentError, OutcomeUnknownError: no metaserver has answered within `wait_s`; `open`
-                may be called again.
+            NotSentError, OutcomeUnknownError: no metaserver replied within `wait_s`; `open` may be
+                called again.
             UsageError: the producer is open, or was opened before a fork.
         """
         self._thread.start()
@@ -178,34 +181,33 @@ class SyncProducer(NonCopyable, Generic[V]):
         except BaseException:
             self._thread.stop()
             raise
-        self._at_end.on()
+        self._exit_hook.enable()
         return self
 
     def close(self, *, flush: bool = True) -> None:
         """
-        Close the producer; do nothing if it is closed, or in a forked child.
+        Close the producer. Does nothing if it is closed, or in a forked child.
 
         Args:
-            flush: wait for the queued messages; if False, they are given up at once.
+            flush: wait for the queued messages; False: give them up at once.
 
         Raises:
-            GivenUpError: messages were given up, as `flush` reports it, or by this call.
+            GivenUpError: messages were given up, before (see `flush`) or by this call.
             InvalidRequestError: `flush` is neither True nor False; the producer stays open.
-            UsageError: a codec or a partitioner of this producer made the call; the producer
-                stays open.
+            UsageError: called by a codec or partitioner of this producer, which stays open.
         """
         refuse_call(flag_problems(flush=flush))
         if self._thread.state != "open":
-            self._thread.stop()  # it may be closing, or its event loop may have ended by itself
-            self._at_end.off()
+            self._thread.stop()  # it may be closing, or its event loop may have ended
+            self._exit_hook.disable()
             return
         self._thread.check_caller()
         try:
-            with contextlib.suppress(ClosedError):  # another thread has closed it meanwhile
+            with contextlib.suppress(ClosedError):  # another thread has closed it
                 self._thread.run(partial(self._producer.close, flush=flush))
         finally:
             self._thread.stop()
-            self._at_end.off()
+            self._exit_hook.disable()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -253,22 +255,21 @@ class SyncProducer(NonCopyable, Generic[V]):
         timeout_ms: int | None = None,
     ) -> SentMessage | ScheduledMessage:
         """
-        Queue a message, with the arguments of `keylane.Producer.send`; wait while the queue is
-        full.
+        Queue a message, as `keylane.Producer.send` does, but wait while the queue is full.
 
         Returns:
-            The queued message: its `result()` waits for the Receipt, or with `deliver_at` for the
-            ScheduledReceipt. If `result` is never called, `flush` and `close` report messages that
-            were given up.
+            The queued message, whose `result()` waits for the Receipt, or with `deliver_at` for the
+            ScheduledReceipt. If `result` is never called, `flush` and `close` report whether the
+            message was given up.
 
         Raises:
-            KeylaneError: an error of `keylane.Producer.send`, except QueueFullError; nothing was
+            KeylaneError: see `keylane.Producer.send`; there is no QueueFullError. Nothing was
                 queued.
-            UsageError: a codec or a partitioner of this producer made the call.
+            UsageError: called by a codec or partitioner of this producer.
         """
         if deliver_at is not None:
 
-            def later(at: datetime | int = deliver_at) -> ScheduledFuture:
+            def send_later(at: datetime | int = deliver_at) -> ScheduledFuture:
                 return self._producer.send(
                     subject,
                     value,
@@ -280,7 +281,9 @@ class SyncProducer(NonCopyable, Generic[V]):
                     timeout_ms=timeout_ms,
                 )
 
-            return ScheduledMessage(self._thread, self._thread.run(partial(self._queued, later)))
+            return ScheduledMessage(
+                self._thread, self._thread.run(partial(self._drain_and_send, send_later))
+            )
 
         def send() -> SendFuture:
             return self._producer.send(
@@ -293,9 +296,9 @@ class SyncProducer(NonCopyable, Generic[V]):
                 timeout_ms=timeout_ms,
             )
 
-        return SentMessage(self._thread, self._thread.run(partial(self._queued, send)))
+        return SentMessage(self._thread, self._thread.run(partial(self._drain_and_send, send)))
 
-    async def _queued(self, send: Callable[[], F]) -> F:
+    async def _drain_and_send(self, send: Callable[[], F]) -> F:
         await self._producer.drain()
         return send()
 
@@ -307,11 +310,13 @@ class SyncProducer(NonCopyable, Generic[V]):
 
     def send_all(self, subject: str, messages: Iterable[tuple[bytes, V]]) -> int:
         """
-        Queue messages as fast as there is room, then `flush`; return the number of messages, all of
-        which are stored.
+        Queue messages, waiting while the queue is full, and `flush`.
 
         Args:
-            messages: pairs `(key, value)`; the caller's thread iterates over them.
+            messages: pairs `(key, value)`; iterated in the caller's thread.
+
+        Returns:
+            The number of messages, all of which are stored.
 
         Raises:
             DeliveryError, GivenUpError: see `keylane.Producer.send_all`.
@@ -319,15 +324,15 @@ class SyncProducer(NonCopyable, Generic[V]):
         """
         if not isinstance(messages, Iterable):
             raise InvalidRequestError(
-                f"messages are pairs (key, value), as [(b'customer-7', b'paid')], not "
+                f"messages must be pairs (key, value), as [(b'customer-7', b'paid')], not "
                 f"{messages!r:.60}"
             )
-        source, count, more = iter(messages), 0, True
-        while more:
+        source, count, has_more = iter(messages), 0, True
+        while has_more:
             chunk = _Chunk(source)
-            more = chunk.full
+            has_more = chunk.full
             count = self._thread.run(
-                partial(self._producer._queue_all, subject, chunk, CHUNK, count)
+                partial(self._producer._queue_all, subject, chunk, CHUNK_MESSAGES, count)
             )
         self.flush()
         return count
@@ -341,16 +346,16 @@ class SyncProducer(NonCopyable, Generic[V]):
         key: str | None = None,
         partial: bool = False,
     ) -> TableReceipt:
-        """Send each row of Arrow data as a message, as `keylane.Producer.send_arrow` does, and wait
-        until all are stored.
+        """Send each row of Arrow data as a message, and wait until all are stored; see
+        `keylane.Producer.send_arrow`.
         """
 
-        async def sent() -> TableReceipt:
+        async def send_table() -> TableReceipt:
             return await self._producer.send_arrow(
                 subject, source, value=value, key=key, partial=partial
             )
 
-        return self._thread.run(sent)
+        return self._thread.run(send_table)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """
@@ -359,42 +364,42 @@ class SyncProducer(NonCopyable, Generic[V]):
         Raises:
             GivenUpError: since the last flush, messages were given up whose `result` was not
                 called.
-            InvalidRequestError: `timeout_s` is no number of seconds.
-            TimeoutError: it takes longer than `timeout_s` seconds.
+            InvalidRequestError: `timeout_s` is not a number of seconds.
+            TimeoutError: it took longer than `timeout_s` seconds.
         """
         self._thread.run(self._producer.flush, timeout_s)
 
     def resume(self, error: DeliveryTimeoutError | KeyHaltedError) -> None:
         """Accept messages of a halted key again, as `keylane.Producer.resume` does."""
 
-        async def resumed() -> None:
+        async def resume() -> None:
             self._producer.resume(error)
 
-        self._thread.run(resumed)
+        self._thread.run(resume)
 
     @property
     def stats(self) -> ProducerStats:
-        """The counts since the producer was opened; raises ClosedError."""
+        """The counts since the producer was opened. Raises ClosedError."""
 
-        async def counts() -> ProducerStats:
+        async def get_stats() -> ProducerStats:
             return self._producer.stats
 
-        return self._thread.run(counts)
+        return self._thread.run(get_stats)
 
     def waiting(self, *, limit: int = 100) -> WaitingMessages:
         """List the messages that are neither stored nor given up, as `keylane.Producer.waiting`
         does.
         """
 
-        async def listed() -> WaitingMessages:
+        async def list_waiting() -> WaitingMessages:
             return self._producer.waiting(limit=limit)
 
-        return self._thread.run(listed)
+        return self._thread.run(list_waiting)
 
 
 class _Chunk(Generic[V]):
-    """Up to CHUNK messages of a source; if the source raised an error, the iteration ends with
-    it.
+    """Up to CHUNK_MESSAGES messages of a source; if the source raised an error, iterating over the
+    chunk raises it at the same point.
     """
 
     def __init__(self, source: Iterator[tuple[bytes, V]]) -> None:
@@ -403,15 +408,15 @@ class _Chunk(Generic[V]):
         try:
             for message in source:
                 self._messages.append(message)
-                if len(self._messages) == CHUNK:
+                if len(self._messages) == CHUNK_MESSAGES:
                     break
-        except Exception as error:  # noqa: BLE001 - raised in its place
+        except Exception as error:  # noqa: BLE001 - raised again by __iter__
             self._error = error
 
     @property
     def full(self) -> bool:
         """True if the source may have more messages."""
-        return self._error is None and len(self._messages) == CHUNK
+        return self._error is None and len(self._messages) == CHUNK_MESSAGES
 
     def __iter__(self) -> Iterator[tuple[bytes, V]]:
         yield from self._messages

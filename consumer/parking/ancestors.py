@@ -1,14 +1,15 @@
-"""Takes over what the parents of a partition have parked, and notifies ancestors when none of their
-messages is needed.
+"""Adopts the parked messages of a partition's parents, and notifies ancestors whose messages are no
+longer needed.
 
-    begin ─▶ TakeParked, by pages ─▶ Adopt ─▶ the last page: adopted
-    nothing of an ancestor is parked ─▶ LeaveParked ─▶ the ancestor is notified
+    begin ─▶ TakeParked, page by page ─▶ Adopt ─▶ the last page: adopted
+    no message of an ancestor is parked ─▶ LeaveParked ─▶ the ancestor is notified
 
 Invariants
-    A child pulls nothing before it has adopted what each of its parents has parked of its range.
-    Messages are given up only if the metaserver reports them gone: a broker that lacks an ancestor
-    may run on an older copy of its data folder. A parent that was lost since the grant is given up
-    only by a later grant, which names what is taken over from its own ancestors.
+    A child pulls nothing before it has adopted the parked messages of its range from each parent.
+    Messages are given up only if the metaserver reports that they are gone: a broker that does not
+    have an ancestor may run on an older copy of its data folder. A parent that was lost after the
+    grant is given up only under a later grant, which names the messages to adopt from its
+    ancestors.
 """
 
 from __future__ import annotations
@@ -34,64 +35,63 @@ log = logging.getLogger("keylane.consumer")
 
 class Ancestors:
     """
-    The ancestors of one partition that keep parked messages for it.
+    Tracks the ancestors that keep parked messages for one partition.
 
     Args:
-        refresh: fetches what is parked, and finds the ancestors that keep messages although none of
-            these is parked here (`unneeded`).
+        refresh: lists the parked keys, and updates `unneeded`.
     """
 
     def __init__(
         self, context: ParkContext, sender: ParkSender, refresh: Callable[[], Awaitable[object]]
     ) -> None:
         self.unneeded: tuple[int, ...] = ()
-        """The ancestors that keep messages for the group although none of these is parked here."""
+        """The ancestors that keep messages for the group, of which none is parked any more."""
         self._context = context
         self._sender = sender
         self._refresh = refresh
-        self._asked: set[int] = set()
-        """The parents that were asked at the address in the grant."""
+        self._called: set[int] = set()
+        """The parents that were called at the address in the grant."""
         self._lost: set[int] = set()
-        """The parents whose loss was accepted, according to the metaserver."""
+        """The parents whose loss was accepted."""
         self._adopted = False
-        self._telling: asyncio.Task[None] | None = None
+        self._notify_task: asyncio.Task[None] | None = None
 
     async def adopt_all(self, answer: Acquired) -> int:
-        """Take over the parked messages of parents that are not taken over yet, and return the
-        broker's version.
+        """Adopt the parked messages of all parents that are not adopted yet. Return the broker's
+        version.
         """
         version = answer.parked_version
-        grant, under = self._context.grant, dict(answer.adopted_under)
+        grant, adopted_under = self._context.grant, dict(answer.adopted_under)
         tokens = grant.parked_tokens or (0,) * len(grant.parked_parents)
         parts = grant.parked_ranges or ((),) * len(grant.parked_parents)
         for parent, token, ranges in zip(grant.parked_parents, tokens, parts, strict=True):
             parent_id = int(parent.partition_id)
-            # A parent that was reset alone since then has parked messages again, under tokens above
-            # that of the last take-over.
-            if parent_id not in answer.adopted or token > under.get(parent_id, token):
+            # A parent that was reset since then may have parked messages again, under tokens above
+            # that of the last adoption.
+            if parent_id not in answer.adopted or token > adopted_under.get(parent_id, token):
                 version = await self._adopt(parent, ranges)
         self._adopted = True
         return version
 
-    def regranted(self, grant: Grant) -> None:
-        """Take the ancestors from the same lease's latest grant, unless all was taken over."""
+    def update_grant(self, grant: Grant) -> None:
+        """Take the ancestors from a newer grant of the same lease, unless all are adopted."""
         if not self._adopted:
             self._context.grant = grant
 
     async def _adopt(self, parent: Partition, ranges: Sequence[tuple[int, int]] = ()) -> int:
-        """Take over the messages that an ancestor has parked for these ranges of logical
-        partitions; () means the partition's own.
+        """Adopt the messages that an ancestor has parked for `ranges` of logical partitions; ():
+        those of this partition.
         """
         context = self._context
         parent_id, address = int(parent.partition_id), parent.address
-        if address is None or parent_id in self._asked:
+        if address is None or parent_id in self._called:
             address = await self._address_of(parent_id)
-        self._asked.add(parent_id)
+        self._called.add(parent_id)
         if address is None:
             if parent_id in self._lost and parent.state is not PartitionState.EXPIRED:
                 raise UnreachableError(
-                    f"parent {parent_id} is lost since the grant: the next one says what is taken "
-                    f"over in its place"
+                    f"parent {parent_id} was lost after the grant: the next grant says what to "
+                    f"adopt in its place"
                 )
             log.warning(
                 "%s: messages parked at parent partition %d were removed by "
@@ -101,61 +101,60 @@ class Ancestors:
             )
             return await self._sender.send_now([Adopt(parent_id, (), True)])
         broker, partition = context.broker_at(address), context.grant.partition
-        left = list(ranges) or [(partition.range_start, partition.range_end)]
-        version, first, taken = 0, 0, 0
-        while left:
-            ask = TakeParked(parent_id, context.who[1], *left[0], first)
-            answer, payload = await broker.call(ask)
+        pending = list(ranges) or [(partition.range_start, partition.range_end)]
+        version, first, message_count = 0, 0, 0
+        while pending:
+            request = TakeParked(parent_id, context.lease[1], *pending[0], first)
+            answer, payload = await broker.call(request)
             assert isinstance(answer, ParkedTaken)
             keys = tuple(decode_adopted(payload))
-            taken += sum(end - start for key in keys for _, start, end in key.rows)
+            message_count += sum(end - start for key in keys for _, start, end in key.rows)
             first = answer.following or 0
             if answer.following is None:
-                left.pop(0)
-            adopt = Adopt(parent_id, keys, not left, answer.sources)
+                pending.pop(0)
+            adopt = Adopt(parent_id, keys, not pending, answer.sources)
             version = await self._sender.send_now([adopt])
-        if taken:
+        if message_count:
             log.info(
-                "%s takes over %d parked messages of parent partition %d",
+                "%s adopts %d parked messages of parent partition %d",
                 context.log_name,
-                taken,
+                message_count,
                 parent_id,
             )
         return version
 
     async def _address_of(self, partition_id: int) -> str | None:
         """
-        Return the address of a partition's broker, which may have changed since the grant; None if
-        its messages are gone.
+        Return the current address of a partition's broker; None if its messages are gone.
 
         Raises:
-            UnreachableError: its broker is away.
-            KeylaneError: no metaserver reports where it is.
+            UnreachableError: the broker is down.
+            KeylaneError: no metaserver replied.
         """
         history = await self._context.owner.history()
-        for part in history.partitions:
-            if part.partition.partition_id != partition_id:
+        for past in history.partitions:
+            if past.partition.partition_id != partition_id:
                 continue
-            if part.is_gone:
-                if part.lost:
+            if past.is_gone:
+                if past.lost:
                     self._lost.add(partition_id)
                 return None
-            if part.partition.address:
-                return part.partition.address
+            if past.partition.address:
+                return past.partition.address
             raise UnreachableError(
-                f"the broker of partition {partition_id} is away, and has parked "
-                f"messages of the group"
+                f"the broker of partition {partition_id}, which has parked messages of the "
+                f"group, is down"
             )
         return None
 
-    def tell(self) -> None:
-        """Begin to notify ancestors that none of their messages is parked any more; failures are
-        tried again at the next call.
+    def notify_unneeded(self) -> None:
+        """Start to notify ancestors that none of their messages is parked any more; the next call
+        retries after failures.
         """
-        if self._context.grant.partition.parents and self._telling is None:
-            self._telling = self._context.spawn(self._tell, "leave")
+        if self._context.grant.partition.parents and self._notify_task is None:
+            self._notify_task = self._context.spawn(self._notify, "leave")
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         context = self._context
         partition = context.grant.partition
         try:
@@ -163,15 +162,15 @@ class Ancestors:
             for source in self.unneeded:
                 address = await self._address_of(source)
                 if address is not None:
-                    _, group, _, token = context.who
-                    ask = LeaveParked(
+                    _, group, _, token = context.lease
+                    request = LeaveParked(
                         source, group, partition.range_start, partition.range_end, token
                     )
                     try:
-                        await context.broker_at(address).call(ask)
-                    except FencedError as error:  # this partition is not affected
+                        await context.broker_at(address).call(request)
+                    except FencedError as error:  # the lease of this partition is not affected
                         log.info(
-                            "%s: cannot take over parked messages of partition %d: %s",
+                            "%s: cannot release parked messages of partition %d: %s",
                             context.log_name,
                             source,
                             error.message,
@@ -183,4 +182,4 @@ class Ancestors:
         except KeylaneError as error:
             log.info("%s: cannot handle parked messages: %s", context.log_name, error.message)
         finally:
-            self._telling = None
+            self._notify_task = None

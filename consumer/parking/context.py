@@ -1,6 +1,4 @@
-"""The shared context of the parts of parking: their pull client, the brokers that they call, and
-their tasks.
-"""
+"""The context that the modules of parking share: pull client, brokers and tasks."""
 
 from __future__ import annotations
 
@@ -28,83 +26,83 @@ log = logging.getLogger("keylane.consumer")
 
 
 class ParkingClient(DeliveringClient, Protocol):
-    """The further methods of a pull client that parking needs; the client is in `pulling/`, above
-    this folder.
-    """
+    """The interface of a pull client to parking; the client is in `pulling/`, above this folder."""
 
     @property
     def broker(self) -> BrokerClient:
-        """Return the client of the partition's broker."""
+        """The client of the partition's broker."""
         ...
 
-    acks_until_ns: int
-    """The time until which acks are sent; 0 once none is sent."""
+    ack_deadline_ns: int
+    """The boot time until which acks are sent; 0 once none are."""
 
     @property
     def acked_to_end(self) -> bool:
-        """Return True when the partition is sealed, and its group has acked it to the end."""
+        """True once the partition is sealed, and its group has acked it to the end."""
         ...
 
     async def run(self, body: Callable[[], Awaitable[None]]) -> None:
-        """Run the body of a task, whose error ends the client or the consumer."""
+        """Run a task's body; an error in it ends the client or the consumer."""
         ...
 
     def hand_out(self, messages: list[Message]) -> None:
-        """Count messages as handed out, and give them to handlers or the iteration."""
+        """Count messages as in flight, and pass them to handlers or the iteration."""
         ...
 
-    def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
-        """Have the broker show that a parked message, stored by partition `source`, fails again."""
+    def report_redriven_failure(self, source: int, message: Message, failure: Failure) -> None:
+        """Report that a redriven message, which partition `source` stores, has failed again."""
         ...
 
-    def redriven_hangs(self, source: int, message: Message, why: Failure, running_ms: int) -> None:
-        """Have the broker show that the try of such a message does not end."""
+    def report_redriven_hang(
+        self, source: int, message: Message, failure: Failure, running_ms: int
+    ) -> None:
+        """Report that a redriven message hangs."""
         ...
 
-    def redriven_ended(self, source: int, offset: int) -> None:
-        """Note that this message is handled, or no longer here."""
+    def clear_redriven(self, source: int, offset: int) -> None:
+        """Record that a redriven message is handled, or no longer in this consumer."""
         ...
 
     def wall_ms(self) -> int:
-        """Return the calendar time, in milliseconds since 1970."""
+        """Return the wall-clock time, in milliseconds since 1970."""
         ...
 
     def boot_ns(self) -> int:
-        """Return the time of the boot clock, in nanoseconds."""
+        """Return the boot-clock time, in nanoseconds."""
         ...
 
-    def settled(self) -> None:
-        """Note that a change is durable, or a redrive ended."""
+    def check_drained(self) -> None:
+        """Check for a drained partition, after a change is durable or a redrive has ended."""
         ...
 
 
 class ParkingOwner(Protocol):
-    """The consumer, as seen by parking."""
+    """The interface of the consumer to parking."""
 
     alone: AloneTurn
-    """The turn of messages that may end the process."""
+    """Lets messages that may kill the process run alone."""
 
     @property
     def redrives(self) -> bool:
-        """Return whether it takes parked messages that are handled again."""
+        """True if parked messages can be redriven here."""
         ...
 
     @property
-    def buries_when_full(self) -> bool:
-        """Return whether keys become dead letters where the group can park no more."""
+    def dead_letters_when_full(self) -> bool:
+        """True if keys become dead letters when the group can park no more."""
         ...
 
     async def history(self) -> SubjectHistory:
-        """Return every partition that the subject ever had."""
+        """Return the subject's partitions, past and present."""
         ...
 
 
 class ParkContext:
     """
-    One partition under one grant, as parking sees it.
+    Holds what parking needs to know of one partition under one grant.
 
     Args:
-        who: the owner as named in requests: partition id, group, session and token.
+        lease: the partition id, group, session and token, as in requests.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class ParkContext:
         client: ParkingClient,
         owner: ParkingOwner,
         grant: Grant,
-        who: tuple[int, str, str, int],
+        lease: tuple[int, str, str, int],
         *,
         subject: str,
         connections: Connections,
@@ -122,8 +120,8 @@ class ParkContext:
         self.client = client
         self.owner = owner
         self.grant = grant
-        self.who = who
-        self.partition_id, group, *_ = who
+        self.lease = lease
+        self.partition_id, group, *_ = lease
         self.log_name = partition_name(subject, self.partition_id, group)
         self.subject = subject
         self.broker_at = connections.broker_at
@@ -132,20 +130,22 @@ class ParkContext:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
 
-    def spawn(self, body: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None] | None:
-        """Run a task that ends with the pull client, or ends it; return None once the client hands
-        over.
+    def spawn(
+        self, body: Callable[[], Awaitable[None]], activity: str
+    ) -> asyncio.Task[None] | None:
+        """Start a task that is cancelled with the pull client; an error in it ends the client.
+        Return None once the client hands over.
         """
         if self._stopped:
             return None
-        name = f"{what} {self.partition_id}"
+        name = f"{activity} {self.partition_id}"
         task = start_task(self.client.run(body), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """Begin nothing more, and return the tasks that end."""
+        """Start no more tasks, and cancel and return those that run."""
         self._stopped = True
         tasks = list(self._tasks)
         for task in tasks:
@@ -153,16 +153,18 @@ class ParkContext:
         return tasks
 
     def log_failure(
-        self, troubles: LogFilter, what: str, error: KeylaneError, level: int = logging.INFO
+        self, failure_log: LogFilter, activity: str, error: KeylaneError, level: int = logging.INFO
     ) -> None:
-        """Log that work on `what` has failed, unless that was logged lately."""
-        if line := troubles.met(error.message, self.client.boot_ns() // 1_000_000):
-            log.log(level, "%s: %s: %s", self.log_name, what, line)
+        """Log that work on `activity` has failed, unless that was logged recently."""
+        if text := failure_log.met(error.message, self.client.boot_ns() // 1_000_000):
+            log.log(level, "%s: %s: %s", self.log_name, activity, text)
 
-    def log_recovery(self, troubles: LogFilter, what: str) -> None:
-        """Log that work on `what` succeeds again, if its failure was logged."""
-        if failures := troubles.over(self.client.boot_ns() // 1_000_000):
-            log.info("%s: %s: the broker answers again, after %s", self.log_name, what, failures)
+    def log_recovery(self, failure_log: LogFilter, activity: str) -> None:
+        """Log that work on `activity` succeeds again, if its failure was logged."""
+        if failures := failure_log.over(self.client.boot_ns() // 1_000_000):
+            log.info(
+                "%s: %s: the broker answers again, after %s", self.log_name, activity, failures
+            )
 
     async def pause(self, failures: int) -> None:
         """Wait before the next try."""

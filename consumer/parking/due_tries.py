@@ -1,16 +1,15 @@
-"""Holds messages that wait for retry, by the time at which they are due, and the sources whose
-messages could not be read. Pure.
+"""Schedules messages that wait for a retry by due time, with backoff for sources that cannot be
+read. Pure.
 
-    add ─▶ by due time ─▶ take ─▶ read ─┬─ answered: held messages are due
-              ▲                         ╰─ failed: unreadable messages, and those after them, are
-              │                             due again separately, after a pause that grows with
-              │                             each consecutive failure
-              ╰──────── held ◀── due while a failed read of its source is not made up for
+    add ─▶ by due time ─▶ take ─▶ read ─┬─ on_success: held messages are due
+              ▲                         ╰─ requeue_failed: unreadable messages, and separately
+              │                             those after them, are due again after a backoff
+              ╰──────── held ◀── due while the source fails
 
 Invariants
-    While the reads of a source fail, one take of it at a time asks its broker; its other due
-    messages are held. Held messages ask in turn: a broker that lacks one message, or has it
-    damaged, may have the others, even those next to it. Other sources are not held up.
+    While reads of a source fail, one read at a time probes its broker, and its other due messages
+    are held. Held messages take turns as probes: a broker that lacks one message, or has it
+    damaged, may have the others, even adjacent ones. Other sources are not delayed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ...protocol.offsets import IntervalSet, Range
 
 class _Waiting(NamedTuple):
     due_ns: int
-    number: int
+    sequence: int
     key: int
     source: int
     start: int
@@ -33,131 +32,128 @@ class _Waiting(NamedTuple):
 
 
 class DueTry(NamedTuple):
-    """Due messages with one number of tries and from one source."""
+    """Due messages of one source with the same number of tries."""
 
     key: int
     source: int
     ranges: list[Range]
-    asks: bool
-    """True if it asks whether a source whose reads failed answers again."""
+    is_probe: bool
+    """True if it probes a source whose last read failed."""
 
 
-class _Failing:
+class _FailingSource:
     """A source whose last read failed."""
 
-    __slots__ = ("asking", "failures", "held", "until_ns")
+    __slots__ = ("probing", "failures", "held", "until_ns")
 
     def __init__(self) -> None:
         self.failures = 0
         self.until_ns = 0
-        self.asking = False
+        self.probing = False
         self.held: deque[_Waiting] = deque()
 
 
-class DueTries:
-    """The messages that wait for retry on one partition; every time is nanoseconds of the boot
-    clock.
-    """
+class RetrySchedule:
+    """Schedules the retries of one partition; times are boot-clock nanoseconds."""
 
     def __init__(self) -> None:
         self._waiting: list[_Waiting] = []
-        self._number = 0
-        self._failing: dict[int, _Failing] = {}
+        self._sequence = 0
+        self._failing: dict[int, _FailingSource] = {}
         """The failing sources, by id."""
 
     def __len__(self) -> int:
-        """Return the number of ranges of offsets that wait."""
-        return len(self._waiting) + sum(len(each.held) for each in self._failing.values())
+        """Return the number of offset ranges that wait."""
+        return len(self._waiting) + sum(len(failing.held) for failing in self._failing.values())
 
     @property
     def next_ns(self) -> int | None:
-        """Return the time to call `take`; None if nothing waits, or everything waits for a take
-        that is under way.
+        """When to call `take` next; None if nothing waits, or everything waits for a read in
+        progress.
         """
         return self._waiting[0].due_ns if self._waiting else None
 
-    def add(self, key: int, source: int, part: Range, due_ns: int) -> None:
-        """Let a range of offsets wait until `due_ns`, after `key` tries."""
-        heapq.heappush(self._waiting, self._numbered(key, source, part, due_ns))
+    def add(self, key: int, source: int, offset_range: Range, due_ns: int) -> None:
+        """Schedule an offset range, which had `key` tries, for `due_ns`."""
+        heapq.heappush(self._waiting, self._new_waiting(key, source, offset_range, due_ns))
 
-    def _numbered(self, key: int, source: int, part: Range, due_ns: int) -> _Waiting:
-        self._number += 1
-        return _Waiting(due_ns, self._number, key, source, *part)
+    def _new_waiting(self, key: int, source: int, offset_range: Range, due_ns: int) -> _Waiting:
+        self._sequence += 1
+        return _Waiting(due_ns, self._sequence, key, source, *offset_range)
 
     def take(self, count: int, now_ns: int) -> DueTry | None:
-        """Take up to `count` messages that are due, or return None if there are none, or all are
-        held.
-        """
+        """Pop up to `count` due messages; None if there are none, or all are held."""
         waiting = self._waiting
         while waiting and waiting[0].due_ns <= now_ns:
             _, _, key, source, *_ = waiting[0]
             failing = self._failing.get(source)
-            if failing is None or not (failing.asking or now_ns < failing.until_ns):
-                return self._take(key, source, failing, count, now_ns)
+            if failing is None or not (failing.probing or now_ns < failing.until_ns):
+                return self._pop_due(key, source, failing, count, now_ns)
             failing.held.append(heapq.heappop(waiting))
         return None
 
-    def _take(
-        self, key: int, source: int, failing: _Failing | None, count: int, now_ns: int
+    def _pop_due(
+        self, key: int, source: int, failing: _FailingSource | None, count: int, now_ns: int
     ) -> DueTry:
         waiting = self._waiting
         if failing is not None:
-            failing.asking = True
-        taken: list[Range] = []
+            failing.probing = True
+        ranges: list[Range] = []
         while waiting and count > 0:
             first = waiting[0]
             if first.due_ns > now_ns or (first.key, first.source) != (key, source):
                 break
             heapq.heappop(waiting)
             end = min(first.end, first.start + count)
-            taken.append((first.start, end))
+            ranges.append((first.start, end))
             count -= end - first.start
             if end < first.end:
                 heapq.heappush(waiting, first._replace(start=end))
-        return DueTry(key, source, list(IntervalSet(taken)), failing is not None)
+        return DueTry(key, source, list(IntervalSet(ranges)), failing is not None)
 
-    def answered(self, source: int) -> None:
-        """Note that a read of this source was answered."""
+    def on_success(self, source: int) -> None:
+        """Release the held messages of a source after a successful read."""
         failing = self._failing.pop(source, None)
-        for each in failing.held if failing is not None else ():
-            heapq.heappush(self._waiting, each)
+        for waiting in failing.held if failing is not None else ():
+            heapq.heappush(self._waiting, waiting)
 
-    def failed(
+    def requeue_failed(
         self,
-        taken: DueTry,
+        due_try: DueTry,
         now_ns: int,
         pause_ns: Callable[[int], int],
         *,
         upto: int | None = None,
     ) -> None:
         """
-        Let the taken messages wait again, because the first of them could not be read.
+        Requeue messages after a failed read, and back off from their source.
 
         Args:
-            pause_ns: the nanoseconds to wait, by the number of consecutive failures.
-            upto: the end offset of the messages that are known to be unreadable; None: only the
-                first is.
+            due_try: the messages, of which the first one is unreadable.
+            pause_ns: returns the backoff in nanoseconds for a number of consecutive failures.
+            upto: the end offset of the unreadable messages, if known; None: only the first is
+                known to be unreadable.
         """
-        key, source, ranges, asks = taken
+        key, source, ranges, is_probe = due_try
         failing = self._failing.get(source)
-        began_before = failing is not None and not asks  # the first failure
+        is_stale = failing is not None and not is_probe  # the read began before the first failure
         if failing is None:
-            failing = self._failing[source] = _Failing()
-        parts = _parted(ranges, upto)
-        failing.held.extend(self._numbered(key, source, part, now_ns) for part in parts)
-        if began_before:
+            failing = self._failing[source] = _FailingSource()
+        parts = _split_unreadable(ranges, upto)
+        failing.held.extend(
+            self._new_waiting(key, source, offset_range, now_ns) for offset_range in parts
+        )
+        if is_stale:
             return
         failing.failures += 1
-        failing.asking = False
+        failing.probing = False
         failing.until_ns = now_ns + pause_ns(failing.failures)
-        asks_next = failing.held.popleft()
-        heapq.heappush(self._waiting, asks_next._replace(due_ns=failing.until_ns))
+        next_probe = failing.held.popleft()
+        heapq.heappush(self._waiting, next_probe._replace(due_ns=failing.until_ns))
 
 
-def _parted(ranges: list[Range], upto: int | None) -> list[Range]:
-    """Return the ranges, with the unreadable messages of the first one separated from those after
-    them.
-    """
+def _split_unreadable(ranges: list[Range], upto: int | None) -> list[Range]:
+    """Split the first range after its unreadable messages."""
     start, end = ranges[0]
     cut = max(start + 1, upto or 0)
     first = [(start, end)] if cut >= end else [(start, cut), (cut, end)]

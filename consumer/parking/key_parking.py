@@ -1,13 +1,12 @@
-"""The parked messages of one partition, at its owner: new ones of a parked key go to the broker,
-not to handlers.
+"""Manages a partition's parked keys at its owner: new messages of a parked key are parked too,
+instead of being handled.
 
-    pulled ─▶ divert ─┬─ its key is parked ─▶ ParkSender ─▶ durable: counted as handled
+    pulled ─▶ divert ─┬─ key is parked ─▶ ParkSender ─▶ durable: counts as handled
                       ╰─ others ─▶ handed out ─▶ failed too often: park ─▶ ParkSender
-    the broker's version changed ─▶ ListParked ─▶ a key to redrive ─▶ Redrives ─▶ free ─▶ as any
-        other
+    the broker's version changed ─▶ ListParked ─▶ a key to redrive ─▶ Redrives ─▶ free
 
 Invariant
-    From the call of `park` on, no message of its key is handed out until the broker has confirmed
+    After the call of `park`, no message of the key is handed out until the broker has confirmed
     that the key is free.
 """
 
@@ -30,111 +29,107 @@ from .ancestors import Ancestors
 from .context import ParkContext
 from .park_sender import ParkSender
 from .redrive import Redrives
-from .retrying import Retrying
+from .retrying import RetryRunner
 
 log = logging.getLogger("keylane.consumer")
 
 FEW_SHARE = 32
-"""The divisor of a batch up to which parked messages are few: each one that is taken out moves
-those after it.
+"""Up to 1/FEW_SHARE of a batch, parked messages are deleted from a copy of the list one by one;
+each deletion moves the messages after it.
 """
 
 
 class KeyParking:
-    """The parked messages of one partition under one grant."""
+    """Manages the parked messages of one partition under one grant."""
 
     def __init__(self, context: ParkContext) -> None:
         self.keys: set[ParkKey] = set()
         """The keys whose messages are not handed out."""
         self.has_parked = False
-        """True once something was parked on the partition, here or earlier."""
+        """True once any message of the group was parked on the partition."""
         self.version = 0
-        """The broker's version when its keys were listed last; 0 if nothing is parked."""
+        """The broker's version at the last listing of its keys; 0 if nothing is parked."""
         self._context = context
         self._sender = ParkSender(context)
         self._redrives = Redrives(context, self._sender, self._free)
-        self._retrying = Retrying(context, self._sender, self._redrives)
+        self._retrying = RetryRunner(context, self._sender, self._redrives)
         self._ancestors = Ancestors(context, self._sender, self.refresh)
         self._freeing: dict[ParkKey, list[Message]] = {}
         """The keys that are being freed, with the messages that arrived meanwhile."""
-        self._freed_lately: set[ParkKey] = set()
-        """The keys that were freed since the last listing began."""
-        self._told = False
+        self._recently_freed: set[ParkKey] = set()
+        """The keys freed since the last listing began, which may still contain them."""
+        self._warned = False
         self.stop = context.stop
         self.flush = self._sender.flush
 
     @property
     def busy(self) -> bool:
-        """Return True while a change is not durable, or a parked message is with handlers."""
+        """True while a change is not durable, or handlers have a parked message."""
         return self._sender.busy or self._redrives.busy or self._retrying.busy
 
     @property
-    def has_room(self) -> bool:
-        """Return True if `wait_for_room` need not wait."""
-        return self._sender.has_room and self._retrying.has_room
+    def has_capacity(self) -> bool:
+        """True if `wait_for_capacity` would not wait."""
+        return self._sender.has_capacity and self._retrying.has_capacity
 
-    async def wait_for_room(self) -> None:
-        """Wait while too many messages wait to be parked, or wait for retry."""
-        await self._sender.wait_for_room()
-        await self._retrying.wait_for_room()
+    async def wait_for_capacity(self) -> None:
+        """Wait while too many messages wait to be parked or retried."""
+        await self._sender.wait_for_capacity()
+        await self._retrying.wait_for_capacity()
 
-    # ── what the broker has ───────────────────────────────────────────────────────────────────────
+    # ── state of the broker ───────────────────────────────────────────────────────────────────────
     async def begin(self, answer: Acquired) -> None:
-        """Take over the parked messages of the parents, if that is not done, and fetch the parked
-        keys.
-        """
+        """Adopt the parents' parked messages, unless that is done, and fetch the parked keys."""
         blocks = self._context.settings.failure_policy is FailurePolicy.BLOCK
         self._redrives.careful = answer.unreleased and not blocks
-        self._redrives.inherits = True
+        self._redrives.keys_are_inherited = True
         try:
             rows = await self.refresh() if await self._ancestors.adopt_all(answer) else []
         finally:
-            self._redrives.inherits = False
+            self._redrives.keys_are_inherited = False
         await self._retrying.begin(rows, careful=answer.unreleased)
         if self._ancestors.unneeded:
-            self._ancestors.tell()
+            self._ancestors.notify_unneeded()
 
-    def regranted(self, grant: Grant) -> None:
-        """Take the ancestors from the same lease's latest grant, until their parked messages are
-        taken over.
-        """
-        self._ancestors.regranted(grant)
+    def update_grant(self, grant: Grant) -> None:
+        """Take the ancestors from a newer grant of the same lease, unless all are adopted."""
+        self._ancestors.update_grant(grant)
 
-    def note(self, version: int) -> None:
-        """Note that something is parked, if the broker's version shows it."""
+    def record_version(self, version: int) -> None:
+        """Record from the broker's version whether anything was ever parked."""
         if version:
             self.has_parked = True
 
-    def knows(self, version: int) -> bool:
-        """Return True if `check` would learn nothing."""
+    def is_current(self, version: int) -> bool:
+        """Return True if `check` would change nothing."""
         return version <= self.version
 
     async def check(self, version: int) -> None:
-        """Fetch the changes of an operator, if the broker's version is newer than the known one."""
-        if not self.knows(version):
+        """Fetch an operator's changes, if `version` is newer than the known one."""
+        if not self.is_current(version):
             await self.refresh()
 
     async def refresh(self) -> list[ParkedKeyRow]:
-        """Fetch the parked keys, begin to redrive those that an operator wants handled again, and
-        return the keys.
+        """Fetch and return the parked keys, and start to redrive those that an operator
+        has chosen.
         """
         self.has_parked = True
-        self._freed_lately.clear()
+        self._recently_freed.clear()
         context = self._context
         first: int | None = 0
         rows: list[ParkedKeyRow] = []
         version = 0
         while first is not None:
-            answer, payload = await context.client.broker.call(ListParked(*context.who, first))
+            answer, payload = await context.client.broker.call(ListParked(*context.lease, first))
             assert isinstance(answer, ParkedKeys)
             rows += decode_key_rows(payload)
             version, first = answer.parked_version, answer.following
             self._ancestors.unneeded = answer.unneeded
         self.version = version
-        rows = [row for row in rows if row.key not in self._freed_lately]
+        rows = [row for row in rows if row.key not in self._recently_freed]
         self.keys.update(row.key for row in rows if isinstance(row.key, bytes) and row.key)
         for row in rows:
-            waits = row.key in self._freeing or self._sender.stops(row.key)
+            waits = row.key in self._freeing or self._sender.ends_redrive(row.key)
             if row.state is ParkState.REDRIVING and not waits:
                 self._redrive(row.key)
         return rows
@@ -142,17 +137,17 @@ class KeyParking:
     def _redrive(self, key: ParkKey) -> None:
         if self._context.owner.redrives:
             self._redrives.begin(key)
-        elif not self._told:
-            self._told = True
+        elif not self._warned:
+            self._warned = True
             log.warning(
-                "%s: this consumer cannot redrive parked messages: that needs a handler of single "
-                "messages, or iteration",
+                "%s: this consumer cannot redrive parked messages: use a handler of single "
+                "messages, or iterate",
                 self._context.log_name,
             )
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────
     def divert(self, messages: list[Message]) -> list[Message]:
-        """Park the messages whose keys are parked, and return the others."""
+        """Park messages whose keys are parked, and return the others."""
         keys = self.keys
         parked = [message for message in messages if message.key in keys]
         if not parked:
@@ -160,62 +155,62 @@ class KeyParking:
         diverted: dict[bytes, list[Message]] = {}
         for message in parked:
             diverted.setdefault(message.key, []).append(message)
-        others = _others(messages, parked, keys)
-        for key, behind in diverted.items():
+        others = _without_parked(messages, parked, keys)
+        for key, arrived in diverted.items():
             held = self._freeing.get(key)
             if held is not None:
-                held += behind
+                held += arrived
             else:
-                self._put(key, [message.offset for message in behind], None)
+                self._send_park(key, [message.offset for message in arrived], None)
         return others
 
     def park(self, key: ParkKey, offsets: list[int], failure: Failure) -> None:
         """
-        Set messages aside because the first of them fails; all later ones of the key follow them.
+        Park messages because the first one failed; later ones of the key will be parked too.
 
         Args:
-            offsets: the sorted offsets, of the partition itself.
+            offsets: sorted offsets in this partition.
         """
         if isinstance(key, bytes) and key:
             self.keys.add(key)
-        self._put(key, offsets, failure)
+        self._send_park(key, offsets, failure)
 
     def retry(self, offset: int, failure: Failure, pause_ms: int) -> None:
-        """Set a message of the partition itself aside alone, and let it be handled again in
-        `pause_ms`.
-        """
+        """Park a message of this partition alone, and retry it in `pause_ms`."""
         self.has_parked = True
         self._retrying.put(offset, failure, pause_ms)
 
-    def _put(self, key: ParkKey, offsets: list[int], failure: Failure | None) -> None:
+    def _send_park(self, key: ParkKey, offsets: list[int], failure: Failure | None) -> None:
         self.has_parked = True
         self._sender.park(key, offsets, failure)
 
     def _free(self, key: ParkKey) -> None:
-        """Hand a redriven key's messages out like any others, once the broker has confirmed it."""
+        """Free a redriven key: hand out its messages again once the broker has confirmed it."""
         self._freeing[key] = []
-        self._sender.free(key, lambda: self._freed(key))
+        self._sender.free(key, lambda: self._on_freed(key))
 
-    def _freed(self, key: ParkKey) -> None:
+    def _on_freed(self, key: ParkKey) -> None:
         held = self._freeing.pop(key)
         self.keys.discard(key)
-        self._freed_lately.add(key)
-        self._ancestors.tell()
+        self._recently_freed.add(key)
+        self._ancestors.notify_unneeded()
         if held:
             self._context.client.hand_out(held)
 
 
-def _others(messages: list[Message], parked: list[Message], keys: set[ParkKey]) -> list[Message]:
-    """Return the messages without `parked`, those of `keys`; a few are taken out by their places if
-    offsets have no gaps, as in a batch.
+def _without_parked(
+    messages: list[Message], parked: list[Message], keys: set[ParkKey]
+) -> list[Message]:
+    """Return the messages without `parked`, which are those of `keys`. A few are deleted by index
+    if the offsets have no gaps, as in a batch.
     """
     first, others = messages[0].offset, messages.copy()
     if len(parked) <= len(messages) // FEW_SHARE:
         for message in reversed(parked):
-            at = message.offset - first
-            if not 0 <= at < len(others) or others[at] is not message:
+            index = message.offset - first
+            if not 0 <= index < len(others) or others[index] is not message:
                 break
-            del others[at]
+            del others[index]
         else:
             return others
-    return [each for each in messages if each.key not in keys]
+    return [message for message in messages if message.key not in keys]

@@ -1,13 +1,12 @@
-"""Holds changes of parked messages that the broker does not have yet, and chooses those of the next
-request. Pure.
+"""Queues changes of parked messages until the broker has stored them, and builds requests. Pure.
 
-    park, done, free ─▶ waiting ─▶ take: one request ─▶ confirmed, each with its callback
-                           ▲                 │ the broker has no room to park more:
-                           ╰─────────────────╯ the rest alone, then one key at a time
+    park, unpark, free ─▶ waiting ─▶ take: one request ─▶ confirm: call the callbacks
+                             ▲                 │ the broker can park no more: send the other
+                             ╰─────────────────╯ changes alone, then one park at a time
 
 Invariants
-    Messages of a key are parked in their order, and nothing is left out: a failed request is sent
-    again. While nothing more can be parked, changes that make room are sent.
+    Messages of a key are parked in order, and none is lost: a failed request is sent again. While
+    the broker can park no more, changes that free space are still sent.
 """
 
 from __future__ import annotations
@@ -31,62 +30,58 @@ from ...protocol.parked import (
     is_loose,
 )
 
-Confirmed = Callable[[], None]
+Callback = Callable[[], None]
 CHANGES_MAX = 500
-"""The number of changes in one request, whose record stays far below the size of a batch, even with
-keys of 1 KiB.
+"""The largest number of changes in one request, so that its record stays far below the maximum size
+of a batch, even with keys of 1 KiB.
 """
 
 
 @dataclass(slots=True)
-class Waiting:
-    """A change, and the callback for when it is durable."""
+class PendingChange:
+    """A change, with the callback to call once it is durable."""
 
     change: ParkChange
-    confirmed: Confirmed
+    on_durable: Callback
     next_try_ms: int | None = None
-    """The time at which the message is tried again, if it waits for retry, in milliseconds since
-    1970.
-    """
+    """The time of the message's next try, if it waits for one, in milliseconds since 1970."""
 
 
 class ParkQueue:
-    """The changes of one partition, in their order."""
+    """Queues the changes of one partition, in order."""
 
     def __init__(self) -> None:
-        self._parks: deque[Waiting] = deque()
-        self._others: deque[Waiting] = deque()
-        self._under_way: list[Waiting] = []
+        self._parks: deque[PendingChange] = deque()
+        self._others: deque[PendingChange] = deque()
+        self._in_flight: list[PendingChange] = []
         self._messages = 0
         self._full = False
-        """True if the broker had no room for the parks of the last request."""
-        self._alone = False
-        """True if the next request has one park, to find one that the broker takes."""
+        """True if the broker could not park the messages of the last request."""
+        self._one_at_a_time = False
+        """True if the next request has a single park, to find one that the broker accepts."""
 
     def __bool__(self) -> bool:
-        return bool(self._parks or self._others or self._under_way)
+        return bool(self._parks or self._others or self._in_flight)
 
     @property
     def is_long(self) -> bool:
-        """Return True if there are enough changes for a whole request."""
+        """True if there are enough changes for a full request."""
         return len(self._parks) + len(self._others) >= CHANGES_MAX
 
     @property
     def full(self) -> bool:
-        """Return True if the broker had no room at the last request."""
+        """True if the broker could park no more at the last request."""
         return self._full
 
-    def parks(self, key: ParkKey) -> bool:
-        """Return True if a message of this key is not parked at the broker yet."""
+    def has_parks_of(self, key: ParkKey) -> bool:
+        """Return True if messages of this key wait to be parked at the broker."""
         return any(park.key == key for park in self._waiting_parks())
 
-    def stops(self, key: ParkKey) -> bool:
+    def ends_redrive(self, key: ParkKey) -> bool:
         """
-        Return True if a message of this key has failed and the broker does not have the failure
-        yet: it ends the key's redrive.
+        Return True if a failure that ends the key's redrive waits to be sent to the broker.
 
-        For a loose key, only a redriven message counts, because any other changes nothing for the
-        redriven ones.
+        For a loose key, only the failure of a redriven message counts.
         """
         return any(
             park.key == key and park.failure is not None and not (is_loose(key) and park.ranges)
@@ -94,12 +89,12 @@ class ParkQueue:
         )
 
     def _waiting_parks(self) -> list[Park]:
-        here = [*self._under_way, *self._parks]
-        return [waiting.change for waiting in here if isinstance(waiting.change, Park)]
+        pending = [*self._in_flight, *self._parks]
+        return [waiting.change for waiting in pending if isinstance(waiting.change, Park)]
 
     @property
     def messages(self) -> int:
-        """Return the number of messages that are not parked at the broker yet."""
+        """The number of messages that wait to be parked at the broker."""
         return self._messages
 
     def park(
@@ -107,100 +102,103 @@ class ParkQueue:
         key: ParkKey,
         offsets: list[int],
         failure: Failure | None,
-        confirmed: Confirmed | None = None,
+        on_durable: Callback | None = None,
         *,
         next_try_ms: int | None = None,
     ) -> None:
-        """Add messages to park, sorted by offset."""
+        """Add messages to park; `offsets` are sorted."""
         self._messages += len(offsets)
         ranges = _ranges(offsets)
         for first in range(0, max(len(ranges), 1), PARKED_ROWS_MAX):
             part = ranges[first : first + PARKED_ROWS_MAX]
             change = Park(key, part, failure if first == 0 else None)
-            self._parks.append(Waiting(change, confirmed or _nothing, next_try_ms))
+            self._parks.append(PendingChange(change, on_durable or _do_nothing, next_try_ms))
 
-    def unpark(self, key: ParkKey, source: int, start: int, end: int, confirmed: Confirmed) -> None:
+    def unpark(self, key: ParkKey, source: int, start: int, end: int, on_durable: Callback) -> None:
         """Add redriven messages that are handled."""
-        self._others.append(Waiting(Unpark(key, source, ((start, end),)), confirmed))
+        self._others.append(PendingChange(Unpark(key, source, ((start, end),)), on_durable))
 
-    def shift(self, change: Shift, confirmed: Confirmed, *, next_try_ms: int | None = None) -> None:
-        """Add messages that now wait for another retry, or are dead letters."""
-        self._others.append(Waiting(change, confirmed, next_try_ms))
+    def shift(self, change: Shift, on_durable: Callback, *, next_try_ms: int | None = None) -> None:
+        """Add messages that get another retry, or become dead letters."""
+        self._others.append(PendingChange(change, on_durable, next_try_ms))
 
-    def add(self, change: ParkChange, confirmed: Confirmed) -> None:
-        """Add another change, which neither makes nor takes room."""
-        self._others.append(Waiting(change, confirmed))
+    def add(self, change: ParkChange, on_durable: Callback) -> None:
+        """Add a change that neither takes nor frees space."""
+        self._others.append(PendingChange(change, on_durable))
 
-    def free(self, key: ParkKey, confirmed: Confirmed) -> None:
-        """Add a key that has no parked messages any more."""
-        self._others.append(Waiting(Free(key), confirmed))
+    def free(self, key: ParkKey, on_durable: Callback) -> None:
+        """Add a key that has no parked messages left."""
+        self._others.append(PendingChange(Free(key), on_durable))
 
     def take(self) -> list[ParkChange]:
-        """Take the changes of the next request, which include those of a failed request."""
-        if not self._under_way:
-            while self._others and len(self._under_way) < CHANGES_MAX:
-                self._under_way.append(self._others.popleft())
-            if self._parks and not (self._under_way and self._full):
+        """Return the changes of the next request; after a failure, those of the failed one."""
+        if not self._in_flight:
+            while self._others and len(self._in_flight) < CHANGES_MAX:
+                self._in_flight.append(self._others.popleft())
+            if self._parks and not (self._in_flight and self._full):
                 self._take_parks()
-        return [waiting.change for waiting in self._under_way]
+        return [waiting.change for waiting in self._in_flight]
 
-    def next_tries(self, own: int) -> tuple[tuple[int, int, int, int], ...]:
+    def next_tries(self, partition_id: int) -> tuple[tuple[int, int, int, int], ...]:
         """
-        Return the times of the next tries for messages of the request under way that wait for
-        retry, in the form of the frame.
+        Return the next tries in the request in flight, as the frame contains them.
 
         Args:
-            own: the partition, which stores the parked messages.
+            partition_id: the id of this partition.
         """
-        told = []
-        for waiting in self._under_way:
+        tries = []
+        for waiting in self._in_flight:
             change, at_ms = waiting.change, waiting.next_try_ms
             if at_ms is None:
                 continue
             if isinstance(change, Park) and isinstance(change.key, int):
-                told.append((change.key, own, change.ranges[0][0], at_ms))
+                tries.append((change.key, partition_id, change.ranges[0][0], at_ms))
             elif isinstance(change, Shift) and change.to is not None:
-                told.append((change.to, change.source, change.ranges[0][0], at_ms))
-        return tuple(told)
+                tries.append((change.to, change.source, change.ranges[0][0], at_ms))
+        return tuple(tries)
 
     def _take_parks(self) -> None:
-        count = 1 if self._alone else CHANGES_MAX - len(self._under_way)
+        count = 1 if self._one_at_a_time else CHANGES_MAX - len(self._in_flight)
         rows = 0
         while self._parks and count > 0 and rows < PARKED_ROWS_MAX:
             waiting = self._parks.popleft()
             assert isinstance(waiting.change, Park)
             rows += len(waiting.change.ranges)
             count -= 1
-            self._under_way.append(waiting)
+            self._in_flight.append(waiting)
 
-    def confirmed(self) -> None:
-        """Note that the request under way is durable."""
-        under_way = self._under_way
-        self._under_way = []
-        if any(isinstance(waiting.change, Park) for waiting in under_way):
-            self._full = self._alone = False
-        for waiting in under_way:
+    def confirm(self) -> None:
+        """Drop the changes in flight, which are durable, and call their callbacks."""
+        confirmed = self._in_flight
+        self._in_flight = []
+        if any(isinstance(waiting.change, Park) for waiting in confirmed):
+            self._full = self._one_at_a_time = False
+        for waiting in confirmed:
             if isinstance(waiting.change, Park):
                 for start, end in waiting.change.ranges:
                     self._messages -= end - start
-            waiting.confirmed()
+            waiting.on_durable()
 
-    def refused(self) -> None:
-        """Note that the broker has no room for the request's parks: the next request has none, or
-        only one.
+    def requeue_parks(self) -> None:
+        """Requeue the parks in flight, because the broker can park no more: the next request has
+        none of them, or one.
         """
-        parks = [waiting for waiting in self._under_way if isinstance(waiting.change, Park)]
-        self._under_way = [w for w in self._under_way if not isinstance(w.change, Park)]
+        parks = [waiting for waiting in self._in_flight if isinstance(waiting.change, Park)]
+        self._in_flight = [w for w in self._in_flight if not isinstance(w.change, Park)]
         self._full = True
-        if self._alone:  # another key may have room, for example one that is already parked
+        if (
+            self._one_at_a_time
+        ):  # the broker may accept another key, for example one that is already parked
             keyed = {w.change.key for w in parks if isinstance(w.change, Park)}
-            same = [w for w in self._parks if isinstance(w.change, Park) and w.change.key in keyed]
-            rest = [
+            same_key = [
+                w for w in self._parks if isinstance(w.change, Park) and w.change.key in keyed
+            ]
+            others = [
                 w for w in self._parks if not (isinstance(w.change, Park) and w.change.key in keyed)
             ]
-            self._parks = deque([*rest, *parks, *same])
+            self._parks = deque([*others, *parks, *same_key])
         else:
-            self._alone = True
+            self._one_at_a_time = True
             self._parks.extendleft(reversed(parks))
 
 
@@ -210,13 +208,13 @@ def _ranges(offsets: list[int]) -> tuple[Range, ...]:
     return tuple(IntervalSet((offset, offset + 1) for offset in offsets))
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
-def or_bury(change: ParkChange) -> AskedChange:
-    """Return the change to request where a key that finds no room is buried; a message that waits
-    for retry holds no key, and waits for room.
+def or_dead_letter(change: ParkChange) -> AskedChange:
+    """Return the change that makes a key dead letters if the broker can park no more. A message
+    that waits for a retry has no parked key, and waits for space.
     """
     if isinstance(change, Park) and not isinstance(change.key, int):
         return ParkOrDeadLetter(change.key, change.ranges, change.failure)

@@ -1,12 +1,12 @@
-"""Tracks parked messages that hold nothing back and could not be read: the others of their key are
-handled first. Pure.
+"""Tracks unreadable messages of a loose key, which are skipped until the others are handled. Pure.
 
-    read ─┬─ answered: handled
-          ╰─ failed: passed over ─▶ the later rows ─▶ none left
-                ─▶ all passed-over rows are requested again, after a pause
+    read ─┬─ succeeded: handled
+          ╰─ failed: skipped ─▶ later rows ─▶ none left
+                ─▶ retry all skipped rows, after a pause
 
 Invariant
-    A source that does not answer, or has one message damaged, holds up nothing else of a loose key.
+    A source that does not reply, or has a damaged message, does not block the other messages of a
+    loose key.
 """
 
 from __future__ import annotations
@@ -17,50 +17,48 @@ from ...protocol.errors import CorruptBatchError, CorruptLogError, KeylaneError
 from ...protocol.ids import MAX_I64
 
 Row = tuple[int, int, int]
-"""A source, and its offsets `[start, end)`."""
+"""A source, and offsets `[start, end)` in it."""
 
 
 class PassedOver:
-    """The rows of one key that could not be read since its messages were begun from the first
-    on.
-    """
+    """The unreadable rows of one key, since the last time its redrive began at the first row."""
 
     def __init__(self) -> None:
-        self._upto: dict[int, int] = {}
-        """The offset, by source, below which nothing of it is requested."""
+        self._skip_below: dict[int, int] = {}
+        """The offset below which messages are skipped, by source."""
         self.error: KeylaneError | None = None
-        """The reason why the last message could not be read; None if all could."""
+        """Why the last unreadable message could not be read; None if there is none."""
         self.rows_before = 0
-        """The number of rows at the front of which nothing is left: requests begin after them."""
+        """The number of leading rows that are handled or skipped; requests begin after them."""
 
     def __bool__(self) -> bool:
-        return bool(self._upto)
+        return bool(self._skip_below)
 
-    def note(self, source: int, error: KeylaneError) -> None:
+    def add(self, source: int, error: KeylaneError) -> None:
         """
-        Pass over the messages of a source that could not be read.
-
-        These are all its messages, unless a batch is damaged: later ones may be whole.
+        Skip unreadable messages of a source: those of a damaged batch, otherwise all.
         """
         end = error.end_offset if isinstance(error, CorruptLogError | CorruptBatchError) else None
-        self._upto[source] = MAX_I64 if end is None else max(end, self._upto.get(source, 0))
+        self._skip_below[source] = (
+            MAX_I64 if end is None else max(end, self._skip_below.get(source, 0))
+        )
         self.error = error
 
-    def rows_left(self, rows: Iterable[Row], count: int) -> list[Row]:
-        """Return the first `count` messages that were not passed over, from rows that are sorted by
-        source and offset.
+    def remaining_rows(self, rows: Iterable[Row], count: int) -> list[Row]:
+        """Return the first `count` messages that are not skipped; `rows` are sorted by source and
+        offset.
         """
-        left: list[Row] = []
+        remaining: list[Row] = []
         for source, start, end in rows:
-            low = max(start, self._upto.get(source, 0))
+            low = max(start, self._skip_below.get(source, 0))
             high = min(end, low + count)
             if low < high:
-                left.append((source, low, high))
+                remaining.append((source, low, high))
                 count -= high - low
-        return left
+        return remaining
 
     def clear(self) -> None:
-        """Request everything again."""
-        self._upto.clear()
+        """Forget the skipped messages, so that all are requested again."""
+        self._skip_below.clear()
         self.error = None
         self.rows_before = 0

@@ -1,23 +1,23 @@
-"""Handles the parked messages of a key again, the oldest first, while new ones of the key are
-parked after them.
+"""Redrives the parked messages of a key, oldest first, while new messages of the key are parked
+after them.
 
-    ReadParked ─▶ the first WINDOW messages, read where their bytes are ─▶ handed out ─▶ done, each
-        ─▶ … ─▶ none left ─▶ free
+    ReadParked ─▶ the first WINDOW messages, read from their sources ─▶ handed out ─▶ all done
+        ─▶ … ─▶ none left ─▶ free the key
     handed out ─▶ failed too often ─▶ parked again: stop
 
-Messages that are no longer stored are given up, with a warning, but not those that only an older
-copy of a data folder lacks. Messages without a key, and dead letters, are handed out as they are:
-each stands alone, and those that fail again stay.
+Messages that retention has removed are given up with a warning, but not those that are only missing
+because a broker runs on an older copy of its data folder. Messages without a key, and dead letters,
+are independent of each other; those that fail again stay parked.
 
-After the end of an owner that did not release, a redriven message may have ended its process. Then
-one key at a time is redriven, and it is parked again before its messages are handed out: if the
-process ends again, it stays parked. Dead letters that were chosen before that end stay dead
-letters; those that are chosen later are handed out.
+If the previous owner ended without a release, a redriven message may have killed its process. Then
+one key at a time is redriven, and is parked again before its messages are handed out, so that it
+stays parked if this process ends too. Dead letters that were chosen before that crash stay dead
+letters; those that are chosen later are redriven.
 
 Invariants
-    The messages of one window are all that a key has with handlers at a time. A drained partition
-    begins no window: its children have, or will have, the rest. Unreadable messages of a loose key
-    hold up nothing else (`passed_over.py`).
+    Handlers have the messages of at most one window of a key. A drained partition starts no window:
+    its children have adopted the rest, or will. Unreadable messages of a loose key do not block
+    others (`passed_over.py`).
 """
 
 from __future__ import annotations
@@ -66,39 +66,39 @@ from .passed_over import PassedOver, Row
 log = logging.getLogger("keylane.consumer")
 
 WINDOW = 100
-"""The number of messages of a key that are read at a time."""
-AT_ONCE_MAX = 50
-"""The number of keys of a partition that are redriven at a time."""
+"""The largest number of messages of a key that are read at once."""
+CONCURRENT_MAX = 50
+"""The largest number of keys of a partition that are redriven concurrently."""
 READ_BYTES = 1 << 18
-LOOK_S = 1.0
-"""Seconds between two checks of the lease of a message whose end is to be durable."""
+LEASE_CHECK_S = 1.0
+"""Seconds between two checks of the lease while waiting for an ack."""
 ALONE_S = 5.0
-"""Seconds for which a key that may have ended a process is redriven alone."""
+"""The longest time, in seconds, for which a key that may have killed a process is
+redriven alone.
+"""
 
 
 class RedriveDelivery(ClientDelivery):
-    """The messages of one window, which come from one source."""
+    """The delivery of the messages of one window, which come from one source."""
 
     __slots__ = (
-        "_acking",
-        "_change",
+        "_pending_acks",
+        "_acks_changed",
         "_failed",
         "_key",
-        "_left",
+        "_remaining",
         "_sender",
         "_source",
         "_stopped",
         "ended",
         "failure",
-        "unsaved",
+        "unacked",
     )
 
     client: ParkingClient
     is_apart = True
     cursor = 0
-    """The cursor, 0 because parked messages, which are not done, lie below the cursor of the
-    partition.
-    """
+    """0, because parked messages are below the partition's cursor although they are not done."""
 
     def __init__(
         self,
@@ -113,140 +113,136 @@ class RedriveDelivery(ClientDelivery):
         self._sender = sender
         self._key = key
         self._source = source
-        self._left = 0
-        self._acking: set[int] = set()
-        """The offsets of messages that are handled, and still durably parked."""
-        self._change = asyncio.Event()
+        self._remaining = 0
+        self._pending_acks: set[int] = set()
+        """The offsets that are handled but not durably unparked yet."""
+        self._acks_changed = asyncio.Event()
         self._failed: set[int] = set()
-        """The offsets of messages that failed, and are neither handled nor parked again."""
+        """The offsets that failed, and are neither handled nor parked again."""
         self._stopped = False
         self.failure: Failure | None = None
-        """The failure of a loose message that failed, and stays parked."""
+        """The failure of a loose message that stays parked."""
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """The future that is True when all messages are durably handled, and False when the key is
-        parked again or handed over.
+        """The result is True once all messages are durably handled; False if the key is parked
+        again or the partition is handed over.
         """
-        self.unsaved = 0
-        """The number of messages whose handling is not durable."""
+        self.unacked = 0
+        """The number of messages that are not durably handled."""
 
     @property
     def is_loose(self) -> bool:  # type: ignore[override]
-        """Return True if the messages have no key, or are dead letters."""
+        """True if the messages have no key, or are dead letters."""
         return is_loose(self._key)
 
-    def expect(self, count: int) -> None:
-        """Note that `count` messages will be handed out."""
-        self._left = self.unsaved = count
+    def set_count(self, count: int) -> None:
+        """Set the number of messages that will be handed out."""
+        self._remaining = self.unacked = count
 
     def done(self, offset: int) -> None:
-        """Note that the message at `offset` is handled."""
-        self._fails_no_more([offset])
-        self._acking.add(offset)
-        acked = partial(self._acked, offset)
+        """Unpark the message at `offset`, which is handled."""
+        self._clear_failures([offset])
+        self._pending_acks.add(offset)
+        acked = partial(self._on_acked, offset)
         self._sender.unpark(self._key, self._source, offset, offset + 1, acked)
-        self._take(1)
+        self._subtract(1)
         self.client.forget(1)
 
-    def _acked(self, offset: int) -> None:
-        self._acking.discard(offset)
-        self._change.set()
-        self._saved()
+    def _on_acked(self, offset: int) -> None:
+        self._pending_acks.discard(offset)
+        self._acks_changed.set()
+        self._on_durable()
 
     async def acked(self, offset: int) -> bool:
-        """Wait until a handled message is durably no longer parked, and return False if it never
-        will be, because it was handed over.
+        """Wait until a handled message is durably unparked. Return False if it was handed over
+        instead.
         """
-        while offset in self._acking and self.client.boot_ns() < self.client.acks_until_ns:
-            self._change.clear()
+        while offset in self._pending_acks and self.client.boot_ns() < self.client.ack_deadline_ns:
+            self._acks_changed.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await self._change.wait()
-        return offset not in self._acking
+                async with asyncio.timeout(LEASE_CHECK_S):
+                    await self._acks_changed.wait()
+        return offset not in self._pending_acks
 
     answered = acked
 
-    def _saved(self) -> None:
-        self.unsaved -= 1
+    def _on_durable(self) -> None:
+        self.unacked -= 1
         self._check_end()
 
-    def _take(self, count: int) -> None:
-        self._left -= count
+    def _subtract(self, count: int) -> None:
+        self._remaining -= count
         self._check_end()
 
     def _check_end(self) -> None:
-        if self.ended.done() or self._left:
+        if self.ended.done() or self._remaining:
             return
         if self._stopped:
             self.ended.set_result(False)
-        elif not self.unsaved:
+        elif not self.unacked:
             self.ended.set_result(True)
 
     def forget(self, count: int) -> None:
-        """Note that `count` of the messages will not be handled here."""
-        self._fails_no_more(self._failed)
+        """Stop the redrive, because `count` messages will not be handled here."""
+        self._clear_failures(self._failed)
         self._stopped = True
-        self._take(count)
+        self._subtract(count)
         self.client.forget(count)
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Leave a message that failed too often parked, with those after it."""
+        """Keep a message that failed too often parked, with later ones of its key."""
         count = 1 + len(waiting)
-        self._fails_no_more([message.offset])
+        self._clear_failures([message.offset])
         if self._key == RETRIED and isinstance(self._key, int):
-            part = message.offset, message.offset + 1
-            change = Shift(RETRIED, None, self._source, (part,), failure)
-            self._sender.shift(change, self._saved)
-            self._take(1)
+            offset_range = message.offset, message.offset + 1
+            change = Shift(RETRIED, None, self._source, (offset_range,), failure)
+            self._sender.shift(change, self._on_durable)
+            self._subtract(1)
             self.client.forget(1)
             return
         if self._key in LOOSE:
             self.failure = failure
-            part = message.offset, message.offset + 1
+            offset_range = message.offset, message.offset + 1
             self._sender.fail_again(
-                FailAgain(self._key, self._source, (part,), failure), self._saved
+                FailAgain(self._key, self._source, (offset_range,), failure), self._on_durable
             )
-            self._take(1)
+            self._subtract(1)
             self.client.forget(1)
             return
         self._stopped = True
         self._sender.park(self._key, [], failure)
-        self._take(count)
+        self._subtract(count)
         self.client.forget(count)
 
     def bury(self, message: Message, failure: Failure) -> None:
-        """Leave a message that failed too often parked."""
+        """Keep a message that failed too often parked."""
         self.park(message, failure, [])
 
     def retry(self, message: Message, failure: Failure, _pause_ms: int) -> None:
-        """Leave a message that failed again parked: only an operator can have it handled."""
+        """Keep a message that failed again parked, until an operator redrives it again."""
         self.park(message, failure, [])
 
     def note_failed(self, message: Message, failure: Failure) -> None:
-        """Have the broker show why the message fails; its tries are kept when it is parked
-        again.
-        """
+        """Report the failure to the broker; its tries are stored only when it is parked again."""
         self._failed.add(message.offset)
-        self.client.redriven_failed(self._source, message, failure)
+        self.client.report_redriven_failure(self._source, message, failure)
 
-    def note_hangs(self, message: Message, why: Failure, running_ms: int) -> None:
-        """Have the broker show for how long the message has been with its handler or the
-        program.
-        """
+    def note_hangs(self, message: Message, failure: Failure, running_ms: int) -> None:
+        """Report to the broker that a message hangs in its handler or the program."""
         self._failed.add(message.offset)
-        self.client.redriven_hangs(self._source, message, why, running_ms)
+        self.client.report_redriven_hang(self._source, message, failure, running_ms)
 
-    def _fails_no_more(self, offsets: Iterable[int]) -> None:
+    def _clear_failures(self, offsets: Iterable[int]) -> None:
         for offset in self._failed.intersection(offsets):
             self._failed.discard(offset)
-            self.client.redriven_ended(self._source, offset)
+            self.client.clear_redriven(self._source, offset)
 
 
 class Redrives:
     """
-    The keys of a partition that are redriven, with one task for each.
+    Redrives the keys of a partition, one task per key.
 
     Args:
-        free: hands messages of a key out like any others.
+        free: called with a key that has no parked messages left.
     """
 
     def __init__(
@@ -257,30 +253,32 @@ class Redrives:
         self._sender = sender
         self._free = free
         self.careful = False
-        """True if the previous owner ended without a release."""
-        self.inherits = False
-        """True if the keys that begin now were chosen before this owner had the partition."""
-        self._troubles = LogFilter()
-        self._alone = asyncio.Lock()
+        """True if the previous owner ended without a release, so that a message may kill the
+        process.
+        """
+        self.keys_are_inherited = False
+        """True while keys begin that were chosen before this owner acquired the partition."""
+        self._failure_log = LogFilter()
+        self._careful_lock = asyncio.Lock()
         self._tasks: dict[ParkKey, asyncio.Task[None]] = {}
-        self._turns = asyncio.Semaphore(AT_ONCE_MAX)
+        self._slots = asyncio.Semaphore(CONCURRENT_MAX)
         self._sources: dict[int, tuple[str | None, int]] = {}
-        """The address of the broker and the logic start, by ancestor."""
+        """The broker's address and the logic start of each ancestor."""
 
-    def forget_sources(self) -> None:
-        """Ask again for the addresses of ancestors, whose brokers may have moved."""
+    def clear_sources(self) -> None:
+        """Drop the cached addresses of ancestors, whose brokers may have moved."""
         self._sources.clear()
 
     @property
     def busy(self) -> bool:
-        """Return True while messages of some key may be with handlers."""
+        """True while handlers may have redriven messages."""
         return bool(self._tasks)
 
     def begin(self, key: ParkKey) -> None:
-        """Begin to handle the messages of a key again, unless this is under way."""
+        """Start to redrive a key, unless it is being redriven."""
         if key in self._tasks or self._client.acked_to_end:
             return
-        careful = self.careful and (key != RETRIED or self.inherits)
+        careful = self.careful and (key != RETRIED or self.keys_are_inherited)
         task = self._context.spawn(lambda: self._redrive(key, careful=careful), "redrive")
         if task is not None:
             self._tasks[key] = task
@@ -288,40 +286,40 @@ class Redrives:
     async def _redrive(self, key: ParkKey, *, careful: bool) -> None:
         try:
             failures = 0
-            passed = PassedOver()
+            passed_over = PassedOver()
             while True:
                 try:
-                    # A key that cannot be read waits without a turn, so that no other key waits.
-                    async with self._alone if careful else self._turns:
-                        while await self._next_window(key, passed, alone=careful):
+                    # The lock is released during backoff, so that other keys do not wait.
+                    async with self._careful_lock if careful else self._slots:
+                        while await self._redrive_window(key, passed_over, alone=careful):
                             careful = False
-                            if not passed:
+                            if not passed_over:
                                 failures = 0
-                                self._context.log_recovery(self._troubles, "parked messages")
+                                self._context.log_recovery(self._failure_log, "parked messages")
                         return
                 except FencedError:
                     raise
                 except KeylaneError as error:
                     failures += 1
-                    passed.clear()
-                    self.forget_sources()
-                    self._context.log_failure(self._troubles, "parked messages", error)
+                    passed_over.clear()
+                    self.clear_sources()
+                    self._context.log_failure(self._failure_log, "parked messages", error)
                     await self._context.pause(failures)
         finally:
             del self._tasks[key]
-            self._client.settled()
+            self._client.check_drained()
 
     async def _park_again(self, key: ParkKey) -> None:
-        """Keep a key parked if this process ends while its messages are handled."""
+        """Park a key again before it is redriven, so that it stays parked if this process ends."""
         crash = crash_of("again", at_ms=self._client.wall_ms(), attempts=1)
         if key != RETRIED:
-            await self._sender.send_now([Park(key, (), crash, self._context.who[3])])
+            await self._sender.send_now([Park(key, (), crash, self._context.lease[3])])
             return
-        # One of the chosen dead letters may have done it: all stay dead letters, each with its own
-        # failure.
+        # Any of the chosen dead letters may have killed the process: all stay dead letters, each
+        # with its own failure.
         log.warning(
-            "%s: the previous consumer's process ended while it redrove dead letters; they stay "
-            "dead letters",
+            "%s: the previous owner's process ended while it redrove dead letters; they stay dead "
+            "letters",
             self._context.log_name,
         )
         while rows := (await self._sender.first_rows(key, MAX_I64)).rows:
@@ -329,29 +327,33 @@ class Redrives:
                 [Shift(RETRIED, None, source, ((start, end),)) for source, start, end in rows]
             )
 
-    async def _next_window(self, key: ParkKey, passed: PassedOver, *, alone: bool) -> bool:
+    async def _redrive_window(self, key: ParkKey, passed_over: PassedOver, *, alone: bool) -> bool:
         """
-        Let the first messages of a key be handled, and return False if there are none, the key is
-        parked again, or the partition is drained.
-
-        Raises:
-            KeylaneError: the broker does not answer, or only unreadable messages are left.
+        Redrive the first messages of a key.
 
         Args:
-            passed: the messages of a loose key that are left out because they could not be read.
-            alone: whether they may end the process: if they do, the key stays parked.
+            passed_over: the messages of a loose key that are skipped because they could not be
+                read.
+            alone: the messages may kill the process; park the key first, and redrive it alone.
+
+        Returns:
+            False if the key is done: it has no messages left or is parked again, or the partition
+            is drained.
+
+        Raises:
+            KeylaneError: the broker does not reply, or only unreadable messages are left.
         """
         if self._client.acked_to_end:
             return False
         if alone:
             async with self._context.owner.alone.taken(ALONE_S):
                 await self._park_again(key)
-                return await self._next_window(key, passed, alone=False)
+                return await self._redrive_window(key, passed_over, alone=False)
         while True:
-            rows, edited = await self._rows_left(key, passed)
+            rows, edited = await self._next_rows(key, passed_over)
             if not rows:
-                return await self._none_left(key, passed)
-            read = await self._read_first(key, rows, passed)
+                return await self._finish_key(key, passed_over)
+            read = await self._read_first(key, rows, passed_over)
             if read is not None:
                 break
         messages, _ = read
@@ -367,23 +369,23 @@ class Redrives:
             return False
         return handled
 
-    async def _none_left(self, key: ParkKey, passed: PassedOver) -> bool:
-        """Return as `_next_window` does, for a key of which no message can be requested."""
-        if passed.error is not None:
-            raise passed.error
+    async def _finish_key(self, key: ParkKey, passed_over: PassedOver) -> bool:
+        """Finish a key without readable messages; return as `_redrive_window` does."""
+        if passed_over.error is not None:
+            raise passed_over.error
         if key in LOOSE:
             return False
-        if self._sender.parks(key):
+        if self._sender.has_parks_of(key):
             await self._context.pause(1)
             return True
         self._free(key)
         return False
 
     async def _read_first(
-        self, key: ParkKey, rows: Sequence[Row], passed: PassedOver
+        self, key: ParkKey, rows: Sequence[Row], passed_over: PassedOver
     ) -> tuple[list[Message], int] | None:
-        """Read from the first source as `read` does; return None if it cannot be read, and is
-        passed over.
+        """Read from the first source, as `read` does. Return None if it is unreadable, and now
+        skipped.
         """
         source = rows[0][0]
         try:
@@ -393,28 +395,28 @@ class Redrives:
         except KeylaneError as error:
             if not is_loose(key):
                 raise
-            self.forget_sources()
-            passed.note(source, error)
+            self.clear_sources()
+            passed_over.add(source, error)
             return None
 
-    async def _rows_left(
-        self, key: ParkKey, passed: PassedOver
+    async def _next_rows(
+        self, key: ParkKey, passed_over: PassedOver
     ) -> tuple[Sequence[Row], Collection[tuple[int, int]]]:
-        """Return the first parked messages of a key that were not passed over, and those among them
-        that an operator has edited.
+        """Return the first parked messages of a key that are not skipped, and which of them an
+        operator has edited.
         """
-        if not passed:
+        if not passed_over:
             parked = await self._sender.first_rows(key, WINDOW)
             return parked.rows, parked.edited
-        # The search does not begin at the front for each window, because there may be thousands of
-        # pages that were passed over. Rows that have moved up there, as where an operator has
-        # skipped some, are requested with those.
+        # Do not search from the front for each window, because there may be thousands of skipped
+        # pages. Rows that move up among these, for example when an operator skips some, are read
+        # when the skipped ones are retried.
         while True:
-            parked = await self._sender.first_rows(key, MAX_I64, first=passed.rows_before)
-            rows = passed.rows_left(parked.rows, WINDOW)
+            parked = await self._sender.first_rows(key, MAX_I64, first=passed_over.rows_before)
+            rows = passed_over.remaining_rows(parked.rows, WINDOW)
             if rows or not parked.rows:
                 return rows, parked.edited
-            passed.rows_before += len(parked.rows)
+            passed_over.rows_before += len(parked.rows)
 
     async def read(
         self,
@@ -424,21 +426,20 @@ class Redrives:
         kind: type[RedriveDelivery] = RedriveDelivery,
     ) -> tuple[list[Message], int]:
         """
-        Return the first messages of a source in these ranges; those that are no longer stored are
-        given up.
+        Read the first messages of a source in `ranges`.
 
-        Messages are given up if retention has removed them, or the metaserver reports them gone. A
-        broker that lacks more runs on an older copy of its data folder, and the original may
-        return.
+        Messages are given up if retention has removed them, or the metaserver reports that they are
+        gone. If others are missing, the broker runs on an older copy of its data folder, and the
+        original may return.
 
         Returns:
-            The messages, with a delivery of this kind, and the end offset up to which they are
-            complete.
+            The messages, with a delivery of type `kind`, and the offset up to which `ranges` are
+            read.
 
         Raises:
-            UnreachableError, PartitionUnknownError: the broker of the source does not answer, or
-                lacks them.
-            CorruptBatchError: the first batch does not unpack; it names its offsets.
+            UnreachableError, PartitionUnknownError: the source's broker does not reply, or does not
+                have the partition.
+            CorruptBatchError: the first batch cannot be unpacked; the error has its offsets.
         """
         start, end = ranges[0][0], ranges[-1][1]
         try:
@@ -451,57 +452,63 @@ class Redrives:
         except OffsetOutOfRangeError as error:
             first = error.first_offset or 0
             if start >= first:
-                raise _lacking(source, start) from error
+                raise _missing_error(source, start) from error
             end = min(end, first)
             await self._give_up(key, source, start, end)
             return [], end
         assert isinstance(answer, Batches)
         if not payload:
-            raise _lacking(source, start)
-        upto, at = start, 0
+            raise _missing_error(source, start)
+        upto, position = start, 0
         delivery = kind(self._client, self._sender, key, source, logic_start)
         messages: list[Message] = []
-        who = (self._context.subject, source, self._context.who[3])
-        while at < len(payload):
+        names = (self._context.subject, source, self._context.lease[3])
+        while position < len(payload):
             try:
-                header = check_batch(payload, at)
-                base, after = header.base_offset, header.next_offset
-                wanted = [pair for pair in ranges if pair[0] < after and base < pair[1]]
-                cut = column_views(payload, header, at) if wanted else None
+                header = check_batch(payload, position)
+                base, end_offset = header.base_offset, header.next_offset
+                overlapping = [pair for pair in ranges if pair[0] < end_offset and base < pair[1]]
+                columns = column_views(payload, header, position) if overlapping else None
             except CorruptBatchError as error:
                 if messages:
-                    break  # whole messages before it come first
-                _name(error, payload, at, start=start)
+                    break  # return the readable messages before it
+                _add_offsets(error, payload, position, start=start)
                 raise
-            here = [] if cut is None else decode_messages(cut, header, *who, delivery)
-            for low, high in wanted:
-                messages += here[max(low - base, 0) : max(high - base, 0)]
-            upto, at = after, at + header.length
-        delivery.expect(len(messages))
+            decoded = []
+            if columns is not None:
+                decoded = decode_messages(columns, header, *names, delivery)
+            for low, high in overlapping:
+                messages += decoded[max(low - base, 0) : max(high - base, 0)]
+            upto, position = end_offset, position + header.length
+        delivery.set_count(len(messages))
         return messages, upto
 
     async def _source(self, source: int) -> tuple[BrokerClient, int]:
-        """Return the broker and the logic start of a source. Raises PartitionUnknownError if its
-        messages are gone; KeylaneError.
+        """
+        Return the broker and the logic start of a source.
+
+        Raises:
+            PartitionUnknownError: its messages are gone.
+            KeylaneError: no metaserver replied, or the broker is down.
         """
         if source == self._context.partition_id:
             return self._client.broker, self._context.grant.partition.logic_start
         if source not in self._sources:
             history = await self._context.owner.history()
             self._sources = {
-                int(part.partition.partition_id): (
-                    part.partition.address,
-                    part.partition.logic_start,
+                int(past.partition.partition_id): (
+                    past.partition.address,
+                    past.partition.logic_start,
                 )
-                for part in history.partitions
-                if not part.lost and part.partition.state is not PartitionState.EXPIRED
+                for past in history.partitions
+                if not past.lost and past.partition.state is not PartitionState.EXPIRED
             }
         address, logic_start = self._sources.get(source, (None, 0))
         if source not in self._sources:
             raise PartitionUnknownError(partition_id=source)
         if address is None:
             del self._sources[source]
-            raise UnreachableError(f"the broker of partition {source} is away")
+            raise UnreachableError(f"the broker of partition {source} is down")
         return self._context.broker_at(address), logic_start
 
     async def _give_up(self, key: ParkKey, source: int, start: int, end: int) -> None:
@@ -513,14 +520,14 @@ class Redrives:
             end,
             source,
         )
-        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sender.unpark(
-            key, source, start, end, lambda: None if gone.done() else gone.set_result(None)
+            key, source, start, end, lambda: None if durable.done() else durable.set_result(None)
         )
-        await gone
+        await durable
 
 
-def _lacking(source: int, offset: int) -> NotSentError:
+def _missing_error(source: int, offset: int) -> NotSentError:
     return NotSentError(
         f"the broker of partition {source} stores nothing at offset {offset}, and "
         f"{MAYBE_OLDER_COPY}",
@@ -528,11 +535,13 @@ def _lacking(source: int, offset: int) -> NotSentError:
     )
 
 
-def _name(error: CorruptBatchError, payload: memoryview, at: int, *, start: int) -> None:
-    """Name the messages of a damaged batch, so that those after it are read; its header has its own
-    checksum.
+def _add_offsets(
+    error: CorruptBatchError, payload: memoryview, position: int, *, start: int
+) -> None:
+    """Add the offsets of a damaged batch to the error, so that messages after it can be read. They
+    are known if the header, which has its own checksum, is intact.
     """
-    header = read_header(payload, at)
+    header = read_header(payload, position)
     if isinstance(header, Header) and header.next_offset > start:
         error.details |= {
             "partition_id": header.partition_id,

@@ -1,21 +1,21 @@
-"""Handles messages that were set aside for retry again when they are due, each separately, at the
-owner of their partition.
+"""Retries messages that were set aside without their keys, when they are due, at the partition's
+owner.
 
-    failed ─▶ put: Park under the number of its tries ─▶ durable ─▶ waiting, by due time
+    failed ─▶ put: Park under its number of tries ─▶ durable ─▶ waiting, by due time
         ─▶ read, handed out ─▶ done: Unpark
                             ├─ failed: Shift to the next number ─▶ waiting
                             ╰─ failed too often: Shift to the dead letters
 
-The tries are durable, but the due times are not: after a change of the owner everything is due at
+The numbers of tries are durable, but the due times are not: a new owner retries all messages at
 once.
 
-After the end of an owner that did not release, a message may have ended its process. Then for
-CAREFUL_MS one message at a time is handed out, and before it a Shift to a negative number records
-durably that its try has begun: if this process ends too, the next owner makes it a dead letter.
+If the previous owner ended without a release, a message may have killed its process. For CAREFUL_MS
+messages are then handed out one at a time, each after a Shift to its negated number, which durably
+records that a try has begun: if this process ends too, the next owner makes it a dead letter.
 
 Invariants
-    A message is handed out only while its Park or Shift is durable, and once at a time.
-    A drained partition begins no try: its children have, or will have, the waiting messages.
+    A message is handed out only while its Park or Shift is durable, and to one handler at a time.
+    A drained partition starts no try: its children have adopted the waiting messages, or will.
 """
 
 from __future__ import annotations
@@ -33,231 +33,231 @@ from ...protocol.offsets import Range
 from ...protocol.parked import RETRIED, Failure, ParkedKeyRow, Shift, crash_of
 from ...protocol.text import counted
 from .context import ParkContext
-from .due_tries import DueTries, DueTry
+from .due_tries import DueTry, RetrySchedule
 from .park_sender import ParkSender
-from .redrive import AT_ONCE_MAX, WINDOW, RedriveDelivery, Redrives
+from .redrive import CONCURRENT_MAX, WINDOW, RedriveDelivery, Redrives
 
 log = logging.getLogger("keylane.consumer")
 
 RETRIES_MAX = 100_000
-"""The number of ranges of offsets that wait for retry on a partition at which nothing more of it is
-pulled.
-"""
+"""Pulling the partition stops while this many offset ranges wait for a retry."""
 CAREFUL_MS = 30_000
 LONG_S = 5.0
-"""Seconds for which the careful part waits for a message."""
+"""The longest time, in seconds, to wait for a message in the careful part."""
 
 
 class RetryDelivery(RedriveDelivery):
-    """Messages of one source whose next try is due."""
+    """The delivery of messages of one source that are due for a retry."""
 
     __slots__ = ("retrying",)
 
-    retrying: Retrying
+    retrying: RetryRunner
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
-        """Let a message that failed again wait for another retry."""
-        self._failed_again(message, failure, failure.attempts, pause_ms)
+        """Schedule another retry for a message that failed again."""
+        self._reschedule(message, failure, failure.attempts, pause_ms)
 
     def bury(self, message: Message, failure: Failure) -> None:
         """Make a message that failed too often a dead letter."""
-        self._failed_again(message, failure, None, 0)
+        self._reschedule(message, failure, None, 0)
 
     def park(self, message: Message, failure: Failure, _waiting: list[Message]) -> None:
-        """Make the message a dead letter, as `bury` does: it holds nothing back."""
+        """Make the message a dead letter, as `bury` does; no later message waits for it."""
         self.bury(message, failure)
 
-    def _failed_again(
-        self, message: Message, failure: Failure, to: int | None, pause_ms: int
+    def _reschedule(
+        self, message: Message, failure: Failure, next_key: int | None, pause_ms: int
     ) -> None:
-        self._fails_no_more([message.offset])
+        self._clear_failures([message.offset])
         assert isinstance(self._key, int)
-        self.retrying.shift(self._key, to, self._source, message.offset, failure, pause_ms)
-        self.unsaved -= 1
-        self._take(1)
+        self.retrying.shift(self._key, next_key, self._source, message.offset, failure, pause_ms)
+        self.unacked -= 1
+        self._subtract(1)
         self.client.forget(1)
 
 
-class Retrying:
-    """The messages that wait for retry on one partition under one grant."""
+class RetryRunner:
+    """Retries the waiting messages of one partition under one grant."""
 
     def __init__(self, context: ParkContext, sender: ParkSender, redrives: Redrives) -> None:
         self._context = context
         self._client = context.client
         self._sender = sender
         self._redrives = redrives
-        self._due = DueTries()
-        self._troubles = LogFilter()
+        self._due = RetrySchedule()
+        self._failure_log = LogFilter()
         self._begun = False
         self._careful_until_ns = 0
-        self._changed = asyncio.Event()
-        self._room = asyncio.Event()
-        """The event that is set when something was taken."""
-        self._turns = asyncio.Semaphore(AT_ONCE_MAX)
-        self._running: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._capacity_freed = asyncio.Event()
+        """Set when waiting messages were taken."""
+        self._slots = asyncio.Semaphore(CONCURRENT_MAX)
+        self._run_task: asyncio.Task[None] | None = None
         self._tries: set[asyncio.Task[None]] = set()
 
     @property
     def busy(self) -> bool:
-        """Return True while some message may be with a handler."""
+        """True while a handler may have a message that is retried."""
         return bool(self._tries)
 
     @property
     def is_careful(self) -> bool:
-        """Return True while one message at a time is handed out."""
+        """True while messages are handed out one at a time."""
         return self._client.boot_ns() < self._careful_until_ns
 
     @property
-    def has_room(self) -> bool:
-        """Return True if more messages may wait for retry."""
+    def has_capacity(self) -> bool:
+        """True if more messages may wait for a retry."""
         return len(self._due) < RETRIES_MAX
 
-    async def wait_for_room(self) -> None:
-        """Wait while too many messages wait for retry."""
-        while not self.has_room:
-            self._room.clear()
-            await self._room.wait()
+    async def wait_for_capacity(self) -> None:
+        """Wait while too many messages wait for a retry."""
+        while not self.has_capacity:
+            self._capacity_freed.clear()
+            await self._capacity_freed.wait()
 
-    # ── what waits ────────────────────────────────────────────────────────────────────────────────
+    # ── waiting messages
+    # ────────────────────────────────────────────────────────────────────────────────
     async def begin(self, rows: Iterable[ParkedKeyRow], *, careful: bool) -> None:
         """
-        Fetch the messages that wait for retry: all are due.
+        Fetch the messages that wait for a retry, all of which are due.
 
-        Only the first call has an effect, even if nothing was parked then, because later ones were
-        put here.
+        Only the first call has an effect, because later messages are added by `put`.
 
         Args:
-            rows: the keys that the group has parked.
-            careful: whether the previous owner ended without a release.
+            rows: the parked keys of the group.
+            careful: the previous owner ended without a release.
         """
         if self._begun:
             return
-        places = [
-            (row.key, *place)
+        parked_rows = [
+            (row.key, *parked_row)
             for row in rows
             if isinstance(row.key, int) and row.key != RETRIED
-            for place in await self._places(row.key)
+            for parked_row in await self._fetch_rows(row.key)
         ]
         self._begun = True
-        if careful and places:
+        if careful and parked_rows:
             self._careful_until_ns = self._client.boot_ns() + CAREFUL_MS * 1_000_000
-        for key, source, start, end in places:
+        for key, source, start, end in parked_rows:
             if key < 0 and careful:
-                self._bury_crashed(-key, source, (start, end))
+                self._dead_letter_crashed(-key, source, (start, end))
             else:
                 self._add(key, source, (start, end), self._client.boot_ns())
 
-    async def _places(self, key: int) -> list[tuple[int, int, int]]:
-        places: list[tuple[int, int, int]] = []
+    async def _fetch_rows(self, key: int) -> list[tuple[int, int, int]]:
+        rows: list[tuple[int, int, int]] = []
         while True:
-            page = await self._sender.first_rows(key, MAX_I64, first=len(places))
+            page = await self._sender.first_rows(key, MAX_I64, first=len(rows))
             if not page.rows:
-                return places
-            places += page.rows
+                return rows
+            rows += page.rows
 
-    def _bury_crashed(self, attempts: int, source: int, part: Range) -> None:
+    def _dead_letter_crashed(self, attempts: int, source: int, offset_range: Range) -> None:
         log.warning(
-            "%s: %s of partition %d, from offset %d on, ended the processes of two "
-            "consumers, and is parked",
+            "%s: %s of partition %d, from offset %d on, killed the processes of two owners, and is "
+            "parked",
             self._context.log_name,
-            counted(part[1] - part[0], "message"),
+            counted(offset_range[1] - offset_range[0], "message"),
             source,
-            part[0],
+            offset_range[0],
         )
         failure = crash_of("again", at_ms=self._client.wall_ms(), attempts=attempts)
-        self._sender.shift(Shift(-attempts, None, source, (part,), failure), _nothing)
+        self._sender.shift(Shift(-attempts, None, source, (offset_range,), failure), _do_nothing)
 
     def put(self, offset: int, failure: Failure, pause_ms: int) -> None:
-        """Set a message of the partition itself aside, and let it be handled again in
-        `pause_ms`.
-        """
+        """Park a message of this partition alone, and retry it in `pause_ms`."""
         due_ns = self._client.boot_ns() + pause_ms * 1_000_000
-        key, part = failure.attempts, (offset, offset + 1)
-        own = self._context.partition_id
+        key, offset_range = failure.attempts, (offset, offset + 1)
+        source = self._context.partition_id
         self._sender.park(
-            *(key, [offset], failure, lambda: self._add(key, own, part, due_ns)),
+            key,
+            [offset],
+            failure,
+            lambda: self._add(key, source, offset_range, due_ns),
             next_try_ms=self._client.wall_ms() + pause_ms,
         )
 
     def shift(
         self,
         key: int,
-        to: int | None,
+        next_key: int | None,
         source: int,
         offset: int,
         failure: Failure,
         pause_ms: int,
     ) -> None:
-        """Let a message that failed wait for another retry, or make it a dead letter if `to` is
-        None.
+        """Schedule another retry for a failed message, under number `next_key`; None: make it a
+        dead letter.
         """
-        part = offset, offset + 1
+        offset_range = offset, offset + 1
         due_ns = self._client.boot_ns() + pause_ms * 1_000_000
 
-        def confirmed() -> None:
-            if to is not None:
-                self._add(to, source, part, due_ns)
+        def add_if_retried() -> None:
+            if next_key is not None:
+                self._add(next_key, source, offset_range, due_ns)
 
         self._sender.shift(
-            Shift(key, to, source, (part,), failure),
-            confirmed,
+            Shift(key, next_key, source, (offset_range,), failure),
+            add_if_retried,
             next_try_ms=self._client.wall_ms() + pause_ms,
         )
 
-    def _add(self, key: int, source: int, part: Range, due_ns: int) -> None:
-        self._due.add(key, source, part, due_ns)
-        self._changed.set()
-        if self._running is None and self._context.owner.redrives:
-            self._running = self._context.spawn(self._run, "retry")
+    def _add(self, key: int, source: int, offset_range: Range, due_ns: int) -> None:
+        self._due.add(key, source, offset_range, due_ns)
+        self._wake.set()
+        if self._run_task is None and self._context.owner.redrives:
+            self._run_task = self._context.spawn(self._run, "retry")
 
-    # ── what is due ───────────────────────────────────────────────────────────────────────────────
+    # ── due messages
+    # ───────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
         while True:
-            self._changed.clear()
+            self._wake.clear()
             next_ns = self._due.next_ns
-            left_ns = None if next_ns is None else next_ns - self._client.boot_ns()
-            if left_ns is None or left_ns > 0:
+            delay_ns = None if next_ns is None else next_ns - self._client.boot_ns()
+            if delay_ns is None or delay_ns > 0:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(None if left_ns is None else left_ns / 1e9):
-                        await self._changed.wait()
+                    async with asyncio.timeout(None if delay_ns is None else delay_ns / 1e9):
+                        await self._wake.wait()
                 continue
             careful = self.is_careful
-            await self._turns.acquire()
+            await self._slots.acquire()
             if self._client.acked_to_end:
-                self._turns.release()
+                self._slots.release()
                 return
             alone = self._context.owner.alone
             async with alone.taken(LONG_S) if careful else contextlib.nullcontext():
-                taken = self._due.take(1 if careful else WINDOW, self._client.boot_ns())
-                if taken is None:
-                    self._turns.release()
+                due_try = self._due.take(1 if careful else WINDOW, self._client.boot_ns())
+                if due_try is None:
+                    self._slots.release()
                     continue
-                self._room.set()
-                task = self._begin_try(taken, careful=careful)
+                self._capacity_freed.set()
+                task = self._begin_try(due_try, careful=careful)
                 if task is None:
                     return
                 if careful:
                     await asyncio.wait([task], timeout=LONG_S)
 
-    def _begin_try(self, taken: DueTry, *, careful: bool) -> asyncio.Task[None] | None:
+    def _begin_try(self, due_try: DueTry, *, careful: bool) -> asyncio.Task[None] | None:
         async def body() -> None:
-            await self._try(taken, careful=careful)
+            await self._try(due_try, careful=careful)
 
         task = self._context.spawn(body, "retry of")
         if task is None:
-            self._turns.release()
+            self._slots.release()
             return None
         self._tries.add(task)
-        task.add_done_callback(self._tried)
+        task.add_done_callback(self._on_try_done)
         return task
 
-    def _tried(self, task: asyncio.Task[None]) -> None:
+    def _on_try_done(self, task: asyncio.Task[None]) -> None:
         self._tries.discard(task)
-        self._turns.release()
-        self._client.settled()
+        self._slots.release()
+        self._client.check_drained()
 
-    async def _try(self, taken: DueTry, *, careful: bool) -> None:
-        key, source, ranges, _ = taken
+    async def _try(self, due_try: DueTry, *, careful: bool) -> None:
+        key, source, ranges, _ = due_try
         attempt = key + 1 if key > 0 else -key
         try:
             if careful and key > 0:
@@ -267,23 +267,23 @@ class Retrying:
         except FencedError:
             raise
         except KeylaneError as error:
-            self._redrives.forget_sources()
-            self._context.log_failure(self._troubles, "messages that wait for retry", error)
-            again = taken._replace(key=key)
+            self._redrives.clear_sources()
+            self._context.log_failure(self._failure_log, "messages that wait for retry", error)
+            failed_try = due_try._replace(key=key)
             damaged_upto = None
             if isinstance(error, CorruptLogError | CorruptBatchError):
                 damaged_upto = error.end_offset
-            self._due.failed(
-                again, self._client.boot_ns(), self._context.pause_ns, upto=damaged_upto
+            self._due.requeue_failed(
+                failed_try, self._client.boot_ns(), self._context.pause_ns, upto=damaged_upto
             )
-            self._changed.set()
+            self._wake.set()
             return
-        self._due.answered(source)
-        self._context.log_recovery(self._troubles, "messages that wait for retry")
-        self._changed.set()
+        self._due.on_success(source)
+        self._context.log_recovery(self._failure_log, "messages that wait for retry")
+        self._wake.set()
         if upto == ranges[0][0]:
             await self._context.pause(1)
-        self._put_back(key, source, [(max(low, upto), high) for low, high in ranges if high > upto])
+        self._requeue(key, source, [(max(low, upto), high) for low, high in ranges if high > upto])
         if not messages:
             return
         delivery: RetryDelivery = messages[0].delivery  # type: ignore[assignment]
@@ -293,10 +293,10 @@ class Retrying:
         self._client.hand_out(messages)
         await delivery.ended
 
-    def _put_back(self, key: int, source: int, ranges: Iterable[Range]) -> None:
-        for part in ranges:
-            self._add(key, source, part, self._client.boot_ns())
+    def _requeue(self, key: int, source: int, ranges: Iterable[Range]) -> None:
+        for offset_range in ranges:
+            self._add(key, source, offset_range, self._client.boot_ns())
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass

@@ -1,17 +1,17 @@
-"""Reports to a partition's broker which offsets are handled, and how often the others failed.
+"""Sends a partition's acks and failed tries to its broker.
 
     done, failed, begin ─▶ due ─▶ linger ─▶ ACK ─▶ durable: the cursor rises, waiters continue
-                            ▲                │ failed: sent again, after a pause
-                            ╰── every third of the ttl, empty, to renew the pull lock; in a shared
-                                group, every sixth of the time in flight, to renew messages
+                            ▲                │ failed: retry after a pause
+                            ╰── every third of the ttl, an empty request renews the pull lock; in a
+                                shared group, every sixth of in_flight_ms, it renews messages
 
-A request is sent by the timer of its linger, and confirmed as its answer arrives, without a task.
-The task of the sender waits meanwhile: it opens channels, and handles every error, and every answer
-that needs a wait.
+To save the cost of a task switch, the linger timer sends requests, and their replies are handled in
+callbacks. The sender's task waits meanwhile: it opens channels, and handles errors and replies that
+need a wait.
 
 Invariants
-    A request that fails loses nothing: its acks are in the next one.
-    One request is under way at a time.
+    A failed request loses nothing: the next one contains its acks.
+    One request is in flight at a time.
     A wait for acks makes a request due.
 """
 
@@ -40,99 +40,99 @@ from .messages_in_flight import MessagesInFlight
 
 log = logging.getLogger("keylane.consumer")
 CLOCK_S = 0.001
-"""The most, in seconds, by which timers end earlier than a sum of times requires."""
+"""The tolerance, in seconds, for timers that fire slightly early."""
 ANY = -1
-"""An offset that is in every request."""
+"""Matches every request, in place of an offset."""
 
 
 class AckedPartition(Protocol):
-    """A pull client, as seen by a sender of acks."""
+    """The interface of a pull client to its ack sender."""
 
     broker: BrokerClient
     """The client of the partition's broker."""
     boot_ns: Callable[[], int]
     renewal_ms: float
-    """Milliseconds between two requests that renew the messages with handlers."""
+    """Milliseconds between two requests that renew messages that handlers have."""
     respects_range_limit: bool
-    """True if pulls stop while the broker takes no more ranges above the cursor."""
+    """True if pulling stops while the broker accepts no more ranges above the cursor."""
 
     @property
     def log_name(self) -> str:
-        """Return subject, partition and group, for log lines."""
+        """Subject, partition and group, for log lines."""
         ...
 
     @property
     def holds_fence(self) -> bool:
-        """Return True while the broker has the fence, and the lease has not ended."""
+        """True while the broker has the fence, and the lease has not ended."""
         ...
 
     @property
     def is_idle(self) -> bool:
-        """Return True while the broker is known to have acks of all pulled messages, and a pull
-        waits.
-        """
+        """True while the broker has acks of all pulled messages, and a pull is waiting there."""
         ...
 
     def held(self) -> list[Message]:
         """Return the messages that the next request renews."""
         ...
 
-    def renewed(self, messages: list[Message], sent_ns: int) -> None:
-        """Note that a request made at `sent_ns` has renewed messages."""
+    def extend_in_flight(self, messages: list[Message], sent_ns: int) -> None:
+        """Restart the time in flight of messages that a request sent at `sent_ns` has renewed."""
         ...
 
-    def acked_to(self, answer: Acked) -> None:
-        """Note that acks are durable."""
+    def apply_ack_reply(self, answer: Acked) -> None:
+        """Apply the broker's reply to an ack request."""
         ...
 
-    def note_unanswered(self, error: KeylaneError) -> None:
-        """Note why a call of the partition failed."""
+    def record_call_error(self, error: KeylaneError) -> None:
+        """Record whether a failed call reached the broker."""
         ...
 
-    def knows_parked(self, version: int) -> bool:
-        """Return True if `check_parked` would learn nothing."""
+    def is_parked_current(self, version: int) -> bool:
+        """Return True if `check_parked` would change nothing."""
         ...
 
     async def check_parked(self, version: int) -> None:
-        """Fetch the changes of an operator, if the version is newer than the known one."""
+        """Fetch an operator's changes of parked messages, if `version` is newer than the
+        known one.
+        """
         ...
 
 
 class AckWaiter(NamedTuple):
-    """A wait for the ack of a handled offset."""
+    """Waits for the ack of a handled offset."""
 
     offset: int
     future: asyncio.Future[bool]
-    """The future that is done with a request that has the offset: True if the ack is durable."""
+    """Done when a request with the offset has succeeded (True) or was refused (False)."""
 
 
 class AckRequest(NamedTuple):
-    """A request, with the steps that follow its answer."""
+    """A request, with the data to handle its reply."""
 
     ack: Ack
     waiters: list[AckWaiter]
-    left_over: bool
-    """True if it lacks some of the messages that were handled when it was made."""
+    is_partial: bool
+    """True if it does not contain all messages handled when it was built."""
     held: list[Message]
-    """The messages of a shared group that it renews."""
+    """The messages that it renews, in a shared group."""
     sent_ns: int
-    """The time at which it was made, on the boot clock."""
+    """The time at which it was built, on the boot clock."""
 
 
 class AckSender:
     """
-    The acks of one partition under one grant.
+    Sends the acks of one partition under one grant.
 
     Args:
-        who: the owner as named in requests: partition id, group, session and token.
-        in_flight: the counter of messages with handlers; it blocks pulls while the broker takes no
+        lease: the partition id, group, session and token, as in requests.
+        in_flight: the counter of messages in flight, which blocks pulls while the broker accepts no
             more ranges above the cursor.
     """
 
     def __init__(
         self,
         partition: AckedPartition,
-        who: tuple[int, str, str, int],
+        lease: tuple[int, str, str, int],
         *,
         in_flight: MessagesInFlight,
         settings: ConsumerSettings,
@@ -141,51 +141,55 @@ class AckSender:
         self.handled = AckQueue()
         self.tries = FailedTries()
         self.is_due = False
-        """True if a request is to be sent; it is read for every handled message."""
+        """True if a request is due; read for every handled message."""
         self._linger_s = settings.ack_linger_ms / 1000 if settings.ack is AckMode.LINGERING else 0
-        self.each = settings.ack is AckMode.EACH
-        """True if the next message of a key waits for the ack of the previous one."""
-        self.hurries = False
+        self.acks_each = settings.ack is AckMode.EACH
+        """True if the next message of a key waits for the previous one's ack."""
+        self.skips_linger = False
         """True if requests are sent without a linger."""
         self._begun: dict[int, int] = {}
-        """The crashes of a suspect that begins, by its offset, until the broker has them."""
+        """The crash counts of suspects that begin, by offset, until the broker has stored them."""
         self._partition = partition
-        self._who = who
+        self._lease = lease
         self._in_flight = in_flight
         self._settings = settings
         self._rng = rng
         self._loop = asyncio.get_running_loop()
         self._pauses = settings.backoff.pauses(rng)
         """The pauses between requests that fail."""
-        self._troubles = LogFilter()
+        self._failure_log = LogFilter()
         self._waiters: list[AckWaiter] = []
-        """The waits of `durable` for the next request."""
+        """The waiters for the next request."""
         self._idle_s = min(settings.ttl_ms / 3, partition.renewal_ms) / 1000
         self._sent_s = self._loop.time()
-        """The time at which the last request was made."""
-        self._trouble: asyncio.Future[int | None] | None = None
+        """The event loop's time at which the last request was built."""
+        self._wake_task: asyncio.Future[int | None] | None = None
         """
-        The future for which the task waits while requests are sent without the task.
+        Wakes the task, which waits while timers send requests.
 
-        Its result is a version of parked messages to fetch, or None if the task has to send the
-        next request.
+        The result is a version of parked messages to fetch, or None if the task must send the next
+        request.
         """
         self._timer: asyncio.Handle | None = None
-        """The timer of the linger."""
+        """The linger timer."""
         self._renewal: asyncio.Handle
-        """The timer of the request that renews the pull lock."""
-        self._under_way: AckRequest | None = None
-        """The request that was sent without the task."""
-        self._calling: Calling | None = None
+        """The timer of the next request that renews the pull lock."""
+        self._in_flight_request: AckRequest | None = None
+        """The request in flight that a timer sent."""
+        self._in_flight_call: Calling | None = None
         self._ended = False
 
     def send_soon(self) -> None:
-        """Send a request once its linger has passed."""
+        """Send a request after its linger."""
         self.is_due = True
-        if self._timer is not None or self._trouble is None or self._under_way is not None:
+        if (
+            self._timer is not None
+            or self._wake_task is None
+            or self._in_flight_request is not None
+        ):
             return
         loop = self._loop
-        if self.hurries:
+        if self.skips_linger:
             self._timer = loop.call_soon(self._send_next)
         elif not self._linger_s:
             self._timer = loop.call_soon(self._send_now)
@@ -193,36 +197,34 @@ class AckSender:
             now_s = loop.time()
             self._timer = loop.call_at(now_s + linger_s(self._linger_s, now_s), self._send_now)
 
-    def linger_no_more(self) -> None:
-        """Send now what is due, and later requests without a linger, because others wait for the
-        end of the partition.
+    def stop_lingering(self) -> None:
+        """Send this and later requests without a linger, because other members wait until the
+        partition is drained.
         """
         self._linger_s = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = self._loop.call_soon(self._send_now)
 
-    def failed(self, message: Message, failure: Failure) -> None:
-        """Have the broker record how often a message has failed, and show why."""
-        self.tries.failed(message, failure)
+    def record_failure(self, message: Message, failure: Failure) -> None:
+        """Report a message's failed try to the broker."""
+        self.tries.record_failure(message, failure)
         self.send_soon()
 
-    def hangs(self, message: Message, why: Failure, running_ms: int) -> None:
-        """Have the broker show for how long a message has been with its handler or the program."""
-        if self.tries.hangs(message, why, running_ms):
-            self.send_soon()  # later figures are in the requests that renew the pull lock
+    def record_hang(self, message: Message, failure: Failure, running_ms: int) -> None:
+        """Report to the broker that a message hangs in its handler or the program."""
+        if self.tries.record_hang(message, failure, running_ms):
+            self.send_soon()  # later durations go with the requests that renew the pull lock
 
     async def answered(self, offset: int, *, ask: bool = True) -> bool:
         """
-        Wait for the broker's answer to the ack of a handled offset, and of all lower ones that were
-        handled earlier.
+        Wait for the broker's reply to the ack of a handled offset, and of all lower handled ones.
 
         Args:
-            ask: whether to make a request due; False: wait for the next one that something else
-                makes due.
+            ask: make a request due; False: wait for the next one.
 
         Returns:
-            True if the ack is durable; False if the broker takes no more ranges now, or the
+            True if the ack is durable; False if the broker accepts no more ranges now, or the
             partition was handed over.
         """
         if self._ended:
@@ -235,11 +237,11 @@ class AckSender:
 
     async def durable(self, offset: int) -> bool:
         """
-        Wait until the ack of a handled offset is durable, even while the broker takes no more
+        Wait until the ack of a handled offset is durable, even while the broker accepts no more
         ranges.
 
         Returns:
-            False if it never will be: the partition was handed over.
+            False if it never will be, because the partition was handed over.
         """
         durable = offset not in self.handled or await self.answered(offset)
         while not durable and not self._ended:
@@ -251,7 +253,7 @@ class AckSender:
         Wait until the broker has durably recorded that a suspect begins.
 
         Args:
-            crashes: the crashes of which it is accused if this process ends before it does.
+            crashes: its crash count if this process ends before the message does.
         """
         self._begun[offset] = crashes
         while offset in self._begun:
@@ -261,64 +263,64 @@ class AckSender:
 
     async def run(self) -> None:
         """Send acks until the task is cancelled. Raises FencedError."""
-        self._renewal = self._loop.call_later(self._idle_s, self._renew)
+        self._renewal = self._loop.call_later(self._idle_s, self._renew_if_idle)
         try:
             while True:
                 try:
-                    version = await self._without_task()
+                    version = await self._send_from_timers()
                     if version is None:
                         await self._send()
-                        self._note_recovered()
+                        self._log_recovery()
                     else:
                         await self._partition.check_parked(version)
                 except FencedError:
                     raise
                 except KeylaneError as error:
-                    self._partition.note_unanswered(error)
+                    self._partition.record_call_error(error)
                     now_ms = self._partition.boot_ns() // 1_000_000
-                    if line := self._troubles.met(error.message, now_ms):
-                        log.info("%s: cannot send acks: %s", self._partition.log_name, line)
+                    if text := self._failure_log.met(error.message, now_ms):
+                        log.info("%s: cannot send acks: %s", self._partition.log_name, text)
                     await asyncio.sleep(self._pauses.next_ms() / 1000)
         finally:
             self._renewal.cancel()
 
-    def _note_recovered(self) -> None:
-        """Note that a request was answered."""
+    def _log_recovery(self) -> None:
+        """Reset the backoff after a successful request, and log the recovery."""
         self._pauses.reset()
-        if failures := self._troubles.over(self._partition.boot_ns() // 1_000_000):
+        if failures := self._failure_log.over(self._partition.boot_ns() // 1_000_000):
             log.info("%s: acks are stored again, after %s", self._partition.log_name, failures)
 
-    def _renew(self) -> None:
-        """Send a request if none was made for a third of the ttl; an empty one only renews the pull
-        lock.
+    def _renew_if_idle(self) -> None:
+        """Send a request, even an empty one, if there was none for a third of the ttl, to renew the
+        pull lock.
         """
         now_s = self._loop.time()
-        left_s = self._sent_s + self._idle_s - now_s
-        if left_s < (CLOCK_S if self._idle_s < TICKED_S_MIN else TICK_S):
-            left_s = self._idle_s
+        delay_s = self._sent_s + self._idle_s - now_s
+        if delay_s < (CLOCK_S if self._idle_s < TICKED_S_MIN else TICK_S):
+            delay_s = self._idle_s
             partition, idle = self._partition, not (self.handled or self.tries or self._begun)
             if idle and partition.is_idle:
-                left_s *= 2  # its pull holds the lock for a ttl from now on, or from its answer
+                delay_s *= 2  # the waiting pull keeps the lock for another ttl
             elif partition.holds_fence:
                 self.send_soon()
                 if self._timer is not None:  # a linger may be longer than the ttl
                     self._timer.cancel()
                     self._timer = self._loop.call_soon(self._send_now)
-        self._renewal = self._loop.call_at(at_a_tick(left_s, now_s), self._renew)
+        self._renewal = self._loop.call_at(at_a_tick(delay_s, now_s), self._renew_if_idle)
 
     async def flush(self) -> None:
-        """Send all acks that the broker takes. Raises KeylaneError."""
+        """Send all acks that the broker accepts. Raises KeylaneError."""
         while (self.handled or self.tries) and await self._send():
             pass
 
     def end(self) -> None:
-        """End the waits for acks that will not be sent."""
+        """Stop, and release the waiters of acks that will not be sent."""
         self._ended = True
         for waiter in self._waiters:
             release([waiter], durable=waiter.offset not in self.handled)
 
-    # ── without a task ────────────────────────────────────────────────────────────────────────────
-    async def _without_task(self) -> int | None:
+    # ── sent by timers ────────────────────────────────────────────────────────────────────────────
+    async def _send_from_timers(self) -> int | None:
         """
         Let the timers send requests until one needs the task.
 
@@ -329,186 +331,182 @@ class AckSender:
         Raises:
             KeylaneError: a request failed.
         """
-        self._trouble = self._loop.create_future()
+        self._wake_task = self._loop.create_future()
         if self.is_due:
             self.send_soon()
         try:
-            return await self._trouble
+            return await self._wake_task
         finally:
-            self._trouble = None
+            self._wake_task = None
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            calling = self._calling
-            self._calling = None
+            calling = self._in_flight_call
+            self._in_flight_call = None
             if calling is not None:
                 calling.cancel()
-            request = self._under_way
-            self._under_way = None
+            request = self._in_flight_request
+            self._in_flight_request = None
             if request is not None:
-                self._take_back(request)
+                self._requeue(request)
 
     def _send_next(self) -> None:
-        """Send a request in the next turn of the event loop, because a task that was woken by
-        handled messages may add to it.
+        """Send a request in the next iteration of the event loop, so that tasks that are awake can
+        add to it.
         """
         self._timer = self._loop.call_soon(self._send_now)
 
     def _send_now(self) -> None:
-        """Send a request; its linger has passed."""
+        """Send a request, after its linger."""
         self._timer = None
-        trouble = self._trouble
-        if trouble is None or trouble.done():
+        wake_task = self._wake_task
+        if wake_task is None or wake_task.done():
             return
         try:
             if not self._begin_request():
-                trouble.set_result(None)
+                wake_task.set_result(None)
         except Exception as error:  # noqa: BLE001 - the task decides
-            _fail(trouble, error)
+            _fail(wake_task, error)
 
     def _begin_request(self) -> bool:
-        """Send a request without the task, and return False if the task has to send it. The task
-        gets an exception of the request.
-        """
+        """Send a request. Return False if the task must send it, because no channel is open."""
         channel = self._partition.broker.live_channel
         if channel is None:
             return False
-        self._under_way = request = self._request()
+        self._in_flight_request = request = self._request()
         timeout_ms = self._settings.call_timeout_ms
-        calling = channel.begin(request.ack, timeout_ms=timeout_ms, on_answer=self._answered)
-        if self._under_way is request:
-            self._calling = calling
+        calling = channel.begin(request.ack, timeout_ms=timeout_ms, on_answer=self._on_reply)
+        if self._in_flight_request is request:
+            self._in_flight_call = calling
         return True
 
-    def _answered(self, calling: Calling) -> None:
-        """Take the answer to the request that is under way, or its error."""
-        request = self._under_way
-        self._under_way = None
-        self._calling = None
-        trouble = self._trouble
+    def _on_reply(self, calling: Calling) -> None:
+        """Handle the reply to the request in flight, or its error."""
+        request = self._in_flight_request
+        self._in_flight_request = None
+        self._in_flight_call = None
+        wake_task = self._wake_task
         if request is None:
             return
-        if trouble is None or trouble.done():
-            self._take_back(request)
+        if wake_task is None or wake_task.done():
+            self._requeue(request)
             return
         try:
             answer, _ = calling.result()
             assert isinstance(answer, Acked)
-            self._confirmed(request, answer)
+            self._on_success(request, answer)
             if self._pauses.failures:
-                self._note_recovered()
-            if not self._partition.knows_parked(answer.parked_version):
-                trouble.set_result(answer.parked_version)
+                self._log_recovery()
+            if not self._partition.is_parked_current(answer.parked_version):
+                wake_task.set_result(answer.parked_version)
         except OverloadedError as error:
-            self._refused(request, error)
+            self._on_range_limit(request, error)
         except Exception as error:  # noqa: BLE001 - the task decides
-            self._take_back(request)
-            _fail(trouble, error)
+            self._requeue(request)
+            _fail(wake_task, error)
         if self.is_due:
             self.send_soon()
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
     async def _send(self) -> bool:
         """
-        Send one request with the handled offsets, or an empty one that only renews the pull lock.
+        Send one request with the handled offsets; an empty one renews the pull lock.
 
         Returns:
-            False if the broker keeps no more ranges above the cursor; the other acks wait for those
-            of older messages.
+            False if the broker accepts no more ranges above the cursor; the other acks then wait
+            for those of older messages.
         """
         request = self._request()
         try:
             answer, _ = await self._partition.broker.call(request.ack)
         except OverloadedError as error:
-            return self._refused(request, error)
+            return self._on_range_limit(request, error)
         except BaseException:
-            self._take_back(request)
+            self._requeue(request)
             raise
         assert isinstance(answer, Acked)
-        self._confirmed(request, answer)
+        self._on_success(request, answer)
         await self._partition.check_parked(answer.parked_version)
         return True
 
     def _request(self) -> AckRequest:
-        """Return the next request; all that is due is in it, or in a later one."""
+        """Build the next request; ranges that do not fit make a later one due."""
         self.is_due = False
         self._sent_s = self._loop.time()
         ranges = self.handled.take()
         waiters = self._waiters
         self._waiters = []
-        failed, oldest = self.tries.told_with(ranges)
+        failed, oldest = self.tries.report_with(ranges)
         begun = tuple(self._begun.items()) if self._begun else ()
         partition = self._partition
         held, sent_ns = partition.held(), partition.boot_ns()
-        ack = Ack(*self._who, ranges, failed, oldest, begun)
+        ack = Ack(*self._lease, ranges, failed, oldest, begun)
         if held:
             ack = replace(
                 ack, held=tuple(ranges_of(held)), in_flight_ms=self._settings.in_flight_ms
             )
-        return AckRequest(ack, waiters, self.handled.left_over, held, sent_ns)
+        return AckRequest(ack, waiters, self.handled.is_partial, held, sent_ns)
 
-    def _take_back(self, request: AckRequest) -> None:
-        """Put the contents of this request into the next one, because it is unknown whether the
-        broker has them.
-        """
+    def _requeue(self, request: AckRequest) -> None:
+        """Requeue a request's contents, because it is unknown whether the broker has them."""
         self.is_due = True
         self._waiters = request.waiters + self._waiters
 
-    def _confirmed(self, request: AckRequest, answer: Acked) -> None:
-        """Note that the broker has a request durably."""
-        self.handled.confirmed()
+    def _on_success(self, request: AckRequest, answer: Acked) -> None:
+        """Handle the success of a request, which the broker has stored durably."""
+        self.handled.confirm()
         if request.held:
-            self._partition.renewed(request.held, request.sent_ns)
+            self._partition.extend_in_flight(request.held, request.sent_ns)
         if request.ack.failed:
-            self.tries.told(request.ack.failed)
+            self.tries.mark_reported(request.ack.failed)
         for offset, _ in request.ack.begun:
             del self._begun[offset]
         if not self.handled.at_range_limit:
             self._in_flight.unblock()
         if self.handled or self.tries:
             self.is_due = True
-        self._partition.acked_to(answer)
+        self._partition.apply_ack_reply(answer)
         self._waiters = release_durable(request) + self._waiters
 
-    def _refused(self, request: AckRequest, error: OverloadedError) -> bool:
-        """Note that the broker keeps no more ranges, and return True if a request with fewer can
-        help.
+    def _on_range_limit(self, request: AckRequest, error: OverloadedError) -> bool:
+        """Handle a refusal: the broker accepts no more ranges. Return True if a request with fewer
+        may succeed.
         """
-        self._partition.note_unanswered(error)  # the broker has answered
-        release(request.waiters, durable=False)  # each waiter decides whether it continues to wait
+        self._partition.record_call_error(error)  # the broker was reached
+        release(request.waiters, durable=False)  # each waiter decides whether to wait again
         if not self.handled.at_range_limit:
             name = self._partition.log_name
             log.warning("%s: acks wait for older messages to be acked: %s", name, error.message)
         if self._partition.respects_range_limit:
             self._in_flight.block()
-        fewer = self.handled.refused()
-        if fewer:
+        may_succeed = self.handled.shrink_request()
+        if may_succeed:
             self.is_due = True
-        return fewer
+        return may_succeed
 
 
 def linger_s(longest_s: float, now_s: float) -> float:
     """
-    Return the seconds for which a request lingers: up to the next multiple of `longest_s`.
+    Return the seconds for which a request lingers: until the next multiple of `longest_s`.
 
-    So the requests of all partitions of an event loop that arise within `longest_s` share a write
-    to the socket, and a sync of the broker's disk.
+    The requests of all partitions in an event loop then share a write to the socket, and a sync of
+    the broker's disk.
     """
     return longest_s - now_s % longest_s if longest_s else 0.0
 
 
 def release(waiters: Iterable[AckWaiter], *, durable: bool) -> None:
-    """End waits for acks."""
+    """Resolve waiters."""
     for _, future in waiters:
         if not future.done():
             future.set_result(durable)
 
 
 def release_durable(request: AckRequest) -> list[AckWaiter]:
-    """End the waits for the contents of an accepted request, and return those for what is left
-    over, which is higher.
+    """Resolve the waiters of a successful request. Return those whose higher offsets it did not
+    contain.
     """
-    if not request.left_over:
+    if not request.is_partial:
         release(request.waiters, durable=True)
         return []
     end = request.ack.ranges[-1][1]
@@ -516,7 +514,7 @@ def release_durable(request: AckRequest) -> list[AckWaiter]:
     return [waiter for waiter in request.waiters if waiter.offset >= end]
 
 
-def _fail(trouble: asyncio.Future[int | None], error: Exception) -> None:
-    if not trouble.done():
-        trouble.set_exception(error)
-        trouble.exception()  # marks it as retrieved: the task may have been cancelled
+def _fail(wake_task: asyncio.Future[int | None], error: Exception) -> None:
+    if not wake_task.done():
+        wake_task.set_exception(error)
+        wake_task.exception()  # mark it as retrieved, because the task may be cancelled

@@ -1,11 +1,10 @@
-"""Pull clients whose messages are acked, durably, before their handlers start, so that each is
+"""Pull clients that ack messages durably before their handlers start, so that each message is
 handled at most once.
 
-    pulled ─▶ a worker takes it ─▶ ack_first ─▶ durable: its handler starts
-                                       │            ─▶ done: only the count of those with handlers
-                                       ╰─ handed over, or the lease has ended: it does not start
+    pulled ─▶ a worker takes it ─▶ ack_first ─▶ durable: its handler starts ─▶ done: uncounted
+                                       ╰─ handed over, or lease ended: its handler does not start
 
-A hand-over waits for handlers whose messages are acked, as it does for others.
+A hand-over still waits for running handlers.
 """
 
 from __future__ import annotations
@@ -21,26 +20,24 @@ from .shared_client import SharedClient
 
 log = logging.getLogger("keylane.consumer")
 PAUSE_S = 0.05
-"""Seconds between two tries while the broker takes no more ranges above the cursor: acks of older
-messages make room.
-"""
+"""Seconds between two tries while the broker accepts no more ranges above the cursor."""
 
 
 class AckedFirstClient(PullClient):
-    """Pulls one partition, and acks messages that a handler is about to get."""
+    """Pulls one partition, and acks messages before their handlers start."""
 
     def _begin(self) -> None:
         self._started: set[int] = set()
-        """The offsets whose handlers were allowed to start, and have not ended."""
+        """The offsets whose handlers may run, and have not ended."""
         super()._begin()
 
     async def ack_first(self, messages: Sequence[Message]) -> bool:
         """
-        Ack messages, and wait until the ack is durable.
+        Ack messages, and wait until the acks are durable.
 
         Returns:
-            True if their handler may start now; False if it must not, because the lease has ended
-            or it was started before.
+            True if their handler may start; False if the lease has ended, or the handler was
+            started before.
         """
         offsets = [message.offset for message in messages]
         if not self._started.isdisjoint(offsets):
@@ -65,15 +62,15 @@ class AckedFirstClient(PullClient):
         return True
 
     def done(self, offset: int) -> None:
-        """Note that the handler of the message at `offset` has ended."""
+        """Record that the handler of the message at `offset` has ended; it is already acked."""
         self._started.discard(offset)
         self.forget(1)
 
     def done_all(self, messages: list[Message]) -> None:
-        """Note that the handlers of several messages have ended."""
+        """Record that the handler of these messages has ended; they are already acked."""
         self._started.difference_update(message.offset for message in messages)
         self.forget(len(messages))
 
 
 class AckedFirstSharedClient(AckedFirstClient, SharedClient):
-    """The same client, for a shared group with other sessions."""
+    """Does the same for a shared group."""

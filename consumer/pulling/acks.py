@@ -1,16 +1,15 @@
-"""The offsets of a partition that are handled and not yet acked at the broker. Pure.
+"""Queues the handled offsets of a partition until the broker has confirmed their acks. Pure.
 
-    done ─▶ ranges, joined ─▶ the lowest of them under way ─▶ confirmed
-                 ▲                          │ failed, or refused: with half as many
-                 ╰──────────────────────────╯
+    done ─▶ merged ranges ─▶ the lowest ones in flight ─▶ confirmed
+                 ▲                    │ failed, or refused: retry with half as many
+                 ╰────────────────────╯
 
 Invariants
-    A range leaves the queue only when the broker confirmed it: a failed request loses nothing.
-    Every request carries the lowest handled offsets: gaps are filled before newer ranges are sent,
-    and no message is acked before an older one that was handled as well. A broker keeps a limited
-    number of ranges above a cursor. A range that begins at the cursor adds none, so the lowest
-    range is always taken once all messages before it are handled: in whatever order handlers end,
-    the cursor rises.
+    A range leaves the queue only when the broker has confirmed it, so a failed request loses
+    nothing. Every request carries the lowest handled offsets: gaps are filled before newer ranges
+    are sent, and no message is acked before an older one that was handled too. A broker keeps a
+    limited number of ranges above a cursor. A range that begins at the cursor adds none, so the
+    broker always accepts it: in whatever order handlers end, the cursor rises.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ RANGES_PER_REQUEST = 1_000
 
 
 class AckQueue:
-    """Handled offsets as half-open ranges: those that are not sent yet, and those of the request
-    under way.
+    """Holds handled offsets as half-open ranges: those not sent yet, and those of the request in
+    flight.
     """
 
     __slots__ = (
@@ -34,7 +33,7 @@ class AckQueue:
         "_ranges_max",
         "_start",
         "at_range_limit",
-        "left_over",
+        "is_partial",
         "under_way",
     )
 
@@ -42,21 +41,17 @@ class AckQueue:
         self._ranges: list[Range] = []
         self._start = 0
         self.end = 0
-        """The offset after the growing range of handled offsets; it is public for the hot path,
-        because the next range begins there.
-        """
+        """The end of the range that grows; public for the hot path, which extends it directly."""
         self._ranges_max = RANGES_PER_REQUEST
-        """The most ranges in the next request: halved after a refusal, doubled after a
-        confirmation.
-        """
+        """The limit for the next request: halved after a refusal, doubled after a confirmation."""
         self.under_way: list[Range] = []
-        self.left_over = False
-        """True if the request under way lacks some messages that were handled when it was made."""
+        self.is_partial = False
+        """True if the request in flight does not contain all messages handled when it was built."""
         self.at_range_limit = False
-        """True if the broker has refused ranges, and has not taken everything handled since."""
+        """True from a refusal until the broker has acks of everything handled."""
 
     def done(self, offset: int) -> None:
-        """Note that the message at `offset` is handled."""
+        """Add the message at `offset`, which is handled."""
         if offset == self.end:
             self.end = offset + 1
             return
@@ -66,7 +61,7 @@ class AckQueue:
         self.end = offset + 1
 
     def done_range(self, start: int, end: int) -> None:
-        """Note that the messages `[start, end)` are handled."""
+        """Add the messages `[start, end)`, which are handled."""
         if start != self.end:
             if self._start < self.end:
                 self._ranges.append((self._start, self.end))
@@ -74,7 +69,7 @@ class AckQueue:
         self.end = end
 
     def __contains__(self, offset: int) -> bool:
-        """Return True if the message at `offset` is handled and the broker has not confirmed it."""
+        """Return True if the message at `offset` is handled but not confirmed."""
         if self._start <= offset < self.end:
             return True
         waiting = chain(self.under_way, self._ranges)
@@ -84,44 +79,44 @@ class AckQueue:
         return self._start < self.end or bool(self._ranges) or bool(self.under_way)
 
     def take(self) -> tuple[Range, ...]:
-        """Return the lowest ranges, sorted and joined, to send next; they include the ranges of a
-        failed request.
+        """Return the lowest ranges, sorted and merged, for the next request; they include those of
+        a failed request.
         """
         if self._start < self.end:
             self._ranges.append((self._start, self.end))
             self._start = self.end
-            if len(self._ranges) == 1 and not self.under_way:  # the case of handlers that keep up
+            if len(self._ranges) == 1 and not self.under_way:  # the usual case: handlers keep up
                 self.under_way = self._ranges
                 self._ranges = []
-                self.left_over = False
+                self.is_partial = False
                 return tuple(self.under_way)
-        joined = list(IntervalSet(self.under_way + self._ranges))
-        self.under_way = joined[: self._ranges_max]
-        self._ranges = joined[self._ranges_max :]
-        self.left_over = bool(self._ranges)
+        merged = list(IntervalSet(self.under_way + self._ranges))
+        self.under_way = merged[: self._ranges_max]
+        self._ranges = merged[self._ranges_max :]
+        self.is_partial = bool(self._ranges)
         return tuple(self.under_way)
 
-    def confirmed(self) -> None:
-        """Note that the broker has made the ranges under way durable."""
+    def confirm(self) -> None:
+        """Drop the ranges in flight: the broker has them durably."""
         self.under_way = []
         if self._ranges_max < RANGES_PER_REQUEST:
             self._ranges_max = min(2 * self._ranges_max, RANGES_PER_REQUEST)
         if not self._ranges:
             self.at_range_limit = False
 
-    def refused(self) -> bool:
-        """Note that the broker's range limit is reached, and return True if a request with fewer
-        ranges can help.
+    def shrink_request(self) -> bool:
+        """Halve the next request, because the broker has reached its range limit. Return True if a
+        request with fewer ranges may succeed.
         """
         self.at_range_limit = True
-        fewer = len(self.under_way) > 1
+        can_shrink = len(self.under_way) > 1
         self._ranges_max = max(1, len(self.under_way) // 2)
-        return fewer
+        return can_shrink
 
 
 def ranges_of(messages: list[Message]) -> list[Range]:
-    """Return the ranges of the messages' offsets, by offset; the list is halved until its end
-    follows from its start.
+    """Return the ranges of the messages' offsets. `messages` is sorted by offset, and is split in
+    halves until a part has no gaps.
     """
     ranges: list[Range] = []
     parts = [(0, len(messages))]

@@ -1,13 +1,13 @@
-"""Consumes a partition for one client alone: messages are read without a lease, and acks stay in
-this process.
+"""Consumes a partition for a broadcast consumer: reads without a lease, and keeps acks in this
+process.
 
     READ ─▶ hand out ─▶ handled ─▶ ack queue ─▶ `AckedOffsets` of the consumer
       ▲                                            │
       ╰──────────────── nothing new ───────────────╯
 
 Invariant
-    The broker has no state of it: no fence, no pull lock, no cursor, and so no retention that
-    waits.
+    The broker keeps no state for the consumer: no fence, no pull lock and no cursor, so it does not
+    hold back retention.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from .pull_client import PullClient
 
 log = logging.getLogger("keylane.consumer")
 IDLE = Backoff(first_ms=10, max_ms=200)
-"""The pauses between reads that bring nothing, where a broker does not wait."""
+"""The pauses between reads that return nothing, for brokers that do not wait for messages."""
 
 
 class LocalAcks(AckSender):
-    """The acks of one partition, which are kept in this process."""
+    """Applies the acks of one partition to offsets in this process, in place of a broker."""
 
     def __init__(
         self,
@@ -49,50 +49,49 @@ class LocalAcks(AckSender):
         settings: ConsumerSettings,
         rng: random.Random,
     ) -> None:
-        who = (partition.partition_id, "", "", 0)
-        super().__init__(partition, who, in_flight=in_flight, settings=settings, rng=rng)
+        lease = (partition.partition_id, "", "", 0)
+        super().__init__(partition, lease, in_flight=in_flight, settings=settings, rng=rng)
         self._acked = acked
         self._client = partition
 
-    def failed(self, message: Message, failure: Failure) -> None:
-        """Keep nothing of a failed try, which ends with this process."""
+    def record_failure(self, message: Message, failure: Failure) -> None:
+        """Do nothing: failed tries are not recorded beyond this process."""
 
-    def hangs(self, message: Message, why: Failure, running_ms: int) -> None:
-        """Do nothing: no broker is notified, and the log already has it."""
+    def record_hang(self, message: Message, failure: Failure, running_ms: int) -> None:
+        """Do nothing: there is no broker to report to, and the log already has it."""
 
     def _begin_request(self) -> bool:
-        self._keep()
+        self._apply()
         return True
 
     async def _send(self) -> bool:
-        self._keep()
+        self._apply()
         return True
 
-    def _keep(self) -> None:
+    def _apply(self) -> None:
         request = self._request()
         try:
             for start, end in request.ack.ranges:
                 self._acked.add(start, end)
-            self.handled.confirmed()
-            self._client.acked_locally(self._acked.cursor)
+            self.handled.confirm()
+            self._client.advance_cursor(self._acked.cursor)
         except BaseException:
-            self._take_back(request)
+            self._requeue(request)
             raise
         self._waiters = release_durable(request) + self._waiters
-        if request.left_over:
+        if request.is_partial:
             self.send_soon()
 
 
 class BroadcastClient(PullClient):
     """
-    Reads one partition for a consumer that gets every message.
+    Reads one partition for a broadcast consumer.
 
     Args:
-        acked: the handled offsets of the partition: they are continued, and stay when this client
-            ends.
-        refresh: looks up the addresses of brokers again.
-        needs_no: returns True for a message that was already handled as the message of which it was
-            made; None: there are none.
+        acked: the partition's handled offsets; updated here, and kept when this client ends.
+        refresh: refreshes the broker addresses.
+        is_superfluous: returns True for a replacing row whose original message was handled already;
+            None: the partition has no such rows.
         others: see `PullClient`.
     """
 
@@ -104,33 +103,33 @@ class BroadcastClient(PullClient):
         *,
         acked: AckedOffsets,
         refresh: Callable[[], None],
-        needs_no: Callable[[Message], bool] | None = None,
+        is_superfluous: Callable[[Message], bool] | None = None,
         **others: Any,
     ) -> None:
-        self._acked_here = acked
-        self._needs_no = needs_no
+        self._acked_offsets = acked
+        self._is_superfluous = is_superfluous
         self._refresh = refresh
         super().__init__(**others)
-        self._idle = IDLE.pauses(self._rng)
+        self._idle_pauses = IDLE.pauses(self._rng)
 
     def _new_sender(self) -> AckSender:
         return LocalAcks(
             self,
-            self._acked_here,
+            self._acked_offsets,
             in_flight=self._in_flight,
             settings=self._settings,
             rng=self._rng,
         )
 
-    def acked_locally(self, cursor: int) -> None:
-        """Note that all messages below `cursor` are handled."""
-        self._acked_to(cursor)
+    def advance_cursor(self, cursor: int) -> None:
+        """Move the cursor: all messages below it are handled."""
+        self._advance_cursor(cursor)
 
     async def _acquire(self) -> None:
         if self._offsets.begun:
-            self._refresh()  # a request has failed: perhaps the broker has moved
+            self._refresh()  # a request failed, so the broker may have moved
         else:
-            acked = self._acked_here
+            acked = self._acked_offsets
             self._offsets.begin(acked.cursor, tuple(acked.ranges))
 
     async def _pull_once(self) -> None:
@@ -151,43 +150,45 @@ class BroadcastClient(PullClient):
         except OffsetOutOfRangeError as error:
             if self._offsets.next_offset < (error.first_offset or 0):
                 raise
-            # No next token would change this, as it would for the owner of a lease: only the
-            # broker's own folder does.
+            # Unlike with a lease, a new token cannot help; only the broker's data folder can.
             raise NotSentError(
-                f"its broker stores less than was read there, and {MAYBE_OLDER_COPY}: "
+                f"the broker stores less than was read from it, and {MAYBE_OLDER_COPY}: "
                 f"{error.message}"
             ) from error
         assert isinstance(answer, Batches)
         self._progress.end_offset = answer.next_offset
         await self._wait_while_held()
         for start, header in batch_starts(payload):
-            if self._needs_no is not None:
-                self._leave_out(self._decode(payload, start, header, self), self._needs_no)
+            if self._is_superfluous is not None:
+                self._skip_superfluous_rows(
+                    self._decode(payload, start, header, self), self._is_superfluous
+                )
             self._open_batch(payload, start, header)
             await asyncio.sleep(0)
         if answer.sealed:
-            self._sealed_at(answer.next_offset)
+            self._set_end(answer.next_offset)
         elif payload:
-            self._idle.reset()
-        elif self._clock.boot_ms() - began_ms < max(
-            wait_ms // 2, IDLE.first_ms
-        ):  # by a broker that does not wait
-            await asyncio.sleep(self._idle.next_ms() / 1000)
+            self._idle_pauses.reset()
+        elif self._clock.boot_ms() - began_ms < max(wait_ms // 2, IDLE.first_ms):
+            # This broker does not wait for messages.
+            await asyncio.sleep(self._idle_pauses.next_ms() / 1000)
 
-    def _leave_out(self, rows: list[Message], needs_no: Callable[[Message], bool]) -> None:
-        """Count rows as handled if their messages were handled."""
+    def _skip_superfluous_rows(
+        self, rows: list[Message], is_superfluous: Callable[[Message], bool]
+    ) -> None:
+        """Count rows as handled if the messages that they replace were handled."""
         next_offset = self._offsets.next_offset
         for row in rows:
-            if row.offset >= next_offset and needs_no(row):
-                self._offsets.leave_out(row.offset, row.offset + 1)
-                self._acked_here.add(row.offset, row.offset + 1)
-        self.acked_locally(self._acked_here.cursor)
+            if row.offset >= next_offset and is_superfluous(row):
+                self._offsets.mark_acked(row.offset, row.offset + 1)
+                self._acked_offsets.add(row.offset, row.offset + 1)
+        self.advance_cursor(self._acked_offsets.cursor)
 
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
         first_offset = error.first_offset or 0
         start = self._offsets.next_offset
         missed = self._offsets.skip_removed(first_offset)
-        self._acked_here.add(start, first_offset)
+        self._acked_offsets.add(start, first_offset)
         log.warning(
             "%s: %s removed before a broadcast consumer got them; it continues at offset %d",
             self.log_name,
@@ -196,4 +197,4 @@ class BroadcastClient(PullClient):
         )
 
     async def _release(self) -> None:
-        """Do nothing, because nothing is locked."""
+        """Do nothing: there is no pull lock."""

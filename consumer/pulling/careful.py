@@ -1,11 +1,11 @@
-"""Hands suspects out one at a time, each once its broker has durably recorded that it begins, so
-that a crash accuses one message.
+"""Hands out suspects one at a time, each after its broker has durably recorded that it begins, so
+that a crash accuses a single message.
 
-    pulled ─▶ SuspectQueue ─▶ begun, durable ─▶ handed out ─▶ acked, failed, or set aside ─▶ the
-        next one ─▶ … ─▶ the rest, at once
+    pulled ─▶ SuspectQueue ─▶ recorded as begun ─▶ handed out ─▶ acked, failed, or set aside
+        ─▶ the next one ─▶ … ─▶ the remaining messages, all at once
 
-Meanwhile no other message of the partition is handed out, and no suspect of another partition of
-the consumer; other messages of other partitions are not affected.
+Meanwhile the partition hands out no other message, and the consumer no suspect of another
+partition; other messages of other partitions are not affected.
 """
 
 from __future__ import annotations
@@ -36,13 +36,11 @@ log = logging.getLogger("keylane.consumer")
 
 
 LONG_MS = 1_000
-"""The least time, in milliseconds, for which a suspect is waited for; otherwise the wait lasts
-until the careful part ends.
-"""
+"""The milliseconds to wait for a suspect at least, even if the careful part ends earlier."""
 
 
 class CarefulClient(DeliveringClient, Protocol):
-    """The further methods of a pull client that a careful hand-out needs."""
+    """The interface of a pull client to its careful hand-out."""
 
     owner: PullOwner
     gate: PullGate
@@ -50,53 +48,52 @@ class CarefulClient(DeliveringClient, Protocol):
 
     @property
     def log_name(self) -> str:
-        """Return subject, partition and group, for log lines."""
+        """Subject, partition and group, for log lines."""
         ...
 
     @property
     def next_offset(self) -> int:
-        """Return the first offset that is not pulled."""
+        """The first offset that is not pulled."""
         ...
 
     def blocks(self, message: Message, failure: Failure) -> None:
-        """Have the broker show, with the next ack, why a message holds others up."""
+        """Report with the next ack why a message blocks others."""
         ...
 
     def divert(self, messages: list[Message]) -> list[Message]:
-        """Park the messages whose keys are parked, among those that are counted as handed out, and
-        return the others.
-        """
+        """Park messages in flight whose keys are parked, and return the others."""
         ...
 
     def leave_out_parked(self, batch: PulledBatch) -> None:
-        """Park the rows of a batch whose keys are parked; they are counted as handed out."""
+        """Park the batch's rows in flight whose keys are parked, and remove them from it."""
         ...
 
-    def give(self, messages: list[Message]) -> None:
-        """Give messages that are already counted as handed out to handlers."""
+    def hand_out_counted(self, messages: list[Message]) -> None:
+        """Pass messages that are already counted as in flight to handlers."""
         ...
 
 
 class CarefulHandOut(ClientDelivery):
     """
-    The messages of one partition until those that may have ended a process are handled.
+    Hands out one partition's messages until those that may have killed a process are handled.
 
     Args:
-        acks: the sender of acks, which reports to the broker which message begins.
+        acks: the ack sender, which reports to the broker which message begins.
+        answer: the broker's answer to the acquisition, with the suspects.
     """
 
     __slots__ = (
         "_acks",
-        "_answer",
-        "_arrived",
+        "_acquired",
+        "_pulled",
         "_clock",
         "_columns",
-        "_ended",
-        "_offset",
-        "_opens",
+        "_suspect_done",
+        "_suspect_offset",
+        "_takes_messages",
         "_queue",
         "_settings",
-        "_stored",
+        "_undecoded",
         "goes_first",
         "is_over",
     )
@@ -123,120 +120,116 @@ class CarefulHandOut(ClientDelivery):
             policy=settings.failure_policy,
             tries_max=settings.tries_max,
         )
-        self._arrived = asyncio.Event()
-        self._ended = asyncio.Event()
-        """The event that is set when the message that was begun last is handled, has failed, or is
-        set aside.
-        """
-        self._offset = -1
-        """The offset of that message."""
-        self._stored: list[PulledBatch] = []
-        self._opens = False
-        """True once it is known that the program takes messages; until then batches are kept as
-        they were stored.
+        self._pulled = asyncio.Event()
+        self._suspect_done = asyncio.Event()
+        """Set when the message that was begun last is handled, has failed, or is set aside."""
+        self._suspect_offset = -1
+        """The offset of the message that was begun last."""
+        self._undecoded: list[PulledBatch] = []
+        self._takes_messages = False
+        """True once it is known that the program takes messages; until then batches are kept
+        undecoded.
         """
         self._columns: ColumnSuspects | None = None
-        """The suspects, once it is known that the program takes Arrow data."""
-        self._answer = answer
+        """The suspects, once it is known that the program takes Arrow batches."""
+        self._acquired = answer
         self.is_over = False
-        """True if messages may be handed out as they are pulled."""
+        """True once messages are handed out as they are pulled."""
         self.goes_first = True
-        """True if lanes take its messages before all others, so that a suspect that was begun is
-        soon with a handler, however many messages of other partitions wait. It is False once a
-        suspect was not waited for, because no later one of its key may overtake it.
+        """True if lanes take its messages before all others, so that a suspect reaches a handler
+        soon, however many messages of other partitions wait. False once a suspect was not waited
+        for, because no later message of its key may overtake it.
         """
 
     @staticmethod
     def has_suspects(answer: Acquired) -> bool:
-        """Return True if a partition that is acquired has to be handled carefully."""
+        """Return True if an acquired partition needs a careful hand-out."""
         return answer.suspects_upto > answer.cursor or bool(answer.begun)
 
     def put(self, messages: list[Message]) -> None:
-        """Take messages that were just pulled."""
+        """Add messages that were just pulled."""
         self._queue.put(messages)
-        self._arrived.set()
+        self._pulled.set()
 
     def put_batch(self, batch: PulledBatch) -> None:
-        """Take a batch that was just pulled and is not opened."""
-        if self._opens:
+        """Add a batch that was just pulled and is not decoded."""
+        if self._takes_messages:
             try:
                 messages = batch.messages()
             except CorruptBatchError as error:
-                # The batch counts as pulled: later messages would be handled without it.
+                # The batch counts as pulled, so later messages would be handled without it.
                 self.client.owner.fail(error)
                 return
             self.put(messages)
         elif self._columns is not None:
             self._put_columns(self._columns, batch)
-            self._arrived.set()
+            self._pulled.set()
         else:
-            self._stored.append(batch)
+            self._undecoded.append(batch)
 
     async def run(self) -> None:
-        """Hand everything out until no suspect is left."""
-        client, upto = self.client, self._answer.suspects_upto
+        """Hand out messages one at a time until no suspect is left, then all others."""
+        client, upto = self.client, self._acquired.suspects_upto
         log.warning(
-            "%s: the two previous consumers ended without handing over; %s handled one at a time, "
-            "for up to %d s, because one message may have ended both",
+            "%s: the two previous owners ended without a hand-over; %s handled one at a time, "
+            "for up to %d s, because one message may have killed both",
             client.log_name,
             counted(max(upto - client.cursor, 1), "message is", "messages are"),
             CAREFUL_MS // 1_000,
         )
-        self._opens = await self.client.owner.takes_messages()
-        stored = self._stored
-        self._stored = []
-        if not self._opens:
-            await self._run_columns(stored)
+        self._takes_messages = await self.client.owner.takes_messages()
+        undecoded = self._undecoded
+        self._undecoded = []
+        if not self._takes_messages:
+            await self._run_columns(undecoded)
             return
-        for batch in stored:
+        for batch in undecoded:
             self.put(batch.messages())
-        self._acks.hurries = True
+        self._acks.skips_linger = True
         try:
             while not self._queue.is_over(self.client.next_offset, self._clock.boot_ms()):
-                self._arrived.clear()
+                self._pulled.clear()
                 step = self._queue.next()
                 if step is None:
-                    await self._arrived.wait()
+                    await self._pulled.wait()
                 else:
-                    await self._take(*step)
+                    await self._run_step(*step)
         finally:
-            self._acks.hurries = False
+            self._acks.skips_linger = False
         self.is_over = True
-        self._give(self._queue.rest())
+        self._hand_out(self._queue.take_remaining())
 
     def stop(self) -> None:
-        """Hand nothing more out; the task is cancelled."""
+        """Stop handing out; the caller cancels the task."""
         self.is_over = True
-        stored = self._stored
-        self._stored = []
+        undecoded = self._undecoded
+        self._undecoded = []
         if self._columns is not None:
-            stored += self._columns.rest()
-        waiting = sum(batch.count for batch in stored) + len(self._queue.rest())
+            undecoded += self._columns.take_remaining()
+        waiting = sum(batch.count for batch in undecoded) + len(self._queue.take_remaining())
         self.client.forget(waiting)
 
     # ── Arrow data ────────────────────────────────────────────────────────────────────────────────
-    async def _run_columns(self, stored: list[PulledBatch]) -> None:
-        """Hand out batches that the program takes as Arrow data, in parts, as `run` does for
-        messages.
-        """
-        client, answer = self.client, self._answer
+    async def _run_columns(self, undecoded: list[PulledBatch]) -> None:
+        """Hand out Arrow data in parts, as `run` does for messages."""
+        client, answer = self.client, self._acquired
         now_ms = self._clock.boot_ms()
         columns = self._columns = ColumnSuspects(answer.suspects_upto, answer.begun, now_ms=now_ms)
-        for batch in stored:
+        for batch in undecoded:
             self._put_columns(columns, batch)
-        self._acks.hurries = True
+        self._acks.skips_linger = True
         try:
             while not columns.is_over(client.next_offset, self._clock.boot_ms()):
-                self._arrived.clear()
+                self._pulled.clear()
                 part = columns.next()
                 if part is None:
-                    await self._arrived.wait()
+                    await self._pulled.wait()
                 else:
                     await self._try_part(part, columns.until_ms)
         finally:
-            self._acks.hurries = False
+            self._acks.skips_linger = False
         self.is_over = True
-        for batch in columns.rest():
+        for batch in columns.take_remaining():
             client.owner.hand_out_batch(batch)
 
     def _put_columns(self, columns: ColumnSuspects, batch: PulledBatch) -> None:
@@ -245,39 +238,39 @@ class CarefulHandOut(ClientDelivery):
 
     async def _try_part(self, part: SuspectPart, until_ms: int) -> None:
         client = self.client
-        handed = False
+        handed_out = False
         try:
             if client.gate.reasons:
-                await client.gate.passed()
+                await client.gate.wait_open()
             if part.crashes:
                 self._accuse(part.batches[0].messages()[0], part.crashes)
             async with client.owner.alone.taken(CAREFUL_MS / 1000):
                 await self._acks.begin(part.last, part.crashes + 1)
-                self._ended.clear()
-                self._offset = part.last
-                handed = True
+                self._suspect_done.clear()
+                self._suspect_offset = part.last
+                handed_out = True
                 for batch in part.batches:
                     client.owner.hand_out_batch(batch)
                 await self._wait_for_end(until_ms)
         finally:
-            if not handed:
+            if not handed_out:
                 client.forget(part.count)
 
     def done_range(self, start: int, end: int) -> None:
-        """Note that the messages `[start, end)` are handled."""
-        if start <= self._offset < end:
-            self._ended.set()
+        """Record that the messages `[start, end)` are handled."""
+        if start <= self._suspect_offset < end:
+            self._suspect_done.set()
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────
-    def _accuse(self, message: Message, crashes: int, then: str = "") -> None:
-        """Name a message whose process ended while it was handled alone, in the log and at its
+    def _accuse(self, message: Message, crashes: int, suffix: str = "") -> None:
+        """Report a message whose process ended while it was handled alone, in the log and to the
         broker.
         """
         log.warning(
             "%s: the process of its consumer ended while it was handled, %s%s",
             message_name(message),
             counted(crashes, "time"),
-            then,
+            suffix,
         )
         self.client.blocks(message, self._crash(message, crashes))
 
@@ -286,47 +279,48 @@ class CarefulHandOut(ClientDelivery):
         return crash_of(times, at_ms=now_ms, attempts=message.attempt - 1)
 
     async def _wait_for_end(self, until_ms: int) -> None:
-        left_ms = until_ms - self._clock.boot_ms()
+        remaining_ms = until_ms - self._clock.boot_ms()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(left_ms, LONG_MS) / 1000):
-                await self._ended.wait()
+            async with asyncio.timeout(max(remaining_ms, LONG_MS) / 1000):
+                await self._suspect_done.wait()
 
-    async def _take(self, message: Message, step: SuspectStep) -> None:
+    async def _run_step(self, message: Message, step: SuspectStep) -> None:
         crashes = self._queue.crashes.get(message.offset, 0)
         if crashes:
-            ends = step is SuspectStep.SET_ASIDE
-            self._accuse(message, crashes, "; it is set aside" if ends else "")
+            suffix = "; it is set aside" if step is SuspectStep.SET_ASIDE else ""
+            self._accuse(message, crashes, suffix)
         if step is SuspectStep.SET_ASIDE:
             self._set_aside(message, crashes)
         elif step is SuspectStep.PLAIN or message.key in self.client.parking.keys:
-            message.delivery = self  # its end lets a later one of its key begin carefully
-            self.goes_first, first = False, self.goes_first
-            self._give([message])
-            self.goes_first = first
+            message.delivery = self  # so that its end unblocks its key
+            goes_first = self.goes_first
+            self.goes_first = False
+            self._hand_out([message])
+            self.goes_first = goes_first
         else:
             await self._try_alone(message)
 
     async def _try_alone(self, message: Message) -> None:
         client, queue, offset = self.client, self._queue, message.offset
         message.delivery = self
-        handed = False
+        handed_out = False
         try:
             if client.gate.reasons:
-                await client.gate.passed()
+                await client.gate.wait_open()
             async with client.owner.alone.taken(CAREFUL_MS / 1000):
-                await self._acks.begin(offset, queue.alone_crashes(offset))
-                self._ended.clear()
-                self._offset = offset
-                handed = True
-                if not self._give([message]):
-                    return  # its key was parked meanwhile
+                await self._acks.begin(offset, queue.crashes_if_alone(offset))
+                self._suspect_done.clear()
+                self._suspect_offset = offset
+                handed_out = True
+                if not self._hand_out([message]):
+                    return  # its key has been parked
                 await self._wait_for_end(queue.until_ms)
-                self.goes_first &= self._ended.is_set()
-                beside = queue.beside_crashes(offset)
-                if not self._ended.is_set() and beside < queue.alone_crashes(offset):
-                    await self._acks.begin(offset, beside)
+                self.goes_first &= self._suspect_done.is_set()
+                crashes = queue.crashes_if_shared(offset)
+                if not self._suspect_done.is_set() and crashes < queue.crashes_if_alone(offset):
+                    await self._acks.begin(offset, crashes)
         finally:
-            if not handed:
+            if not handed_out:
                 client.forget(1)
 
     def _set_aside(self, message: Message, crashes: int) -> None:
@@ -336,49 +330,51 @@ class CarefulHandOut(ClientDelivery):
         else:
             self.client.bury(message, failure)
 
-    def _give(self, messages: list[Message]) -> bool:
-        """Hand messages out like any others, except those of parked keys, which are parked, and
-        return True if any are left.
+    def _hand_out(self, messages: list[Message]) -> bool:
+        """Hand out messages, and park those of parked keys instead. Return True if any were handed
+        out.
         """
-        left = self.client.divert(messages)
-        if left:
-            self.client.give(left)
-        return bool(left)
+        remaining = self.client.divert(messages)
+        if remaining:
+            self.client.hand_out_counted(remaining)
+        return bool(remaining)
 
-    # ── as a delivery of messages ─────────────────────────────────────────────────────────────────
+    # ── the Delivery interface ─────────────────────────────────────────────────────────────────
     def done(self, offset: int) -> None:
-        """Note that the message at `offset` is handled."""
+        """Ack the message at `offset`, which is handled."""
         super().done(offset)
-        self._end(offset)
+        self._note_ended(offset)
 
     def forget(self, count: int) -> None:
-        """Note that `count` of the messages will not be handled here, because the lease ends."""
+        """Stop counting `count` messages that will not be handled here, because the lease ends."""
         super().forget(count)
-        self._ended.set()
+        self._suspect_done.set()
 
     def note_failed(self, message: Message, failure: Failure) -> None:
-        """Have the broker record how often a message has failed: it did not end its process."""
+        """Report a failed try to the broker: the message did not kill the process."""
         super().note_failed(message, failure)
-        self._queue.failed(message)
-        if message.offset == self._offset:
-            self._ended.set()
+        self._queue.block_key(message)
+        if message.offset == self._suspect_offset:
+            self._suspect_done.set()
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Set a message aside that failed too often, with those of its key that wait after it."""
+        """Park the key of a message that failed too often, with the later ones of its key,
+        `waiting`.
+        """
         super().park(message, failure, waiting)
-        self._end(message.offset)
+        self._note_ended(message.offset)
 
     def bury(self, message: Message, failure: Failure) -> None:
-        """Set a message aside alone, so that later ones of its key continue."""
+        """Make a message a dead letter; later ones of its key continue."""
         super().bury(message, failure)
-        self._end(message.offset)
+        self._note_ended(message.offset)
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
-        """Set a message aside alone until its next try, so that later ones of its key continue."""
+        """Set a message aside for a retry in `pause_ms`; later ones of its key continue."""
         super().retry(message, failure, pause_ms)
-        self._end(message.offset)
+        self._note_ended(message.offset)
 
-    def _end(self, offset: int) -> None:
-        self._queue.ended(offset)
-        if offset == self._offset:
-            self._ended.set()
+    def _note_ended(self, offset: int) -> None:
+        self._queue.unblock_key(offset)
+        if offset == self._suspect_offset:
+            self._suspect_done.set()

@@ -1,15 +1,15 @@
-"""Chooses the part that is handed out next from Arrow data that may have ended the process of an
-earlier owner. Pure.
+"""Splits Arrow data that may have killed an earlier owner's process into parts that are handed out
+one at a time. Pure.
 
-    put ─▶ stored ─▶ next: a part, whose last offset is begun durably ─▶ acked ─▶ the next part
-        ─▶ … ─▶ rest
-                           ╰─ its process ends: the next owner gets 1/PARTS of it at a time, until a
-                               row is alone
+    put ─▶ stored ─▶ next: a part, recorded as begun by its last offset ─▶ acked ─▶ the next part
+        ─▶ … ─▶ take_remaining
+              ╰─ it kills the process: the next owner hands it out in up to PARTS smaller parts,
+                  until a part is a single row
 
 Invariants
-    The rows from the cursor to the lowest offset that was begun are those that the ended process
-    had in hand. Rows leave in the order of their offsets, and nothing overtakes a suspect. Only a
-    row that was alone in its part is accused: it counts crashes, while a larger part never has more
+    The rows from the cursor to the lowest offset recorded as begun are those that the process had
+    in hand when it ended. Rows leave in offset order, and nothing overtakes a suspect. Only a row
+    that was the only one of its part is accused and counts crashes; a larger part never counts more
     than one.
 """
 
@@ -23,37 +23,34 @@ from ..delivery.pulled_batch import PulledBatch
 from .suspects import CAREFUL_MS
 
 PARTS = 16
-"""The number of smaller parts in which an accused part is handed out again: 100,000 rows take five
-crashes at most.
+"""The number of smaller parts into which a part that killed its process is split: 100,000 rows take
+at most five crashes.
 """
 PART_BYTES_MAX = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SuspectPart:
-    """Rows that are handed out together; `last` is the offset of the last one."""
+    """Rows that are handed out together; `last` is the offset of the last row."""
 
     batches: list[PulledBatch]
     last: int
     crashes: int
-    """The number of processes that ended while this row alone was begun; 0 if it is not alone, or
-    was not begun before.
-    """
+    """How often a process ended while this row was handled alone; 0 if there are several rows."""
 
     @property
     def count(self) -> int:
-        """Return the number of rows."""
+        """The number of rows."""
         return sum(batch.count for batch in self.batches)
 
 
 class ColumnSuspects:
     """
-    The rows of one partition while some of them may be suspects; every time is milliseconds of the
-    boot clock.
+    Queues the rows of one partition while some may be suspects; times are boot-clock milliseconds.
 
     Args:
-        upto: the end offset of the suspects, which are all rows below it.
-        begun: (offset, crashes) of the parts that earlier owners had begun.
+        upto: the end offset of the suspects: all rows below it are suspects.
+        begun: (last offset, crashes) of the parts that earlier owners began.
     """
 
     def __init__(self, upto: int, begun: Iterable[tuple[int, int]], *, now_ms: int) -> None:
@@ -70,32 +67,34 @@ class ColumnSuspects:
         if batch.count:
             self._stored.append(batch)
 
-    def _accused(self, first: int) -> int | None:
-        """Return the last row of the part that was begun and has not ended, from `first` on."""
+    def _next_begun(self, first: int) -> int | None:
+        """Return the last offset of the next part, from `first` on, that was begun and
+        not ended.
+        """
         return min((offset for offset in self._crashes if offset >= first), default=None)
 
     def is_over(self, next_offset: int, now_ms: int) -> bool:
-        """Return True if no careful part is left; `next_offset` is the first offset that is not
-        pulled.
+        """Return True if no careful part remains. `next_offset` is the first offset not pulled
+        yet.
         """
         first = self._stored[0].ranges[0][0] if self._stored else next_offset
-        enough = first >= self._upto or now_ms >= self.until_ms
-        return enough and self._accused(first) is None
+        limit_reached = first >= self._upto or now_ms >= self.until_ms
+        return limit_reached and self._next_begun(first) is None
 
     def next(self) -> SuspectPart | None:
-        """Take the next part, or None if it is not pulled yet."""
+        """Pop the next part; None if it is not pulled yet."""
         if not self._stored:
             return None
         first = self._stored[0].ranges[0][0]
-        accused = self._accused(first)
-        if accused is None:
-            return self._take(None, 0)
-        rows = accused + 1 - first
-        crashes = self._crashes[accused] if rows == 1 else 0
-        return self._take(first + -(-rows // PARTS), crashes)
+        begun_offset = self._next_begun(first)
+        if begun_offset is None:
+            return self._pop_rows(None, 0)
+        rows = begun_offset + 1 - first
+        crashes = self._crashes[begun_offset] if rows == 1 else 0
+        return self._pop_rows(first + -(-rows // PARTS), crashes)
 
-    def _take(self, end: int | None, crashes: int) -> SuspectPart:
-        """Take the rows below `end`; if it is None, as many as an Arrow batch may have."""
+    def _pop_rows(self, end: int | None, crashes: int) -> SuspectPart:
+        """Pop the rows below `end`, and at most PART_BYTES_MAX of stored batches."""
         batches: list[PulledBatch] = []
         size = 0
         while self._stored and (
@@ -111,8 +110,8 @@ class ColumnSuspects:
             self._stored.popleft()
         return SuspectPart(batches, batches[-1].ranges[-1][1] - 1, crashes)
 
-    def rest(self) -> list[PulledBatch]:
-        """Take all batches that are left."""
+    def take_remaining(self) -> list[PulledBatch]:
+        """Pop all batches."""
         batches = list(self._stored)
         self._stored.clear()
         return batches

@@ -1,7 +1,7 @@
-"""Counts how often messages of one partition failed, and finds the one that holds others up, to
-report both to the broker with the acks. Pure.
+"""Counts the failed tries of one partition's messages, and finds the message that blocks others;
+both are reported to the broker with acks. Pure.
 
-The broker keeps the numbers, and gives them to the next owner.
+The broker stores the counts, and passes them to the next owner.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ...protocol.offsets import IntervalSet, Range
 from ...protocol.parked import FailingMessage, Failure, failing_message
 from ...protocol.text import key_digest
 
-TOLD_MAX = 1_000
-"""The largest number of messages whose failed tries are reported in one request of acks."""
+REPORTED_MAX = 1_000
+"""The largest number of messages whose failed tries are reported in one ack request."""
 
 FAILING_MAX = 1_000
-"""The largest number of messages whose reason to hold others up is kept, so that the oldest can be
+"""The largest number of messages whose last failure is remembered, so that the oldest can be
 reported.
 """
 
 Tries = tuple[tuple[int, int], ...]
-_Place = TypeVar("_Place", int, tuple[int, int])
+_MessageRef = TypeVar("_MessageRef", int, tuple[int, int])
 
 
 class _LastFailure(NamedTuple):
@@ -32,137 +32,133 @@ class _LastFailure(NamedTuple):
     since_ms: int
     failure: Failure
     running_ms: int | None = None
-    """The milliseconds for which the message has been hanging; None if it does not hang."""
+    """The milliseconds for which its handler has been hanging; None if it is not."""
 
 
 class FailedTries:
-    """The (offset, number of failed tries) of messages that are not acked."""
+    """Tracks the failed tries of messages that are not acked."""
 
     def __init__(self) -> None:
-        self._untold: dict[int, int] = {}
+        self._unreported: dict[int, int] = {}
         self.earlier: dict[int, int] = {}
-        """The failed tries under earlier grants, of messages that are not pulled yet."""
+        """The failed tries under earlier grants, by offset, of messages that are not pulled yet."""
         self._failing: dict[int, _LastFailure] = {}
-        """The last failure of a message that waits for its next try or hangs, by offset."""
+        """The last failure of each message that waits for a retry or hangs, by offset."""
         self._redriven: dict[tuple[int, int], _LastFailure] = {}
-        """The same for a parked message that is handled again, by (partition that stores it,
-        offset).
-        """
+        """The same for redriven messages, by (partition that stores it, offset)."""
 
     def __bool__(self) -> bool:
-        """Return True if some failed tries are not yet reported to the broker."""
-        return bool(self._untold)
+        """Return True if failed tries are not reported to the broker yet."""
+        return bool(self._unreported)
 
-    def begin(self, earlier: Iterable[tuple[int, int]]) -> None:
-        """Note the failed tries that the broker knows when the partition is acquired."""
+    def load_earlier(self, earlier: Iterable[tuple[int, int]]) -> None:
+        """Load the failed tries that the broker reports when the partition is acquired."""
         self.earlier = dict(earlier)
 
-    def count_on(self, messages: Iterable[Message]) -> None:
-        """Continue the attempts of messages that were just pulled after those of earlier grants."""
+    def add_earlier_tries(self, messages: Iterable[Message]) -> None:
+        """Add the tries under earlier grants to the attempts of messages that were just pulled."""
         if self.earlier:
             for message in messages:
                 message.attempt += self.earlier.pop(message.offset, 0)
 
-    def failed(self, message: Message, failure: Failure) -> None:
-        """Note that the present attempt of a message failed."""
-        self._untold[message.offset] = message.attempt
-        self.blocks(message, failure)
+    def record_failure(self, message: Message, failure: Failure) -> None:
+        """Record that the current attempt of a message failed."""
+        self._unreported[message.offset] = message.attempt
+        self.record_blocking(message, failure)
 
-    def blocks(self, message: Message, failure: Failure) -> None:
-        """Note why a message holds others up, although no try failed."""
-        _note(self._failing, message.offset, message.key, failure)
+    def record_blocking(self, message: Message, failure: Failure) -> None:
+        """Record why a message blocks others, without counting a failed try."""
+        _record(self._failing, message.offset, message.key, failure)
 
-    def hangs(self, message: Message, why: Failure, running_ms: int) -> bool:
-        """Note for how long a message has been with its handler or the program, and return True if
-        this is new.
+    def record_hang(self, message: Message, failure: Failure, running_ms: int) -> bool:
+        """Record for how long a message has been hanging. Return True if it was not known
+        to hang.
         """
-        return _note(self._failing, message.offset, message.key, why, running_ms)
+        return _record(self._failing, message.offset, message.key, failure, running_ms)
 
-    def redriven_hangs(self, source: int, message: Message, why: Failure, running_ms: int) -> bool:
-        """Note that a parked message hangs, as `hangs` does for others."""
-        return _note(self._redriven, (source, message.offset), message.key, why, running_ms)
+    def report_redriven_hang(
+        self, source: int, message: Message, failure: Failure, running_ms: int
+    ) -> bool:
+        """Record that a redriven message hangs; see `record_hang`."""
+        return _record(self._redriven, (source, message.offset), message.key, failure, running_ms)
 
-    def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
-        """Note that a parked message failed; its tries are those of its parking."""
-        _note(self._redriven, (source, message.offset), message.key, failure)
+    def report_redriven_failure(self, source: int, message: Message, failure: Failure) -> None:
+        """Record that a redriven message failed; its tries are counted elsewhere."""
+        _record(self._redriven, (source, message.offset), message.key, failure)
 
-    def redriven_ended(self, source: int, offset: int) -> None:
-        """Note that a parked message is handled, or is no longer with handlers."""
+    def clear_redriven(self, source: int, offset: int) -> None:
+        """Drop a redriven message that is handled, or no longer with handlers."""
         self._redriven.pop((source, offset), None)
 
-    def ended(self, ranges: Iterable[Range]) -> None:
-        """Note that messages are handled or set aside, so that they no longer fail."""
+    def remove(self, ranges: Iterable[Range]) -> None:
+        """Drop messages that are handled or set aside."""
         failing = self._failing
         if not failing:
             return
-        ended = list(ranges)
-        if sum(end - start for start, end in ended) <= len(failing):
-            for start, end in ended:
+        removed = list(ranges)
+        if sum(end - start for start, end in removed) <= len(failing):
+            for start, end in removed:
                 for offset in range(start, end):
                     failing.pop(offset, None)
             return
-        gone = IntervalSet(ended)
-        for offset in [offset for offset in failing if offset in gone]:
+        intervals = IntervalSet(removed)
+        for offset in [offset for offset in failing if offset in intervals]:
             del failing[offset]
 
     def oldest(self) -> FailingMessage | None:
-        """Return the oldest message that fails or hangs; a redriven one only if there is no
-        other.
-        """
+        """Return the oldest message that fails or hangs; a redriven one if there is no other."""
         source = None
         if self._failing:
             offset = min(self._failing)
-            failed = self._failing[offset]
+            last_failure = self._failing[offset]
         elif self._redriven:
-            source, offset = place = min(self._redriven)
-            failed = self._redriven[place]
+            source, offset = reference = min(self._redriven)
+            last_failure = self._redriven[reference]
         else:
             return None
         return failing_message(
             offset,
-            failed.failure,
-            key_digest=key_digest(failed.key),
-            since_ms=failed.since_ms,
+            last_failure.failure,
+            key_digest=key_digest(last_failure.key),
+            since_ms=last_failure.since_ms,
             source=source,
-            running_ms=failed.running_ms,
+            running_ms=last_failure.running_ms,
         )
 
-    def told_with(self, ranges: tuple[Range, ...]) -> tuple[Tries, FailingMessage | None]:
-        """Return the report of the next request, which acks `ranges`: `next`, and `oldest` once
-        these have `ended`.
+    def report_with(self, ranges: tuple[Range, ...]) -> tuple[Tries, FailingMessage | None]:
+        """Return what the next request reports besides its acks of `ranges`: `next_unreported`, and
+        then `oldest` without these ranges.
         """
-        if not (self._untold or self._failing or self._redriven):
+        if not (self._unreported or self._failing or self._redriven):
             return (), None
-        failed = self.next()
-        self.ended(ranges)
+        failed = self.next_unreported()
+        self.remove(ranges)
         return failed, self.oldest()
 
-    def next(self) -> Tries:
-        """Return failed tries that are not yet reported to the broker, as many as a request
-        takes.
-        """
-        return tuple(islice(self._untold.items(), TOLD_MAX)) if self._untold else ()
+    def next_unreported(self) -> Tries:
+        """Return unreported failed tries, at most as many as a request may contain."""
+        return tuple(islice(self._unreported.items(), REPORTED_MAX)) if self._unreported else ()
 
-    def told(self, tries: Tries) -> None:
-        """Note that the broker has these failed tries."""
+    def mark_reported(self, tries: Tries) -> None:
+        """Drop failed tries that the broker has stored."""
         for offset, attempts in tries:
-            if self._untold.get(offset) == attempts:
-                del self._untold[offset]
+            if self._unreported.get(offset) == attempts:
+                del self._unreported[offset]
 
 
-def _note(
-    failing: dict[_Place, _LastFailure],
-    place: _Place,
+def _record(
+    failing: dict[_MessageRef, _LastFailure],
+    reference: _MessageRef,
     key: bytes,
     failure: Failure,
     running_ms: int | None = None,
 ) -> bool:
-    """Note a failure, and return True if it is the first one of the message, or its present try is
-    the first to hang.
+    """Record a failure. Return True if it is the message's first one, or it was not known
+    to hang.
     """
-    known = failing.get(place)
-    if known is None and len(failing) >= FAILING_MAX:
+    previous = failing.get(reference)
+    if previous is None and len(failing) >= FAILING_MAX:
         return False
-    since_ms = failure.at_ms - (running_ms or 0) if known is None else known.since_ms
-    failing[place] = _LastFailure(key, since_ms, failure, running_ms)
-    return known is None or known.running_ms is None
+    since_ms = failure.at_ms - (running_ms or 0) if previous is None else previous.since_ms
+    failing[reference] = _LastFailure(key, since_ms, failure, running_ms)
+    return previous is None or previous.running_ms is None

@@ -1,15 +1,14 @@
-"""Decides which offsets of a partition its owner pulls next and which it skips, and whether the
-group has acked it to the end. Pure.
+"""Tracks which offsets of a partition are pulled next or skipped, and whether it is drained. Pure.
 
     begin at the cursor ─▶ unseen(batch) ─▶ … ─▶ exhausted: nothing is left to pull
-                                 │                   ─▶ drained: all of it is acked
+                                 │                   ─▶ drained: everything is acked
                                  │ retention removed messages before they were pulled
                                  ╰─▶ skip_removed ─▶ the first message that is still stored
 
 Invariants
-    `next_offset` only rises, and passes no message by. No message is handed out twice, or after it
-    was acked; messages that retention removed are counted. A partition is drained only if it is
-    sealed.
+    `next_offset` only rises, and skips no message that is not acked or removed. No message is
+    handed out twice, or after it was acked; removed messages are counted. Only a sealed partition
+    can be drained.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from ...protocol.record import Header
 
 
 class FetchOffsets:
-    """The offsets of one partition under one grant."""
+    """Tracks the offsets of one partition under one grant."""
 
     __slots__ = ("_acked", "_acked_end", "cursor", "end_offset", "missed", "next_offset")
 
     def __init__(self) -> None:
         self._acked = AckedOffsets()
         self._acked_end = 0
-        """The offset after the last one in `_acked`."""
+        """The offset after the last acked one."""
         self.next_offset = -1
         """The first offset that is not pulled yet; -1 before `begin`."""
         self.cursor = 0
-        """The group's cursor in the broker's last report: everything below it is acked."""
+        """The group's cursor, as last reported by the broker: everything below it is acked."""
         self.end_offset: int | None = None
         """The offset after the last message, once the partition is sealed."""
         self.missed = 0
@@ -40,27 +39,27 @@ class FetchOffsets:
 
     @property
     def begun(self) -> bool:
-        """Return True once the broker has reported the cursor."""
+        """True once the broker has reported the cursor."""
         return self.next_offset >= 0
 
     @property
     def exhausted(self) -> bool:
-        """Return True when the partition is sealed, and all of it is pulled."""
+        """True once the partition is sealed and fully pulled."""
         return self.end_offset is not None and self.next_offset >= self.end_offset
 
     @property
     def drained(self) -> bool:
-        """Return True when the partition is sealed, and its group has acked it to the end."""
+        """True once the partition is sealed, and its group has acked it to the end."""
         return self.end_offset is not None and self.cursor >= self.end_offset
 
     def begin(self, cursor: int, ranges: tuple[Range, ...]) -> None:
-        """Pull from `cursor` on, and skip `ranges`, which are half-open and acked above it."""
+        """Start pulling at `cursor`, and skip the half-open `ranges` above it, which are acked."""
         self._acked = AckedOffsets(cursor, list(ranges))
         self._acked_end = max((cursor, *(end for _, end in ranges)))
         self.next_offset = self.cursor = cursor
 
     def unseen(self, messages: list[Message], header: Header) -> list[Message]:
-        """Return the messages in `unseen_ranges`."""
+        """Return the messages of a batch that are in its `unseen_ranges`, and advance likewise."""
         self._check_follows(header)
         if header.base_offset < self.next_offset:
             messages = messages[self.next_offset - header.base_offset :]
@@ -71,18 +70,18 @@ class FetchOffsets:
 
     def unseen_ranges(self, header: Header) -> list[Range]:
         """
-        Return the offsets of a batch that were neither pulled before nor acked; the next pull
-        begins after the batch.
+        Return the offsets of a batch that were neither pulled nor acked, and advance past the
+        batch.
 
         Raises:
-            OutcomeUnknownError: messages before the batch did not arrive.
+            OutcomeUnknownError: the broker skipped messages before the batch.
         """
         start, end = header.base_offset, header.base_offset + header.count
         if start == self.next_offset and start >= self._acked_end:  # the usual case
             self.next_offset = end
             return [(start, end)]
         self._check_follows(header)
-        return self.pass_over(start, end)
+        return self.mark_skipped(start, end)
 
     def _check_follows(self, header: Header) -> None:
         if header.base_offset > self.next_offset:
@@ -91,9 +90,9 @@ class FetchOffsets:
                 f"{header.base_offset}) of an answer"
             )
 
-    def pass_over(self, start: int, end: int) -> list[Range]:
-        """Return the ranges of `[start, end)` that were neither pulled before nor acked, as
-        `unseen_ranges` does.
+    def mark_skipped(self, start: int, end: int) -> list[Range]:
+        """Return the ranges of `[start, end)` that were neither pulled nor acked, and advance to
+        `end`.
         """
         ranges: list[Range] = []
         low = self._acked.next_unacked(max(start, self.next_offset))
@@ -104,13 +103,13 @@ class FetchOffsets:
         self.next_offset = max(end, self.next_offset)
         return ranges
 
-    def leave_out(self, start: int, end: int) -> None:
-        """Hand out nothing of `[start, end)`, which was not pulled yet and counts as acked."""
+    def mark_acked(self, start: int, end: int) -> None:
+        """Mark `[start, end)`, which is not pulled yet, as acked, so that it is not handed out."""
         self._acked.add(start, end)
         self._acked_end = max(self._acked_end, end)
 
     def skip_removed(self, first_offset: int) -> int:
-        """Pull from `first_offset` on, because older messages were removed, and return how many of
+        """Continue at `first_offset`, because retention removed older messages. Return how many of
         them were not acked.
         """
         missed = self._acked.unacked(self.next_offset, first_offset)

@@ -1,4 +1,4 @@
-"""The life of a partition under a grant: its states, and the events between them. Pure.
+"""The state machine of a partition under a grant. Pure.
 
                  ╭── failed ──╮
                  ▼            │
@@ -9,18 +9,18 @@
                  │                                      STOPPING ─closed─▶ CLOSED
                  ╰─ fenced, from every state but CLOSED ─▶ FENCED
 
-    state       handlers start   pulls   acks are sent   the user may ack   at the end
+    state       handlers start   pulls   acks are sent   the user may ack   then
     ACQUIRING   yes              no      yes             yes
     PULLING     yes              yes     yes             yes
     EXHAUSTED   yes              no      yes             yes
     STOPPING    no               no      yes             yes
-    CLOSED      no               no      the last ones   no                 pull lock released
-    FENCED      no               no      no              no                 fence reported
+    CLOSED      no               no      the last ones   no                 release the pull lock
+    FENCED      no               no      no              no                 report the fence
 
 Invariants
-    After the lease's end no handler starts, no ack of the user is taken, and no renewal counts:
-    messages may be with another consumer by then. While STOPPING the lease can still be renewed,
-    and no handler starts. FENCED is final, and keeps the first fence.
+    After the end of the lease no handler starts, the user's acks are refused, and renewals are
+    ignored, because another consumer may have the messages. While STOPPING the lease can still be
+    renewed, but no handler starts. FENCED is final, and keeps the first fence.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class PullState(enum.Enum):
     """The state of a pull client."""
 
     ACQUIRING = enum.auto()
-    """The fence at the broker is not raised, or must be raised again after a failure."""
+    """The fence must be raised at the broker, for the first time or after a failure."""
     PULLING = enum.auto()
     EXHAUSTED = enum.auto()
-    """The partition is sealed and no more messages will arrive; acks keep the pull lock."""
+    """The partition is sealed and fully pulled; ack requests keep the pull lock."""
     STOPPING = enum.auto()
-    """The partition is handed over: running handlers end."""
+    """The partition is being handed over: running handlers end."""
     CLOSED = enum.auto()
-    """Its tasks have ended; handled messages are acked once more, and the pull lock is released."""
+    """The tasks have ended; the last acks are sent, and the pull lock is released."""
     FENCED = enum.auto()
-    """The broker has seen a higher token, and takes nothing more under this one."""
+    """The broker has seen a higher token, and refuses this one."""
 
 
 class PullEvent(enum.Enum):
@@ -49,9 +49,7 @@ class PullEvent(enum.Enum):
 
     ACQUIRED = enum.auto()
     FAILED = enum.auto()
-    """A request that may be repeated failed. The broker may have restarted, so the fence is raised
-    again.
-    """
+    """A retryable request failed. The broker may have restarted, so the fence is raised again."""
     EXHAUSTED = enum.auto()
     STOPPED = enum.auto()
     CLOSED = enum.auto()
@@ -77,17 +75,17 @@ TRANSITIONS: dict[tuple[PullState, PullEvent], PullState] = {
     (_S.FENCED, _E.CLOSED): _S.FENCED,
     (_S.FENCED, _E.FENCED): _S.FENCED,
 }
-"""The next state by state and event; a pair that is not listed must not happen."""
+"""The next state by state and event; other pairs are bugs."""
 STARTING = frozenset({_S.ACQUIRING, _S.PULLING, _S.EXHAUSTED})
 """The states in which handlers start."""
 ANSWERED = frozenset({_S.PULLING, _S.EXHAUSTED})
-"""The states in which the broker has answered."""
+"""The states in which the broker has replied."""
 ENDED = frozenset({_S.CLOSED, _S.FENCED})
 """The states in which the user's acks are refused."""
 
 
 class Lifetime:
-    """The state and the lease of a pull client; all times are of this machine's boot clock."""
+    """The state and lease of a pull client; all times are of this machine's boot clock."""
 
     __slots__ = ("fence", "lease_until_ms", "state")
 
@@ -95,59 +93,53 @@ class Lifetime:
         self.state = PullState.ACQUIRING
         self.lease_until_ms = lease_until_ms
         self.fence = 0
-        """The higher token that the broker has seen, if the state is FENCED and the broker named
-        it.
-        """
+        """In state FENCED, the higher token that the broker has seen; 0 if it is unknown."""
 
     @property
     def fenced(self) -> bool:
-        """Return True once the broker has seen a higher token."""
+        """True once the broker has seen a higher token."""
         return self.state is PullState.FENCED
 
     @property
     def deadline_ns(self) -> int:
-        """Return the time after which no handler starts: the end of the lease, or 0 in a state in
-        which no handler starts.
+        """The time after which no handler starts: the end of the lease, or 0 if the state does not
+        allow any.
         """
         return self.lease_until_ms * 1_000_000 if self.state in STARTING else 0
 
-    def on(self, event: PullEvent) -> None:
+    def handle_event(self, event: PullEvent) -> None:
         """
-        Go to the next state.
+        Move to the next state.
 
         Raises:
-            AssertionError: `event` must not happen in the present state.
+            AssertionError: `event` is a bug in the current state.
         """
-        after = TRANSITIONS.get((self.state, event))
-        if after is None:
+        next_state = TRANSITIONS.get((self.state, event))
+        if next_state is None:
             raise AssertionError(
                 f"a pull client that is {self.state.name} must not be {event.name}"
             )
-        self.state = after
+        self.state = next_state
 
     def on_fence(self, token: int) -> bool:
-        """Note that the broker has seen the higher `token` (0: not named), and return True for the
-        first fence.
+        """Record that the broker has seen a higher token, 0 if it is unknown. Return True the first
+        time.
         """
         first = not self.fenced
-        self.on(PullEvent.FENCED)
+        self.handle_event(PullEvent.FENCED)
         if first:
             self.fence = token
         return first
 
     def renew(self, lease_until_ms: int, now_ms: int) -> bool:
-        """Let the lease end at `lease_until_ms`, and return False if it has lapsed: a lapsed lease
-        is not renewed.
-        """
+        """Extend the lease to `lease_until_ms`. Return False, and do nothing, if it has lapsed."""
         if self.lapsed(now_ms):
             return False
         self.lease_until_ms = lease_until_ms
         return True
 
     def lapsed(self, now_ms: int) -> bool:
-        """Return True once the right to the partition is lost for good: fenced, or past the end of
-        the lease.
-        """
+        """Return True once the partition is fenced, or its lease has ended."""
         return self.fenced or now_ms >= self.lease_until_ms
 
     def left_ms(self, now_ms: int) -> int:
@@ -155,8 +147,8 @@ class Lifetime:
         return 0 if self.fenced else max(0, self.lease_until_ms - now_ms)
 
     @property
-    def acks_until_ns(self) -> int:
-        """Return the time until which the user may ack: acks are sent while the lease holds; 0 in a
-        state in which none is sent.
+    def ack_deadline_ns(self) -> int:
+        """The time until which the user may ack: the end of the lease, or 0 if the state does not
+        allow any.
         """
         return 0 if self.state in ENDED else self.lease_until_ms * 1_000_000

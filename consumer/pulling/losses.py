@@ -1,4 +1,4 @@
-"""Composes log lines for operators about lost leases and a blocked event loop. Pure."""
+"""Builds log lines about lost leases and a blocked event loop. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections import deque
 PARTITIONS_NAMED_MAX = 5
 STALLS_KEPT_MAX = 16
 STALL_LINE_EVERY_MS = 60_000
-"""The least time, in milliseconds, between two lines about stalls."""
+"""The least interval, in milliseconds, between two log lines about stalls."""
 STALL_MIN_MS = 500
-"""The shortest delay, in milliseconds, that counts as a stall: a loop that is less late is busy,
+"""The shortest delay, in milliseconds, that counts as a stall; with shorter ones the loop is busy,
 not blocked.
 """
 
 
 class Stalls:
-    """The stalls of the event loop, measured by a task that sleeps and wakes; every time is of the
-    boot clock, in milliseconds.
+    """Measures stalls of the event loop by how late a sleeping task wakes; times are boot-clock
+    milliseconds.
     """
 
     def __init__(self) -> None:
@@ -25,12 +25,12 @@ class Stalls:
         """The (end, length) of each stall, in milliseconds."""
         self._line_ms = -STALL_LINE_EVERY_MS
 
-    def sleeps(self, now_ms: int, sleep_ms: int) -> None:
-        """Note that the task sleeps, and should wake in `sleep_ms`."""
+    def record_sleep(self, now_ms: int, sleep_ms: int) -> None:
+        """Record that the task goes to sleep, and should wake in `sleep_ms`."""
         self._due_ms = now_ms + sleep_ms
 
-    def woke(self, now_ms: int) -> int:
-        """Note that the task woke, and return the delay, or 0 if it is below STALL_MIN_MS."""
+    def record_wake(self, now_ms: int) -> int:
+        """Record that the task woke. Return its delay, or 0 if it is below STALL_MIN_MS."""
         late_ms = self._late_ms(now_ms)
         self._due_ms = 0
         if late_ms:
@@ -39,26 +39,25 @@ class Stalls:
 
     def line(self, late_ms: int, now_ms: int, *, ttl_ms: int, margin_ms: int) -> str:
         """
-        Return the log line for a stall that has just ended; "" if it is short, or the last line is
-        too recent.
+        Return the log line for a stall that has just ended; "" if the stall is short, or the last
+        line is too recent.
 
         Args:
-            margin_ms: the milliseconds by which a lease ends earlier at the consumer than its ttl.
+            late_ms: the length of the stall.
+            margin_ms: how much earlier a lease ends at the consumer than its ttl.
         """
         if late_ms < ttl_ms // HEARTBEATS_PER_TTL or now_ms - self._line_ms < STALL_LINE_EVERY_MS:
             return ""
         self._line_ms = now_ms
         return (
-            f"the event loop did not run for {_seconds(late_ms)}: {WHY_BLOCKED}; "
+            f"the event loop did not run for {_seconds(late_ms)}: {BLOCKED_REASON}; "
             f"leases end {_seconds(ttl_ms - margin_ms)} after the last answered heartbeat was sent"
         )
 
     def longest_ms(self, since_ms: int, now_ms: int) -> int:
-        """Return the longest stall, in milliseconds, that ended after `since_ms` or has not ended
-        yet.
-        """
-        ended = [stall_ms for ended_ms, stall_ms in self._stalls if ended_ms > since_ms]
-        return max([self._late_ms(now_ms), *ended])
+        """Return the longest stall, in milliseconds, that ended after `since_ms` or continues."""
+        stalls = [stall_ms for ended_ms, stall_ms in self._stalls if ended_ms > since_ms]
+        return max([self._late_ms(now_ms), *stalls])
 
     def _late_ms(self, now_ms: int) -> int:
         late_ms = now_ms - self._due_ms if self._due_ms else 0
@@ -66,33 +65,32 @@ class Stalls:
 
 
 class Losses:
-    """The lost leases that are not logged yet, by reason: leases lost together share a line."""
+    """Collects lost leases by reason, so that leases lost together share a log line."""
 
     def __init__(self) -> None:
         self._lost: dict[str, list[str]] = {}
 
-    def note(self, partition_id: int, token: int, why: str, *, fence: int = 0) -> None:
-        """Note a lost lease and its reason `why`; `fence` is the newer token, 0 if the broker named
-        none.
-        """
+    def add(self, partition_id: int, token: int, reason: str, *, fence: int = 0) -> None:
+        """Add a lost lease. `fence` is the newer token, 0 if it is unknown."""
         fenced = f", newer token {fence}" if fence else ""
-        self._lost.setdefault(why, []).append(f"{partition_id} (token {token}{fenced})")
+        self._lost.setdefault(reason, []).append(f"{partition_id} (token {token}{fenced})")
 
-    def take(self) -> list[str]:
-        """Return the log lines, each once."""
+    def take_lines(self) -> list[str]:
+        """Return the log lines, and forget the leases."""
         lost = self._lost
         self._lost = {}
         return [
-            f"lost the lease of {_listed(partitions)}: {why}" for why, partitions in lost.items()
+            f"lost the lease of {_name_partitions(partitions)}: {reason}"
+            for reason, partitions in lost.items()
         ]
 
 
-def why_lapsed(*, silent_ms: int, stalled_ms: int) -> str:
-    """Return the reason of a lapse: no heartbeat was answered for `silent_ms`, and the event loop
-    was blocked for `stalled_ms`.
+def lapse_reason(*, silent_ms: int, stalled_ms: int) -> str:
+    """Return why a lease lapsed: the metaserver did not reply for `silent_ms`, of which the event
+    loop was blocked for `stalled_ms`.
     """
     if 2 * stalled_ms >= silent_ms:
-        return f"the event loop did not run for {_seconds(stalled_ms)}: {WHY_BLOCKED}"
+        return f"the event loop did not run for {_seconds(stalled_ms)}: {BLOCKED_REASON}"
     blocked = (
         f", of which the event loop did not run for {_seconds(stalled_ms)}" if stalled_ms else ""
     )
@@ -100,7 +98,7 @@ def why_lapsed(*, silent_ms: int, stalled_ms: int) -> str:
 
 
 HEARTBEATS_PER_TTL = 3
-WHY_BLOCKED = (
+BLOCKED_REASON = (
     "code in this program blocked it (a handler that blocks needs threads: "
     "settings=ConsumerSettings(threads=8)), "
     "or the program or its machine was stopped"
@@ -110,13 +108,12 @@ FENCED = (
     "group's progress"
 )
 SESSION_ENDED = (
-    "the metaserver does not know this session any more: it expired there, its instance name was "
-    "taken, or the group was "
-    "switched or deleted"
+    "the metaserver no longer knows this session: it expired, its instance name was taken over, or "
+    "the group was switched or deleted"
 )
 
 
-def _listed(partitions: list[str]) -> str:
+def _name_partitions(partitions: list[str]) -> str:
     more = len(partitions) - PARTITIONS_NAMED_MAX
     word = "partition" if len(partitions) == 1 else "partitions"
     return f"{word} {', '.join(partitions[:PARTITIONS_NAMED_MAX])}" + (

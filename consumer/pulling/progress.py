@@ -1,7 +1,6 @@
-"""Tracks how far a partition is pulled and acked, and how far its group is from its end. Pure.
+"""Tracks how far a partition is pulled and acked, and computes its lag. Pure.
 
-pulled(batch) ─▶ times of the batches that are not acked ─▶ acked(cursor): those below it are
-    dropped
+record_pull(batch) ─▶ times of unacked batches ─▶ record_acks(cursor) drops those below
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from itertools import islice
 from ...protocol.record import Header
 
 TIMES_MAX = 1_000
-"""The largest number of times that are kept of unacked batches; beyond it, several batches share
-one.
-"""
+"""The largest number of times kept for unacked batches; beyond it, several batches share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,76 +24,72 @@ class Position:
     cursor.
     """
     cursor: int
-    """The cursor: everything below it is acked at the broker."""
+    """The group's cursor: everything below it is acked at the broker."""
     end_offset: int
-    """The offset after the last message of the partition, as the broker reported it with the last
-    pull.
-    """
+    """The partition's end, as the broker reported it with the last pull."""
     lag_messages: int
-    """The number of messages from the cursor to the end; some of them may be acked above the
-    cursor.
-    """
+    """The number of messages from the cursor to the end; some may be acked above the cursor."""
     lag_s: float
     """
-    The age in seconds of the oldest batch that is pulled and not acked, by the sender's calendar;
-    0.0 without a lag.
+    The age in seconds of the oldest pulled batch that is not acked, by the sender's wall clock; 0.0
+    without a lag.
 
-    If nothing of the lag is pulled, for example after `pause`, it is the age of the batch that was
-    pulled last.
+    If none is pulled, for example after `pause`, the age of the batch that was pulled last.
     """
 
 
 class PullProgress:
-    """The progress of a pull client in its partition; times are nanoseconds since 1970."""
+    """Tracks a pull client's progress in its partition; times are nanoseconds since 1970."""
 
-    __slots__ = ("_last_count", "_last_ns", "_together", "_unacked", "end_offset")
+    __slots__ = ("_last_count", "_last_ns", "_batches_per_entry", "_unacked", "end_offset")
 
     def __init__(self) -> None:
         self.end_offset = 0
         self._unacked: deque[tuple[int, int]] = deque()
         """
-        The (next offset, time of the first message) of batches that are not acked; usually each
-        batch has an entry.
+        The (next offset, time of the first message) of unacked batches, usually one entry per
+        batch.
 
-        One message may be with its handler for hours, while all later ones are pulled and handled.
+        There may be many: one message may be with its handler for hours, while all later ones are
+        pulled and handled.
         """
-        self._together = 1
-        """The number of batches that share a time."""
+        self._batches_per_entry = 1
+        """The number of batches per entry."""
         self._last_count = 0
-        """The number of batches with the last time."""
+        """The number of batches in the last entry."""
         self._last_ns = 0
 
-    def pulled(self, header: Header) -> None:
-        """Note that a batch was pulled."""
+    def record_pull(self, header: Header) -> None:
+        """Record a pulled batch."""
         next_offset = header.base_offset + header.count
         unacked = self._unacked
-        if unacked and self._last_count < self._together:
+        if unacked and self._last_count < self._batches_per_entry:
             unacked[-1] = next_offset, unacked[-1][1]
             self._last_count += 1
         else:
             unacked.append((next_offset, header.first_sent_at_ns))
             self._last_count = 1
             if len(unacked) > TIMES_MAX:
-                self._join()
+                self._merge_pairs()
         self._last_ns = header.last_sent_at_ns
         self.end_offset = max(self.end_offset, next_offset)
 
-    def _join(self) -> None:
-        """Keep the older time of each pair; the newest one stays as it is."""
+    def _merge_pairs(self) -> None:
+        """Merge entries in pairs, keeping the older time; the last entry stays."""
         last = self._unacked.pop()
         pairs = zip(
             islice(self._unacked, 0, None, 2), islice(self._unacked, 1, None, 2), strict=True
         )
         self._unacked = deque([(later[0], earlier[1]) for earlier, later in pairs])
         self._unacked.append(last)
-        self._together *= 2
+        self._batches_per_entry *= 2
 
-    def acked(self, cursor: int) -> None:
-        """Note that everything below `cursor` is acked."""
+    def record_acks(self, cursor: int) -> None:
+        """Drop the entries below `cursor`, which are acked."""
         while self._unacked and self._unacked[0][0] <= cursor:
             self._unacked.popleft()
-            if len(self._unacked) < TIMES_MAX // 2 and self._together > 1:
-                self._together //= 2
+            if len(self._unacked) < TIMES_MAX // 2 and self._batches_per_entry > 1:
+                self._batches_per_entry //= 2
         self.end_offset = max(self.end_offset, cursor)
 
     def position(self, next_offset: int, cursor: int, now_ns: int) -> Position:

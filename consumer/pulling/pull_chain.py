@@ -1,16 +1,15 @@
-"""Pulls a partition repeatedly, and sends each pull as the answer of the previous one arrives,
-without a task.
+"""Pulls a partition repeatedly: a callback handles each answer, and sends the next pull.
 
-    task ─▶ PULL ─▶ answer: plain? ─ yes ─▶ handed out ─▶ another arrives, else PULL ─▶ …
-      ▲                        │               │ held, full, moved
+    task ─▶ PULL ─▶ answer: simple? ─ yes ─▶ handed out ─▶ next answer, or PULL ─▶ …
+      ▲                        │               │ paused, full, moved
       ╰──── no, or an error ───┴───────────────╯
 
-A broker gives several answers to one pull while they are small. The first answer that is not
-handed out here ends the chain: later ones are dropped, and pulled again.
+A broker sends several answers to one pull while they are small. The first one that the callback
+cannot hand out ends the chain; later answers are dropped, and pulled again.
 
-The task of the partition waits meanwhile: it handles every answer that needs a wait, and every
-error. So a message is with a worker one turn of the event loop after its bytes, and the next pull
-travels while its handler runs.
+The partition's task waits meanwhile, and handles errors and answers that need a wait. A message
+therefore reaches a worker one event-loop iteration after its bytes, and the next pull is in flight
+while its handler runs.
 """
 
 from __future__ import annotations
@@ -26,72 +25,74 @@ from ...rpc.client import BrokerClient
 from ...rpc.network import Calling, Channel
 
 CHAINS_MAX = 1_024
-"""The largest number of chains on one channel. Other pulls take turns at the `BrokerClient`; both
-together stay below a broker's limit.
+"""The largest number of chains on one channel. Further pulls queue at the `BrokerClient`; together
+they stay below a broker's limit.
 """
 _chains: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
 
 
 class ChainedClient(Protocol):
-    """A pull client, as seen by a chain."""
+    """The interface of a pull client to its pull chain."""
 
     @property
     def broker(self) -> BrokerClient:
-        """Return the client of the partition's broker."""
+        """The client of the partition's broker."""
         ...
 
     def pull_request(self) -> Pull:
-        """Return the next pull."""
+        """Return the next pull request."""
         ...
 
-    def take_at_once(self, answer: Answer, payload: memoryview) -> bool:
-        """Hand out the pulled messages; return False, with nothing done, if this needs a wait."""
+    def try_hand_out(self, answer: Answer, payload: memoryview) -> bool:
+        """Hand out the messages of an answer. Return False, and do nothing, if this needs
+        a wait.
+        """
         ...
 
     def may_pull(self) -> bool:
-        """Return True if nothing must be waited for before the next pull."""
+        """Return True if the next pull needs no wait."""
         ...
 
 
 class PullChain:
     """
-    The pulls of one partition.
+    Sends the pulls of one partition.
 
     Args:
-        timeout_ms: the time for an answer, beyond the wait of the pull.
+        timeout_ms: the timeout of a call, beyond the time that the broker may wait.
     """
 
-    __slots__ = ("_broker", "_calling", "_channel", "_client", "_timeout_ms", "_waiter")
+    __slots__ = ("_broker", "_call", "_channel", "_client", "_timeout_ms", "_waiter")
 
     def __init__(self, client: ChainedClient, *, timeout_ms: int) -> None:
         self._client = client
         self._timeout_ms = timeout_ms
         self._waiter: asyncio.Future[tuple[Answer, memoryview] | None] | None = None
-        """The future for which the task waits while a chain runs."""
+        """The future that the task waits for while a chain runs."""
         self._broker: BrokerClient | None = None
         self._channel: Channel | None = None
-        self._calling: Calling | None = None
+        self._call: Calling | None = None
 
     @property
-    def is_under_way(self) -> bool:
-        """Return True while the broker has a pull to answer."""
-        return self._calling is not None and not self._calling.done()
+    def is_in_flight(self) -> bool:
+        """True while a pull is in flight."""
+        return self._call is not None and not self._call.done()
 
     async def run(self) -> tuple[Answer, memoryview] | None:
         """
-        Pull until something must be waited for.
+        Pull until the task is needed.
 
         Returns:
-            An answer that was not taken; None if every answer was taken and something must be
-            waited for before the next pull.
+            An answer for the task to handle; None if all were handled, and the next pull needs a
+            wait.
 
         Raises:
-            KeylaneError: a call to the broker failed, or a batch cannot be opened.
+            KeylaneError: a call to the broker failed, or a batch cannot be decoded.
         """
         broker, request = self._client.broker, self._client.pull_request()
         channel = await broker.channel()
         if _chains.get(channel, 0) >= CHAINS_MAX:
-            request = replace(request, answers_max=1)  # a call is over with its first answer
+            request = replace(request, answers_max=1)  # a plain call has one answer
             return await broker.call(request, wait_ms=request.wait_ms)
         _chains[channel] = _chains.get(channel, 0) + 1
         self._broker = broker
@@ -103,48 +104,46 @@ class PullChain:
             return await waiter
         finally:
             _chains[channel] -= 1
-            calling = self._calling
-            self._calling = None
+            call = self._call
+            self._call = None
             self._waiter = self._broker = self._channel = None
-            if calling is not None:
-                calling.cancel()
+            if call is not None:
+                call.cancel()
 
-    def end(self) -> None:
-        """End the pull that is under way: `run` returns None, and the messages that it would have
-        brought are pulled again.
-        """
+    def interrupt(self) -> None:
+        """Cancel the pull in flight: `run` returns None, and its messages are pulled again."""
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def _send(self, channel: Channel, request: Pull) -> None:
         timeout_ms = self._timeout_ms + request.wait_ms
-        self._calling = channel.begin(
-            request, timeout_ms=timeout_ms, on_answer=self._answered, on_part=self._came
+        self._call = channel.begin(
+            request, timeout_ms=timeout_ms, on_answer=self._on_answer, on_part=self._on_part
         )
 
-    def _came(self, answer: Answer, payload: memoryview) -> None:
-        """Take an answer that is followed by another."""
+    def _on_part(self, answer: Answer, payload: memoryview) -> None:
+        """Handle an answer that is followed by another."""
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
         try:
             client = self._client
-            if not client.take_at_once(answer, payload):
+            if not client.try_hand_out(answer, payload):
                 waiter.set_result((answer, payload))
             elif client.broker is not self._broker or not client.may_pull():
                 waiter.set_result(None)
         except Exception as error:  # noqa: BLE001 - the task decides
             _fail(waiter, error)
 
-    def _answered(self, calling: Calling) -> None:
+    def _on_answer(self, call: Calling) -> None:
         waiter, channel = self._waiter, self._channel
         if waiter is None or channel is None or waiter.done():
             return
         try:
-            answer, payload = calling.result()
+            answer, payload = call.result()
             client = self._client
-            if not client.take_at_once(answer, payload):
+            if not client.try_hand_out(answer, payload):
                 waiter.set_result((answer, payload))
             elif client.broker is self._broker and client.may_pull() and not channel.closed:
                 self._send(channel, client.pull_request())
@@ -156,4 +155,4 @@ class PullChain:
 
 def _fail(waiter: asyncio.Future[tuple[Answer, memoryview] | None], error: Exception) -> None:
     waiter.set_exception(error)
-    waiter.exception()  # marks it as retrieved: the task may have been cancelled
+    waiter.exception()  # mark it as retrieved, because the task may be cancelled

@@ -51,7 +51,7 @@ from ..delivery.user_acks import UserAcks
 from ..log_names import partition_name
 from ..parking.context import ParkContext
 from ..parking.key_parking import KeyParking
-from ..pull_room import RoomShare
+from ..pull_room import BudgetShare
 from ..settings import ConsumerSettings
 from ..unreached import NO_CONNECTION
 from .ack_sender import AckSender
@@ -67,12 +67,12 @@ from .pull_owner import PullOwner
 
 log = logging.getLogger("keylane.consumer")
 WARN_AFTER = 8
-"""The number of consecutive failures of pulls, after about 5 s of pauses, from which on they are
-logged as warnings.
+"""From this number of consecutive failures on, after about 5 s of backoff, failed pulls are logged
+as warnings.
 """
 AT_ONCE_BYTES = 64 << 10
-"""The pulled bytes that are handed out as they arrive; beyond it, the event loop turns between
-batches.
+"""Answers of up to this many bytes are handed out at once; for larger ones, the event loop may run
+other tasks between batches.
 """
 
 
@@ -82,31 +82,30 @@ class PullClient(UserAcks):
 
     Args:
         grant: the partition, with the address of its broker, and the fencing token.
-        connections: the connections, which give the client of a broker, and know where the consumer
-            is open.
-        deadline_ms: end of the lease on the boot clock.
-        owner: gets the messages, and is notified of changes of the partition.
+        connections: the consumer's connections to brokers.
+        deadline_ms: the end of the lease on the boot clock.
+        owner: receives the messages, and is notified of changes of the partition.
     """
 
     runs = True
     token_is_single_use = True
-    """True if only one pull client is made for a token, so that no message is handled twice under
+    """True if a token has only one pull client ever, so that no message is handled twice under
     it.
     """
     respects_range_limit = True
-    """True if pulling stops while the broker takes no more ranges above the cursor, because only
-    messages that are already pulled fill its gaps.
+    """True if pulling stops while the broker accepts no more ranges above the cursor, because only
+    messages that are already pulled can fill the gaps.
     """
     exclusive = True
-    """True for a delivery whose messages no other session has under their token."""
+    """True if no other session can have this delivery's messages under the same token."""
     renewal_ms = math.inf
     exempts_retries = False
-    """True if messages waiting for their next try do not count against the limit, up to
-    `buffer_messages` of them.
+    """True if messages that wait for a retry do not count against the limit of messages in flight,
+    up to `buffer_messages` of them.
     """
     no_connection_since_ms: int | None = None
-    """The boot time, in milliseconds, since which no call of the partition has reached its broker;
-    None if the last one did.
+    """The boot time, in milliseconds, since when no call has reached the broker; None if the last
+    one did.
     """
 
     def __init__(
@@ -133,13 +132,13 @@ class PullClient(UserAcks):
         self.session = session
         self.codec = owner.codec
         self.client = self
-        """The pull client whose messages end together, for a delivery of messages."""
-        self.life = Lifetime(deadline_ms)
-        self._note_deadlines()
+        """The client that hands messages out, as part of the `Delivery` interface."""
+        self.lifetime = Lifetime(deadline_ms)
+        self._update_deadlines()
         self.waiting_for = "the fence"
-        """A description, for people, of what pulling waits for."""
+        """The reason why nothing is pulled, for people."""
         self._subject = subject
-        self._who = (self.partition_id, group, session, self.token)
+        self._lease = (self.partition_id, group, session, self.token)
         assert grant.partition.address is not None
         self._connections = connections
         self.broker = connections.broker_at(grant.partition.address)
@@ -154,7 +153,7 @@ class PullClient(UserAcks):
             self,
             owner,
             grant,
-            self._who,
+            self._lease,
             subject=subject,
             connections=connections,
             settings=settings,
@@ -166,182 +165,179 @@ class PullClient(UserAcks):
     def _begin(self) -> None:
         settings = self._settings
         self._offsets = FetchOffsets()
-        self._stored_upto = 0
-        """The offset after the last message that the broker is known to have."""
-        self._told_drained = False
+        self._broker_end = 0
+        """The offset after the last message that the broker has, as far as known."""
+        self._drained_reported = False
         self._progress = PullProgress()
         self.gate = PullGate()
         self._in_flight = MessagesInFlight(
             retrying_max=settings.buffer_messages if self.exempts_retries else 0
         )
         self._chain = PullChain(self, timeout_ms=settings.call_timeout_ms)
-        self._room: RoomShare = self.owner.room.share()
+        self._budget_share: BudgetShare = self.owner.budget.new_share()
         self._pauses = settings.backoff.pauses(self._rng)
-        self._troubles = LogFilter()
-        """The log filter for pulls that fail."""
+        self._failure_log = LogFilter()
+        """Limits the log lines of failed pulls."""
         sender = self._new_sender()
         self.acks = self._acks = sender
         self._handled = sender.handled
         self._tries = sender.tries
-        self.acks_each = sender.each
-        """True if the next message of a key waits for the ack of the previous one."""
-        self.note_failed = sender.failed
-        """A callable that has the broker record how often a message has failed, and show why."""
-        self.note_hangs = sender.hangs
+        self.acks_each = sender.acks_each
+        """True if the next message of a key waits for the previous one's ack."""
+        self.note_failed = sender.record_failure
+        """Reports a message's failed try to the broker."""
+        self.note_hangs = sender.record_hang
         self._careful: CarefulHandOut | None = None
-        """The careful hand-out of pulled messages, while some of them may have ended the process of
-        an earlier owner.
+        """Hands out messages one at a time while some may have killed an earlier owner's
+        process.
         """
-        self._carefully: asyncio.Task[None] | None = None
-        self._pulling = start_task(self.run(self._pull), name=f"pull {self.partition_id}")
-        self._acking = start_task(self.run(sender.run), name=f"ack {self.partition_id}")
+        self._careful_task: asyncio.Task[None] | None = None
+        self._pull_task = start_task(self.run(self._pull), name=f"pull {self.partition_id}")
+        self._ack_task = start_task(self.run(sender.run), name=f"ack {self.partition_id}")
 
     def _new_sender(self) -> AckSender:
         return AckSender(
-            self, self._who, in_flight=self._in_flight, settings=self._settings, rng=self._rng
+            self, self._lease, in_flight=self._in_flight, settings=self._settings, rng=self._rng
         )
 
     # ── the lease ─────────────────────────────────────────────────────────────────────────────────
     def renew(self, deadline_ms: int, address: str | None) -> None:
         """
-        Let the lease end at `deadline_ms`, and follow the broker to `address` (None: not known
-        now).
+        Extend the lease to `deadline_ms`, and follow the broker to `address`; None: unchanged.
 
-        A lapsed lease is not renewed, because messages may have been skipped. No handler starts
-        during a hand-over.
+        A lapsed lease is not renewed, because its messages may have been skipped. This does not let
+        handlers start during a hand-over.
         """
-        if not self.life.renew(deadline_ms, self._clock.boot_ms()):
+        if not self.lifetime.renew(deadline_ms, self._clock.boot_ms()):
             return
         if address is not None and address != self.broker.address:
             self.broker = self._connections.broker_at(address)
-            # A broker that still answers at the old address would let its pull wait to the end.
-            self._chain.end()
-        self._note_deadlines()
+            # Otherwise a broker that still runs at the old address keeps the pull waiting.
+            self._chain.interrupt()
+        self._update_deadlines()
 
     def stop(self) -> None:
-        """Start no handler and pull nothing from now on."""
+        """Stop pulling, and start no more handlers."""
         self._on(PullEvent.STOPPED)
-        self._pulling.cancel()
-        if self._careful is not None and self._carefully is not None:
-            self._carefully.cancel()
+        self._pull_task.cancel()
+        if self._careful is not None and self._careful_task is not None:
+            self._careful_task.cancel()
             self._careful.stop()
 
-    def _note_deadlines(self) -> None:
-        self.deadline_ns = self.life.deadline_ns
-        """The value of `life.deadline_ns`, kept here because it is read before every handler."""
+    def _update_deadlines(self) -> None:
+        self.deadline_ns = self.lifetime.deadline_ns
+        """A copy of `life.deadline_ns`, which is read before every handler call."""
         self.deadline_s = deadline_seconds(self.deadline_ns)
-        self.acks_until_ns = self.life.acks_until_ns
+        self.ack_deadline_ns = self.lifetime.ack_deadline_ns
 
     def _on(self, event: PullEvent) -> None:
-        self.life.on(event)
-        self._note_deadlines()
+        self.lifetime.handle_event(event)
+        self._update_deadlines()
 
     # ── parked messages ───────────────────────────────────────────────────────────────────────────
     def hand_out(self, messages: list[Message]) -> None:
-        """Count messages as handed out, and give them to handlers or the iteration."""
+        """Count messages as in flight, and pass them to handlers or the iteration."""
         self._in_flight.count += len(messages)
         self.owner.hand_out(messages)
 
-    def give(self, messages: list[Message]) -> None:
-        """Give messages that are already counted as handed out to handlers."""
+    def hand_out_counted(self, messages: list[Message]) -> None:
+        """Pass messages that are already counted as in flight to handlers."""
         self.owner.hand_out(messages)
 
-    def settled(self) -> None:
-        """Report that the partition is drained, if only parked messages were in the way."""
-        self._report_drained(before=False)
+    def check_drained(self) -> None:
+        """Report that the partition is drained, if only parked messages prevented it."""
+        self._report_drained(was_drained=False)
 
     def is_of(self, message: Message) -> bool:
-        """Return True if this client handed the message out, including one of an ancestor's."""
+        """Return True if this client handed out the message, even for an ancestor partition."""
         return message.delivery is self or client_of(message) is self
 
     def held(self) -> list[Message]:
-        """Return the messages that the next request renews: none, because no other session has them
-        under this token.
-        """
+        """Return the messages that the next ack request renews: none in an exclusive group."""
         return []
 
-    def renewed(self, messages: list[Message], sent_ns: int) -> None:
-        """Note that a request made at `sent_ns` has renewed messages."""
+    def extend_in_flight(self, messages: list[Message], sent_ns: int) -> None:
+        """Restart the time in flight of messages that a request sent at `sent_ns` has renewed."""
 
-    # ── messages that are set aside ───────────────────────────────────────────────────────────────
+    # ── setting messages aside ───────────────────────────────────────────────────────────────
     def divert(self, messages: list[Message]) -> list[Message]:
-        """Park the messages whose keys are parked, among those that are counted as handed out, and
-        return the others.
-        """
+        """Park messages in flight whose keys are parked, and return the others."""
         if not self.parking.keys:
             return messages
-        left = self._divert(messages)
-        self.forget(len(messages) - len(left))
-        return left
+        remaining = self._divert(messages)
+        self.forget(len(messages) - len(remaining))
+        return remaining
 
     def leave_out_parked(self, batch: PulledBatch) -> None:
-        """Park the rows of a batch whose keys are parked; they are counted as handed out."""
+        """Park the batch's rows in flight whose keys are parked, and remove them from it."""
         if self.parking.keys:
-            whole = self._decode(
-                batch.record, 0, batch.header, self
-            )  # their tries are counted once it is opened
-            batch.keep(self.divert(batch.wanted(whole)))
+            # Without their failed tries, which are added when the batch is decoded for handling.
+            messages = self._decode(batch.record, 0, batch.header, self)
+            batch.keep(self.divert(batch.wanted(messages)))
 
     def _divert(self, messages: list[Message]) -> list[Message]:
-        """Park the messages whose keys are parked, pass over the unwanted ones among them, and
+        """Park messages whose keys are parked, ack those among them that the filter rejects, and
         return the others.
         """
-        wanted, keys = self.owner.wanted, self.parking.keys
-        if wanted is not None:
-            unwanted = {
+        message_filter, keys = self.owner.message_filter, self.parking.keys
+        if message_filter is not None:
+            rejected = {
                 message.offset
                 for message in messages
-                if message.key in keys and wanted.rejects(message)
+                if message.key in keys and message_filter.rejects(message)
             }
-            for offset in sorted(unwanted):
+            for offset in sorted(rejected):
                 self._handled.done(offset)
-            if unwanted:
+            if rejected:
                 self._acks.send_soon()
-            messages = [message for message in messages if message.offset not in unwanted]
+            messages = [message for message in messages if message.offset not in rejected]
         return self.parking.divert(messages)
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Set a message aside that failed too often, with those of its key that wait after it."""
-        offsets = [message.offset, *(behind.offset for behind in waiting)]
-        self._tries.ended([(message.offset, message.offset + 1)])
+        """Park the key of a message that failed too often, with the later ones of its key,
+        `waiting`.
+        """
+        offsets = [message.offset, *(later.offset for later in waiting)]
+        self._tries.remove([(message.offset, message.offset + 1)])
         self.parking.park(message.key, offsets, failure)
         self.forget(len(offsets))
 
     def bury(self, message: Message, failure: Failure) -> None:
-        """Set a message aside alone, so that later ones of its key continue."""
-        self._tries.ended([(message.offset, message.offset + 1)])
+        """Make a message a dead letter; later ones of its key continue."""
+        self._tries.remove([(message.offset, message.offset + 1)])
         self.parking.park(None, [message.offset], failure)
         self.forget(1)
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
-        """Set a message aside alone until its next try, in `pause_ms`, so that later ones of its
-        key continue.
-        """
-        self._tries.ended([(message.offset, message.offset + 1)])
+        """Set a message aside for a retry in `pause_ms`; later ones of its key continue."""
+        self._tries.remove([(message.offset, message.offset + 1)])
         self.parking.retry(message.offset, failure, pause_ms)
         self.forget(1)
 
     def blocks(self, message: Message, failure: Failure) -> None:
-        """Have the broker show, with the next ack, why a message holds others up."""
-        self._tries.blocks(message, failure)
+        """Report with the next ack why a message blocks others."""
+        self._tries.record_blocking(message, failure)
 
-    def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
-        """Have the broker show that a parked message, stored by partition `source`, fails again."""
-        self._tries.redriven_failed(source, message, failure)
+    def report_redriven_failure(self, source: int, message: Message, failure: Failure) -> None:
+        """Report that a redriven message, which partition `source` stores, has failed again."""
+        self._tries.report_redriven_failure(source, message, failure)
         self._acks.send_soon()
 
-    def redriven_hangs(self, source: int, message: Message, why: Failure, running_ms: int) -> None:
-        """Have the broker show that the try of such a message does not end."""
-        if self._tries.redriven_hangs(source, message, why, running_ms):
+    def report_redriven_hang(
+        self, source: int, message: Message, failure: Failure, running_ms: int
+    ) -> None:
+        """Report that a redriven message hangs."""
+        if self._tries.report_redriven_hang(source, message, failure, running_ms):
             self._acks.send_soon()
 
-    def redriven_ended(self, source: int, offset: int) -> None:
-        """Note that this message is handled, or no longer here."""
-        self._tries.redriven_ended(source, offset)
+    def clear_redriven(self, source: int, offset: int) -> None:
+        """Record that a redriven message is handled, or no longer in this consumer."""
+        self._tries.clear_redriven(source, offset)
 
-    # ── what handlers did ─────────────────────────────────────────────────────────────────────────
+    # ── results of handlers
+    # ─────────────────────────────────────────────────────────────────────────
     def done(self, offset: int) -> None:
-        """Note that the message at `offset` is handled."""
+        """Ack the message at `offset`, which is handled."""
         handled = self._handled
         if offset == handled.end:
             handled.end = offset + 1
@@ -355,7 +351,7 @@ class PullClient(UserAcks):
             in_flight.wake()
 
     def done_all(self, messages: list[Message]) -> None:
-        """Note that the messages, which are sorted by offset, are handled."""
+        """Ack messages, sorted by offset, which are handled."""
         start, end = messages[0].offset, messages[-1].offset + 1
         if end - start == len(messages):
             self.done_range(start, end)
@@ -368,26 +364,26 @@ class PullClient(UserAcks):
         self._in_flight.remove(len(messages))
 
     def done_range(self, start: int, end: int) -> None:
-        """Note that the messages `[start, end)` are handled."""
+        """Ack the messages `[start, end)`, which are handled."""
         if self._careful is not None:
             self._careful.done_range(start, end)
         self._handled.done_range(start, end)
         self._acks.send_soon()
         self._in_flight.remove(end - start)
 
-    def start_no_more(self) -> None:
-        """Let no handler start, without notifying others: this process is a child."""
+    def on_fork(self) -> None:
+        """Start no more handlers in this process, a forked child; the client itself is
+        unchanged.
+        """
         self.deadline_ns = 0
         self.deadline_s = 0.0
 
     def forget(self, count: int) -> None:
-        """Note that `count` of the messages handed out will not be handled here."""
+        """Stop counting `count` messages in flight that will not be handled here."""
         self._in_flight.remove(count)
 
     def add_retrying(self, count: int) -> None:
-        """Note that `count` more of the messages handed out wait for their next try; fewer if it is
-        negative.
-        """
+        """Change the number of messages in flight that wait for a retry by `count`."""
         self._in_flight.add_retrying(count)
 
     def check_takes_acks(self, offset: int) -> None:
@@ -401,64 +397,64 @@ class PullClient(UserAcks):
         home = self._connections.home
         if get_ident() != home.thread:
             home.check_thread()
-        if self.boot_ns() >= self.acks_until_ns:
+        if self.boot_ns() >= self.ack_deadline_ns:
             raise LeaseLostError(partition_id=self.partition_id, offset=offset)
 
     # ── tasks ─────────────────────────────────────────────────────────────────────────────────────
     async def run(self, body: Callable[[], Awaitable[None]]) -> None:
-        """Run the body of a task, whose error ends this client or the consumer."""
+        """Run a task's body; an error in it ends this client or the consumer."""
         try:
             await body()
         except FencedError as error:
             log.info("%s: %s", self.log_name, error.message)
-            self._fence(error)
+            self._on_fenced(error)
         except OffsetOutOfRangeError as error:
-            # The broker stores less than was pulled from it. Only an owner with the next token may
-            # begin again.
+            # The broker stores less than was pulled from it. Only the owner of the next token may
+            # start over.
             log.error("%s is handed over after an error: %s", self.log_name, error.message)
-            self.owner.end(self)
+            self.owner.start_hand_over(self)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
             self.owner.fail(error)
             raise
 
-    def _fence(self, error: FencedError) -> None:
-        first = self.life.on_fence(error.current_token or 0)
-        self._note_deadlines()
+    def _on_fenced(self, error: FencedError) -> None:
+        first = self.lifetime.on_fence(error.current_token or 0)
+        self._update_deadlines()
         if first:
-            self.owner.end(self)
+            self.owner.start_hand_over(self)
 
     async def _pull(self) -> None:
         while self._clock.boot_ns() < self.deadline_ns:
             try:
-                if self.life.state is PullState.ACQUIRING:
+                if self.lifetime.state is PullState.ACQUIRING:
                     await self._acquire()
                     self._on(PullEvent.ACQUIRED)
                 if self._exhausted:
                     self.waiting_for = "acks to the end" if not self.drained else ""
-                    self._acks.linger_no_more()
+                    self._acks.stop_lingering()
                     self._on(PullEvent.EXHAUSTED)
                     return
                 await self._pull_once()
                 if self._pauses.failures:
-                    self._note_recovered()
+                    self._log_recovery()
             except FencedError:
                 raise
             except OffsetOutOfRangeError as error:
                 self._skip_removed(error)
             except KeylaneError as error:
                 self._on(PullEvent.FAILED)
-                self._note_pull_failed(error)
+                self._log_pull_failure(error)
                 await asyncio.sleep(self._pauses.next_ms() / 1000)
 
     @property
     def _exhausted(self) -> bool:
-        """Return True when no further message will be pulled."""
+        """True once all messages are pulled."""
         return self._offsets.exhausted
 
     def _acquire_request(self) -> Acquire | AcquireShared:
-        return Acquire(*self._who, self._settings.ttl_ms)
+        return Acquire(*self._lease, self._settings.ttl_ms)
 
     async def _acquire(self) -> None:
         answer, _ = await self.broker.call(self._acquire_request())
@@ -467,56 +463,58 @@ class PullClient(UserAcks):
         await self.parking.begin(answer)
         if not self._offsets.begun:
             self._offsets.begin(answer.cursor, answer.ranges)
-            self._tries.begin(answer.attempts)
+            self._tries.load_earlier(answer.attempts)
             if CarefulHandOut.has_suspects(answer):
                 self._begin_carefully(answer)
-        self._stored_upto = answer.next_offset
+        self._broker_end = answer.next_offset
         if answer.sealed:
-            self._sealed_at(answer.next_offset)
+            self._set_end(answer.next_offset)
 
     def _begin_carefully(self, answer: Acquired) -> None:
-        """Find out which message ends the process of its consumer, if there is one."""
+        """Hand out messages one at a time, to find out whether one of them kills the process."""
         clock, settings = self._clock, self._settings
         self._careful = CarefulHandOut(self, self._acks, answer, settings=settings, clock=clock)
         body = self.run(self._careful.run)
-        self._carefully = start_task(body, name=f"careful {self.partition_id}")
+        self._careful_task = start_task(body, name=f"careful {self.partition_id}")
 
-    def _sealed_at(self, end_offset: int) -> None:
-        """Note that the partition ends at `end_offset`."""
+    def _set_end(self, end_offset: int) -> None:
+        """Record that the partition is sealed at `end_offset`."""
         drained = self.drained
         self._offsets.end_offset = end_offset
-        self._report_drained(before=drained)
+        self._report_drained(was_drained=drained)
 
-    def acked_to(self, answer: Acked) -> None:
-        """Note that acks are durable."""
+    def apply_ack_reply(self, answer: Acked) -> None:
+        """Apply the broker's reply to an ack request."""
         self.no_connection_since_ms = None
         if answer.parked_version:
-            self.parking.note(answer.parked_version)  # before the partition counts as drained
-        self._acked_to(answer.cursor)
+            self.parking.record_version(
+                answer.parked_version
+            )  # must precede the check whether it is drained
+        self._advance_cursor(answer.cursor)
 
-    def _acked_to(self, cursor: int) -> None:
-        """Note that the broker has acks of all messages below `cursor`."""
+    def _advance_cursor(self, cursor: int) -> None:
+        """Move the cursor: the broker has acks of all messages below it."""
         offsets = self._offsets
         drained = offsets.end_offset is not None and self.drained
         offsets.cursor = cursor
-        self._progress.acked(cursor)
+        self._progress.record_acks(cursor)
         if offsets.end_offset is not None:
-            self._report_drained(before=drained)
+            self._report_drained(was_drained=drained)
 
-    def _report_drained(self, *, before: bool) -> None:
-        """Report once that the partition is drained, if it was not drained `before`."""
-        if self.drained and not before and not self._told_drained:
-            self._told_drained = True
+    def _report_drained(self, *, was_drained: bool) -> None:
+        """Report once that the partition is drained, unless it was drained before."""
+        if self.drained and not was_drained and not self._drained_reported:
+            self._drained_reported = True
             self.owner.report_drained()
 
     async def _wait_while_held(self) -> None:
         if self.gate.reasons:
             self.waiting_for = ", ".join(sorted(self.gate.reasons))
-            await self.gate.passed()
+            await self.gate.wait_open()
 
     async def _wait_for_capacity(self, limit: int) -> None:
-        """Wait until fewer than `limit` messages are with handlers, and the broker takes acks of
-        more.
+        """Wait until fewer than `limit` messages are in flight, and the broker accepts
+        more ranges.
         """
         if not self._in_flight.has_capacity(limit):
             self.waiting_for = "handlers"
@@ -525,25 +523,23 @@ class PullClient(UserAcks):
     async def _pull_once(self) -> None:
         await self._wait_while_held()
         await self._wait_for_capacity(self._settings.buffer_messages)
-        await self.parking.wait_for_room()
-        if not self._takes_room():
+        await self.parking.wait_for_capacity()
+        if not self._reserves_budget():
             self.waiting_for = "other partitions"
-            await self._room.take(self._messages_ready, self._settings.pull_bytes)
+            await self._budget_share.reserve(self._messages_ready, self._settings.pull_bytes)
         try:
             await self._pull_chain()
         finally:
-            self._room.came()
+            self._budget_share.end_pull()
 
     @property
     def _messages_ready(self) -> int:
-        """Return the number of messages that the broker is known to have and that are not
-        pulled.
-        """
-        return self._stored_upto - self._offsets.next_offset
+        """The number of messages that the broker has, as far as known, and that are not pulled."""
+        return self._broker_end - self._offsets.next_offset
 
-    def _takes_room(self) -> bool:
-        """Take room for the next pull, and return whether there was room."""
-        return self._room.take_now(self._messages_ready, self._settings.pull_bytes)
+    def _reserves_budget(self) -> bool:
+        """Reserve budget for the next pull; return False if there is none."""
+        return self._budget_share.try_reserve(self._messages_ready, self._settings.pull_bytes)
 
     async def _pull_chain(self) -> None:
         if self._clock.boot_ns() >= self.deadline_ns:
@@ -555,25 +551,26 @@ class PullClient(UserAcks):
         answer, payload = pulled
         assert isinstance(answer, Batches)
         await self.parking.check(answer.parked_version)
-        self._came(answer, payload)
+        self._record_answer(answer, payload)
         await self._wait_while_held()
         if answer.sealed:
-            self._sealed_at(answer.next_offset)
-        opened = 0
+            self._set_end(answer.next_offset)
+        handed_out = 0
         for header in self._open_batches(answer, payload):
-            opened += header.length
-            if opened >= AT_ONCE_BYTES and not self.owner.keeps_batches:  # otherwise they are cut
-                opened = 0
+            handed_out += header.length
+            # An owner that keeps batches does not decode them here, so they need no pause.
+            if handed_out >= AT_ONCE_BYTES and not self.owner.keeps_batches:
+                handed_out = 0
                 await asyncio.sleep(0)
 
-    def _came(self, answer: Batches, payload: memoryview) -> None:
-        """Note the size of the answer to a pull."""
-        self._progress.end_offset = self._stored_upto = answer.next_offset
-        self._room.came(len(payload), answer.upto - self._offsets.next_offset)
+    def _record_answer(self, answer: Batches, payload: memoryview) -> None:
+        """Record the size of the answer to a pull."""
+        self._progress.end_offset = self._broker_end = answer.next_offset
+        self._budget_share.end_pull(len(payload), answer.upto - self._offsets.next_offset)
 
-    def take_at_once(self, answer: Answer, payload: memoryview) -> bool:
-        """Hand out the pulled messages; return False, with nothing done, if this needs a wait, or a
-        turn of the event loop.
+    def try_hand_out(self, answer: Answer, payload: memoryview) -> bool:
+        """Hand out the messages of an answer. Return False, and do nothing, if the task must do it:
+        something must be awaited first, or the answer is large.
         """
         if (
             type(answer) is not Batches
@@ -583,66 +580,64 @@ class PullClient(UserAcks):
             or answer.parked_version > self.parking.version
         ):
             return False
-        self._came(answer, payload)
+        self._record_answer(answer, payload)
         if answer.left_out:
             deque(self._open_batches(answer, payload), maxlen=0)
         else:
             for start, header in batch_starts(payload):
                 self._open_batch(payload, start, header)
         if self._pauses.failures:
-            self._note_recovered()
+            self._log_recovery()
         return True
 
     def may_pull(self) -> bool:
-        """Return True if nothing must be waited for before the next pull."""
+        """Return True if the next pull needs no wait."""
         parking, offsets = self.parking, self._offsets
         return (
             not self.gate.reasons
             and self._in_flight.has_capacity(self._settings.buffer_messages)
-            and (not parking.has_parked or parking.has_room)
+            and (not parking.has_parked or parking.has_capacity)
             and (offsets.end_offset is None or not self._exhausted)
             and self.boot_ns() < self.deadline_ns
-            and (self._stored_upto <= offsets.next_offset or self._takes_room())
+            and (self._broker_end <= offsets.next_offset or self._reserves_budget())
         )
 
     def pull_request(self) -> Pull:
-        """Return the next pull."""
-        settings, wanted = self._settings, self.owner.wanted
+        """Return the next pull request."""
+        settings, message_filter = self._settings, self.owner.message_filter
         return Pull(
-            *self._who,
+            *self._lease,
             self._offsets.next_offset,
             settings.pull_bytes,
             min(settings.pull_wait_ms, settings.ttl_ms),
-            () if wanted is None else wanted.tags,
+            () if message_filter is None else message_filter.tags,
             PULL_ANSWERS_MAX,
         )
 
     def _open_batches(self, answer: Batches, payload: memoryview) -> Iterator[Header]:
-        """Open the pulled batches one by one."""
+        """Hand out the batches of an answer one by one, yielding each header."""
         left_out = deque(answer.left_out)
         for start, header in batch_starts(payload):
             while left_out and left_out[0][0] < header.base_offset:
-                self._pass_over(*left_out.popleft())
+                self._ack_filtered(*left_out.popleft())
             self._open_batch(payload, start, header)
             yield header
         for low, high in left_out:
-            self._pass_over(low, high)
+            self._ack_filtered(low, high)
 
-    def _pass_over(self, start: int, end: int) -> None:
-        """Count the messages `[start, end)` as handled: the broker has left them out, and they are
-        not wanted.
-        """
-        for low, high in self._offsets.pass_over(start, end):
+    def _ack_filtered(self, start: int, end: int) -> None:
+        """Ack the messages `[start, end)`, which the broker left out because of the filter."""
+        for low, high in self._offsets.mark_skipped(start, end):
             self._handled.done_range(low, high)
             self._acks.send_soon()
         if self._careful is not None:
-            self._careful.put([])  # there is no suspect among them any more
+            self._careful.put([])  # wake it: there may be no suspects left
 
     def _open_batch(self, payload: memoryview, start: int, header: Header) -> None:
-        """Decode a batch and hand out the messages that were neither pulled before nor acked."""
+        """Hand out a batch, without messages that were already pulled or acked."""
         if header.base_offset + header.count <= self._offsets.next_offset:
             return
-        self._progress.pulled(header)
+        self._progress.record_pull(header)
         if self.owner.keeps_batches:
             record = payload[start : start + header.length]
             batch = PulledBatch(self, record, header, self._offsets.unseen_ranges(header))
@@ -654,29 +649,29 @@ class PullClient(UserAcks):
             return
         if self._careful is not None and not self._careful.is_over:
             messages = self._offsets.unseen(self._decode(payload, start, header, self), header)
-            self._tries.count_on(messages)
+            self._tries.add_earlier_tries(messages)
             self._in_flight.count += len(messages)
             self._careful.put(messages)
             return
-        cut = column_views(payload, header, start)  # this raises here if the batch does not unpack
+        cut = column_views(payload, header, start)  # raises if the batch cannot be unpacked
         opened = CutBatch(self, cut, header, self._offsets.unseen_ranges(header))
         self._in_flight.count += opened.count
         if opened.count:
-            self._room.put(header.length)
+            self._budget_share.add_buffered(header.length)
         self.owner.hand_out_batch(opened)
 
     def open_cut(self, batch: CutBatch) -> list[Message]:
-        """Return the messages of a batch to be handled now; messages of parked keys are parked
+        """Decode a batch that handlers are about to get. Messages of parked keys are parked
         instead.
         """
-        self._room.opened(batch.header.length)
-        who = (self._subject, self.partition_id, self.token)
-        messages = decode_messages(batch.columns, batch.header, *who, self)
+        self._budget_share.release_buffered(batch.header.length)
+        source = (self._subject, self.partition_id, self.token)
+        messages = decode_messages(batch.columns, batch.header, *source, self)
         if batch.count != batch.header.count:
             messages = batch.wanted(messages)
         batch.is_plain = not self._tries.earlier
         if not batch.is_plain:
-            self._tries.count_on(messages)
+            self._tries.add_earlier_tries(messages)
         return self.divert(messages) if self.parking.keys else messages
 
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
@@ -684,15 +679,15 @@ class PullClient(UserAcks):
         Skip messages that retention removed before they were pulled.
 
         Raises:
-            OffsetOutOfRangeError: `error`, if no message was removed, so that the broker stores
-                less than was pulled.
+            OffsetOutOfRangeError: `error`, if nothing was removed, so that the broker stores less
+                than was pulled.
         """
         first_offset = error.first_offset or 0
         if self._offsets.next_offset >= first_offset:
             raise error
         missed = self._offsets.skip_removed(first_offset)
         if self._careful is not None:
-            self._careful.put([])  # there is no suspect among them any more
+            self._careful.put([])  # wake it: there may be no suspects left
         log.warning(
             "%s: %s removed before the group got them; it continues at offset %d",
             self.log_name,
@@ -701,20 +696,20 @@ class PullClient(UserAcks):
         )
 
     def decode(self, record: memoryview, header: Header) -> list[Message]:
-        """Return every message of a batch that the owner keeps."""
+        """Decode all messages of a batch."""
         messages = self._decode(record, 0, header, self)
-        self._tries.count_on(messages)
+        self._tries.add_earlier_tries(messages)
         return messages
 
     def _decode(
         self, payload: memoryview, start: int, header: Header, delivery: Delivery
     ) -> list[Message]:
-        who = (self._subject, self.partition_id, self.token)
-        return decode_messages(column_views(payload, header, start), header, *who, delivery)
+        source = (self._subject, self.partition_id, self.token)
+        return decode_messages(column_views(payload, header, start), header, *source, delivery)
 
-    # ── what it is asked and told ─────────────────────────────────────────────────────────────────
-    def note_unanswered(self, error: KeylaneError) -> None:
-        """Note why a call of the partition failed."""
+    # ── state ─────────────────────────────────────────────────────────────────
+    def record_call_error(self, error: KeylaneError) -> None:
+        """Record whether a failed call reached the broker."""
         if not isinstance(error, NO_CONNECTION):
             self.no_connection_since_ms = None
         elif self.no_connection_since_ms is None:
@@ -722,185 +717,176 @@ class PullClient(UserAcks):
 
     @property
     def has_connection(self) -> bool:
-        """Return whether the last call of the partition reached its broker; False also before the
-        first call.
-        """
-        return self.no_connection_since_ms is None and self.life.state in ANSWERED
+        """True if the last call reached the broker; False before the first call."""
+        return self.no_connection_since_ms is None and self.lifetime.state in ANSWERED
 
-    def _note_pull_failed(self, error: KeylaneError) -> None:
-        """Show why nothing is pulled; after WARN_AFTER consecutive failures it is logged as a
-        warning.
-        """
+    def _log_pull_failure(self, error: KeylaneError) -> None:
+        """Log why a pull failed, as a warning after WARN_AFTER consecutive failures."""
         self.waiting_for = error.message
-        self.note_unanswered(error)
-        level = self._trouble_level
-        if line := self._troubles.met(error.message, self._clock.boot_ms(), level):
-            log.log(level, "%s: %s", self.log_name, line)
+        self.record_call_error(error)
+        level = self._failure_log_level
+        if text := self._failure_log.met(error.message, self._clock.boot_ms(), level):
+            log.log(level, "%s: %s", self.log_name, text)
 
-    def _note_recovered(self) -> None:
-        """Note that a pull has succeeded after failures."""
-        level = self._trouble_level
+    def _log_recovery(self) -> None:
+        """Reset the backoff after a successful pull, and log the recovery."""
+        level = self._failure_log_level
         self._pauses.reset()
-        if failures := self._troubles.over(self._clock.boot_ms(), logging.INFO, logging.WARNING):
+        if failures := self._failure_log.over(self._clock.boot_ms(), logging.INFO, logging.WARNING):
             log.log(level, "%s: pulls succeed again, after %s", self.log_name, failures)
 
     @property
-    def _trouble_level(self) -> int:
+    def _failure_log_level(self) -> int:
         return logging.WARNING if self._pauses.failures >= WARN_AFTER else logging.INFO
 
     @property
     def log_name(self) -> str:
-        """Return subject, partition and group, for log lines."""
+        """Subject, partition and group, for log lines."""
         return partition_name(self._subject, self.partition_id, self.group)
 
     @property
     def fenced(self) -> bool:
-        """Return True once the broker has seen a higher token."""
-        return self.life.fenced
+        """True once the broker has seen a higher token."""
+        return self.lifetime.fenced
 
     @property
     def lapsed(self) -> bool:
-        """Return True once the right to the partition is lost for good: fenced, or past the end of
-        the lease.
-        """
-        return self.life.lapsed(self._clock.boot_ms())
+        """True once the partition is fenced, or its lease has ended."""
+        return self.lifetime.lapsed(self._clock.boot_ms())
 
     @property
     def left_ms(self) -> int:
-        """Return the milliseconds until the lease ends."""
-        return self.life.left_ms(self._clock.boot_ms())
+        """The milliseconds until the lease ends."""
+        return self.lifetime.left_ms(self._clock.boot_ms())
 
     @property
     def renewed_ms(self) -> int:
-        """Return the boot time at which the last heartbeat that renewed the lease was sent."""
-        return self.life.lease_until_ms - self._settings.ttl_ms + self._settings.margin_ms
+        """The boot time, in milliseconds, of the heartbeat that last renewed the lease."""
+        return self.lifetime.lease_until_ms - self._settings.ttl_ms + self._settings.margin_ms
 
     @property
     def cursor(self) -> int:
-        """Return the offset below which the broker has an ack of every message."""
+        """The offset below which the broker has acks of all messages."""
         return self._offsets.cursor
 
     @property
     def acked_to_end(self) -> bool:
-        """Return True when the partition is sealed, and its group has acked it to the end."""
+        """True once the partition is sealed, and its group has acked it to the end."""
         return self._offsets.drained
 
     @property
     def drained(self) -> bool:
-        """Return True when the partition is acked to the end, and no parked message is with
-        handlers.
-        """
+        """True once the partition is acked to the end, and handlers have no parked message."""
         return self._offsets.drained and not self.parking.busy
 
     @property
-    def has_messages_out(self) -> bool:
-        """Return True while a message is with a handler, or waits for one or for its next try."""
+    def has_messages_in_flight(self) -> bool:
+        """True while any message is in flight: with a handler, or waiting for one or for
+        a retry.
+        """
         return self._in_flight.count > 0
 
     @property
     def is_careful(self) -> bool:
-        """Return True while messages that may have ended the process of an earlier owner are
-        handled one at a time.
+        """True while messages that may have killed an earlier owner's process are handled one at a
+        time.
         """
         return not (self._careful is None or self._careful.is_over)
 
     @property
     def home(self) -> Home:
-        """Return the process and event loop in which the consumer is open; there is one for each
-        consumer.
-        """
+        """The process and event loop in which the consumer is open."""
         return self._connections.home
 
     @property
     def has_parked(self) -> bool:
-        """Return True if messages may be parked on the partition."""
+        """True if the partition may have parked messages."""
         return self.parking.has_parked
 
-    def knows_parked(self, version: int) -> bool:
-        """Return True if `check_parked` would learn nothing."""
+    def is_parked_current(self, version: int) -> bool:
+        """Return True if `check_parked` would change nothing."""
         return version <= self.parking.version
 
     @property
     def paused(self) -> bool:
-        """Return True while the user has paused the partition."""
+        """True while the user has paused the partition."""
         return PAUSED in self.gate.reasons
 
     @property
     def position(self) -> Position:
-        """Return how far the partition is pulled and acked."""
+        """How far the partition is pulled and acked."""
         offsets = self._offsets
         return self._progress.position(offsets.next_offset, offsets.cursor, self._clock.wall_ns())
 
     @property
     def next_offset(self) -> int:
-        """Return the first offset that is not pulled."""
+        """The first offset that is not pulled."""
         return self._offsets.next_offset
 
     @property
     def missed(self) -> int:
-        """Return the number of missed messages; see `FetchOffsets.missed`."""
+        """The number of messages that retention removed before they were pulled."""
         return self._offsets.missed
 
     @property
     def outstanding(self) -> int:
-        """Return the number of messages handed out and not yet handled or forgotten."""
+        """The number of messages in flight."""
         return self._in_flight.count
 
     async def wait_handled(self) -> None:
-        """Wait until every message handed out is handled or forgotten."""
+        """Wait until no message is in flight."""
         await self._in_flight.wait_until_empty()
 
     @property
     def sealed(self) -> bool:
-        """Return True if the partition is sealed: its children wait until the group has acked all
-        of it.
-        """
+        """True if the partition is sealed; its children wait until the group has drained it."""
         return self._offsets.end_offset is not None
 
     @property
     def holds_fence(self) -> bool:
-        """Return True while the broker has the fence, and the lease has not ended."""
+        """True while the broker has the fence, and the lease has not ended."""
         return self._offsets.begun and not self.lapsed
 
     @property
     def is_idle(self) -> bool:
         """
-        Return True while the broker is known to have acks of all pulled messages, and a pull waits.
+        True while the broker has acks of all pulled messages, and a pull is waiting there.
 
-        The broker holds the pull lock for the time of the pull. Parking acks a message, and the
-        next ack request reports it.
+        The waiting pull keeps the pull lock. A parked message counts as acked, and the next ack
+        request confirms that.
         """
         offsets = self._offsets
         return (
-            self._chain.is_under_way
-            and not self.has_messages_out
+            self._chain.is_in_flight
+            and not self.has_messages_in_flight
             and offsets.cursor >= offsets.next_offset
         )
 
     def abandon(self) -> None:
-        """End the rest of the client without notifying the broker, because its hand-over has
-        failed. A second call changes nothing.
-        """
+        """Cancel everything without notifying the broker, after a failed hand-over. Idempotent."""
         self._cancel_tasks()
         self._acks.end()
-        self._room.leave()
+        self._budget_share.close()
 
     def _cancel_tasks(self) -> list[asyncio.Task[None]]:
-        tasks = [self._pulling, self._acking, *self.parking.stop()]
-        if self._carefully is not None:
-            tasks.append(self._carefully)
+        tasks = [self._pull_task, self._ack_task, *self.parking.stop()]
+        if self._careful_task is not None:
+            tasks.append(self._careful_task)
         for task in tasks:
             task.cancel()
         return tasks
 
     async def check_parked(self, version: int) -> None:
-        """Fetch the changes of an operator, if the broker's version is newer than the known one."""
+        """Fetch an operator's changes of parked messages, if `version` is newer than the
+        known one.
+        """
         await self.parking.check(version)
 
-    # ── the end ───────────────────────────────────────────────────────────────────────────────────
+    # ── hand-over
+    # ───────────────────────────────────────────────────────────────────────────────────
     async def hand_over(self, *, flush_ms: int) -> None:
-        """Send the last acks and release the pull lock, within `flush_ms`, once the client is
-        stopped and its handlers have ended.
+        """Send the last acks and release the pull lock, within `flush_ms` milliseconds. The client
+        is stopped, and its handlers have ended.
         """
         self._on(PullEvent.CLOSED)
         await asyncio.gather(*self._cancel_tasks(), return_exceptions=True)
@@ -912,23 +898,23 @@ class PullClient(UserAcks):
                 await self._acks.flush()
                 await self._release()
         except (TimeoutError, KeylaneError) as error:
-            # The next owner's higher token takes the partition anyway; messages without an ack are
+            # The next owner takes over with a higher token anyway; unacked messages are
             # redelivered.
             log.info(
-                "%s: the hand-over met an error: %s",
+                "%s: error during the hand-over: %s",
                 self.log_name,
                 getattr(error, "message", "too slow"),
             )
         finally:
             self._acks.end()
-            self._room.leave()
+            self._budget_share.close()
 
     async def _release(self) -> None:
         if self._offsets.begun:
-            await self.broker.call(Release(*self._who))
+            await self.broker.call(Release(*self._lease))
 
 
 def client_of(message: Message) -> PullClient:
-    """Return the pull client that handed `message` out."""
+    """Return the pull client that handed out `message`."""
     client: PullClient = message.delivery.client  # type: ignore[union-attr]
     return client

@@ -1,35 +1,33 @@
-"""Holds the reasons to pull nothing from a partition for a while, for example that the user has
-paused it.
-"""
+"""Stops pulling a partition while there is a reason, for example that the user has paused it."""
 
 from __future__ import annotations
 
 import asyncio
 
 PAUSED = "resume"
-"""The text that describes what pulling waits for while the user has paused the partition."""
+"""The reason while the user has paused the partition: pulling waits for `resume`."""
 
 
 class PullGate:
-    """A gate that is closed while there is a reason to wait."""
+    """A gate that is closed while it has reasons."""
 
     def __init__(self) -> None:
         self.reasons: set[str] = set()
-        """The reasons: texts, for people, about what pulling waits for."""
+        """The reasons, as texts for people."""
         self._open = asyncio.Event()
         self._open.set()
 
-    def hold(self, why: str) -> None:
-        """Pull nothing until `let_go` is called with the same reason."""
-        self.reasons.add(why)
+    def add(self, reason: str) -> None:
+        """Close the gate until `remove` is called with the same reason."""
+        self.reasons.add(reason)
         self._open.clear()
 
-    def let_go(self, why: str) -> None:
-        """Pull again, unless there is another reason to wait."""
-        self.reasons.discard(why)
+    def remove(self, reason: str) -> None:
+        """Remove a reason, and open the gate if it was the last one."""
+        self.reasons.discard(reason)
         if not self.reasons:
             self._open.set()
 
-    async def passed(self) -> None:
-        """Wait until there is no reason."""
+    async def wait_open(self) -> None:
+        """Wait until the gate is open."""
         await self._open.wait()

@@ -1,6 +1,4 @@
-"""The consumer as seen by a pull client: it takes pulled messages, and is notified of changes of
-the partition.
-"""
+"""The interface of a consumer to its pull clients."""
 
 from __future__ import annotations
 
@@ -12,103 +10,97 @@ from ...protocol.message import Message
 from ...protocol.operations import SubjectHistory
 from ..delivery.alone_turn import AloneTurn
 from ..delivery.filter import MessageFilter
-from ..pull_room import PullRoom
+from ..pull_room import PrefetchBudget
 
 
 class PullOwner(Protocol):
-    """The consumer as seen by a pull client."""
+    """Receives pulled messages, and is notified of changes of their partitions."""
 
     alone: AloneTurn
-    """The turn of messages that may end the process."""
-    room: PullRoom
-    """The room for bytes that its partitions have pulled and not opened."""
+    """Lets messages that may kill the process run alone."""
+    budget: PrefetchBudget
+    """The prefetch budget of its partitions."""
     codec: Codec[Any] | None
     keeps_batches: bool
-    """True if it takes batches that are not opened."""
-    wanted: MessageFilter | None
-    """The filter of the messages that it wants; None: all."""
+    """True if it accepts batches that are not decoded."""
+    message_filter: MessageFilter | None
+    """Selects the messages that it wants; None: all."""
 
     async def takes_messages(self) -> bool:
-        """Wait until it is known how the program takes messages, and return False if it takes Arrow
-        data.
+        """Wait until it is known how the program takes messages. Return False if it takes Arrow
+        batches.
         """
         ...
 
     @property
     def redrives(self) -> bool:
-        """Return whether it takes parked messages that are handled again."""
+        """True if parked messages can be redriven here."""
         ...
 
     @property
-    def buries_when_full(self) -> bool:
-        """Return whether keys become dead letters where the group can park no more."""
+    def dead_letters_when_full(self) -> bool:
+        """True if keys become dead letters when the group can park no more."""
         ...
 
     def hand_out_batch(self, batch: Any) -> None:
-        """Take a batch that is not opened: a PulledBatch if it `keeps_batches`, otherwise a
+        """Accept a batch that is not decoded: a PulledBatch if it `keeps_batches`, else a
         CutBatch.
         """
         ...
 
     def hand_out(self, messages: list[Message]) -> None:
-        """Take messages of one partition, by offset, without those that are already acked."""
+        """Accept messages of one partition, sorted by offset; none of them is acked."""
         ...
 
     @property
     def spare(self) -> int:
-        """Return, for a shared group, the number of further messages for which a worker is free; if
-        it is negative, that many wait for a worker.
+        """In a shared group, the number of free workers; negative if that many messages wait for
+        one.
         """
         ...
 
     def held(self, client: Any) -> list[Message]:
-        """Return the client's messages that are with handlers, or with the body of the program's
-        loop.
-        """
+        """Return the client's messages that handlers or the body of the program's loop have."""
         ...
 
     def passed_over(self, message: Message) -> None:
-        """Note that the program has not acked a message of a shared group, which is handed out
-        again.
-        """
+        """Count a failed try of a shared group's message that the program has not acked in time."""
         ...
 
-    def end(self, client: Any) -> None:
-        """Hand the client's partition over; the client pulls nothing more."""
+    def start_hand_over(self, client: Any) -> None:
+        """Start to hand over the client's partition."""
         ...
 
     @property
     def by_hand(self) -> bool:
-        """Return whether the program itself takes and acks messages; False if handlers are given
-        them.
-        """
+        """True if the program takes and acks messages itself; False with handlers."""
         ...
 
     def nack(self, message: Message, after_s: float) -> list[Message]:
-        """Hand a message out again that the user gave back, and return it and those that are given
-        back with it.
+        """Redeliver a nacked message. Return it, and later ones of its key that are redelivered
+        with it.
         """
         ...
 
     @property
     def lying(self) -> Message | None:
-        """Return a message that was given back, or waits after such a message, and that the program
-        may take now; None if there is none.
+        """A message that the program may take now after a nack: the nacked one, or one that waited
+        behind it; None if there is none.
         """
         ...
 
     def acked_again(self, messages: Sequence[Message]) -> None:
-        """Note the acks of messages in hand: later ones of their keys may be handed out."""
+        """Release the keys of messages that were acked after a nack, so that later ones follow."""
         ...
 
     async def history(self) -> SubjectHistory:
-        """Return every partition that the subject ever had."""
+        """Return the subject's partitions, past and present."""
         ...
 
     def report_drained(self) -> None:
-        """Report to the metaserver soon that a partition is drained."""
+        """Send the next heartbeat now, because a partition is drained."""
         ...
 
     def fail(self, error: BaseException) -> None:
-        """End the consumer with an error that no retry can help."""
+        """End the consumer with a permanent error."""
         ...

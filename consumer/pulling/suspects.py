@@ -1,17 +1,17 @@
-"""Chooses, among messages that may have ended the process of an earlier owner, the one that is
-handled next, and how. Pure.
+"""Decides in which order and how messages are handled that may have killed an earlier owner's
+process. Pure.
 
-    put ─▶ waiting, by offset ─▶ next ─┬─ CAREFUL     begun durably, alone, and waited for
-                                       ├─ PLAIN       it waits for a failed one of its key
-                                       ╰─ SET_ASIDE   its process ended too often
-    is_over ─▶ rest: handed out as any other
+    put ─▶ waiting, by offset ─▶ next ─┬─ CAREFUL     recorded as begun, run alone, waited for
+                                       ├─ PLAIN       behind a failed message of its key
+                                       ╰─ SET_ASIDE   has killed its process too often
+    is_over ─▶ take_remaining: handed out like any others
 
 Invariants
-    Messages leave in the order of their offsets, and nothing overtakes a suspect. Only a message
-    that was begun durably, with no other suspect beside it, is accused when a process ends. The
-    ends that made it a suspect count as one, if nothing was begun then: one end more sets it aside.
-    The careful part ends after CAREFUL_MAX messages or CAREFUL_MS, but not before an accused
-    message. Messages that were not reached are suspects again after a further crash, nearer to the
+    Messages leave in offset order, and nothing overtakes a suspect. When a process ends, only a
+    message that was durably recorded as begun, with no other suspect beside it, is accused. If
+    nothing was recorded then, the crashes that made it a suspect count as one, and one more sets it
+    aside. The careful part ends after CAREFUL_MAX messages or CAREFUL_MS, but not before an accused
+    message. Messages that were not reached are suspects again after the next crash, nearer to the
     front.
 """
 
@@ -25,13 +25,13 @@ from ...protocol.message import Message
 from ..settings import FailurePolicy
 
 CRASHES_MAX = 2
-"""The number of processes of whose end a message is accused before it is set aside."""
+"""The number of crashes after which an accused message is set aside."""
 CAREFUL_MAX = 1_000
 CAREFUL_MS = 30_000
 
 
 class SuspectStep(enum.Enum):
-    """The way in which a message is handled."""
+    """How a message is to be handled."""
 
     CAREFUL = enum.auto()
     PLAIN = enum.auto()
@@ -40,15 +40,15 @@ class SuspectStep(enum.Enum):
 
 class SuspectQueue:
     """
-    The messages of one partition while some of them may be suspects; every time is milliseconds of
-    the boot clock.
+    Queues the messages of one partition while some may be suspects; times are boot-clock
+    milliseconds.
 
     Args:
-        upto: the end offset of the suspects, which are all messages below it.
+        upto: the end offset of the suspects: all messages below it are suspects.
         begun: (offset, crashes) of the accused messages.
-        policy: the treatment of a message that failed, or ended its process, too often.
-        tries_max: the number of failed tries and crashes, together, after which a crash is the last
-            one.
+        policy: the treatment of a message that failed, or killed its process, too often.
+        tries_max: the number of failed tries and crashes together after which no further crash is
+            risked.
     """
 
     def __init__(
@@ -64,10 +64,8 @@ class SuspectQueue:
         self.crashes = dict(begun)
         """The crashes of each accused message, by offset."""
         self._last_accused = max(self.crashes, default=-1)
-        self._any_ended_it = not self.crashes
-        """True if nothing was begun when the process ended: it may have been any suspect, and
-        others only if none is accused.
-        """
+        self._cause_unknown = not self.crashes
+        """True if nothing was recorded as begun: any suspect may have killed the process."""
         self.until_ms = now_ms + CAREFUL_MS
         """The boot time, in milliseconds, at which the careful part ends, except for accused
         messages.
@@ -76,16 +74,16 @@ class SuspectQueue:
         self._tries_max = tries_max
         self._waiting: deque[Message] = deque()
         self._count = 0
-        self._failed: dict[bytes, int] = {}
-        """The offset of the last message that left, by the key of a message that failed and waits
-        for its next try.
+        self._blocked_keys: dict[bytes, int] = {}
+        """The last offset that left the queue for each key whose failed message waits for a
+        retry.
         """
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def put(self, messages: Iterable[Message]) -> None:
-        """Add messages, by offset."""
+        """Add messages, sorted by offset."""
         for message in messages:
             crashes = self.crashes.get(message.offset, 0)
             if crashes:
@@ -93,52 +91,52 @@ class SuspectQueue:
             self._waiting.append(message)
 
     def is_over(self, next_offset: int, now_ms: int) -> bool:
-        """Return True if no careful step is left; `next_offset` is the first offset that is not
-        pulled.
+        """Return True if no careful step remains. `next_offset` is the first offset not pulled
+        yet.
         """
         first = self._waiting[0].offset if self._waiting else next_offset
-        enough = first >= self._upto or self._count >= CAREFUL_MAX or now_ms >= self.until_ms
-        return enough and first > self._last_accused
+        limit_reached = first >= self._upto or self._count >= CAREFUL_MAX or now_ms >= self.until_ms
+        return limit_reached and first > self._last_accused
 
     def next(self) -> tuple[Message, SuspectStep] | None:
-        """Take the next message, or None if it is not pulled yet."""
+        """Pop the next message; None if it is not pulled yet."""
         if not self._waiting:
             return None
         message = self._waiting.popleft()
         crashes = self.crashes.get(message.offset, 0)
-        too_often = crashes >= CRASHES_MAX or message.attempt > self._tries_max
-        if self._sets_aside and crashes and too_often:
+        is_exhausted = crashes >= CRASHES_MAX or message.attempt > self._tries_max
+        if self._sets_aside and crashes and is_exhausted:
             return message, SuspectStep.SET_ASIDE
-        if message.key and message.key in self._failed:
-            self._failed[message.key] = message.offset
+        if message.key and message.key in self._blocked_keys:
+            self._blocked_keys[message.key] = message.offset
             return message, SuspectStep.PLAIN
         self._count += 1
         return message, SuspectStep.CAREFUL
 
-    def alone_crashes(self, offset: int) -> int:
-        """Return the crashes of which a message is accused if the process ends while it is begun
-        alone.
-        """
-        return self.beside_crashes(offset) + (self._any_ended_it and offset < self._upto)
+    def crashes_if_alone(self, offset: int) -> int:
+        """Return the message's crash count if the process ends while it runs alone."""
+        return self.crashes_if_shared(offset) + (self._cause_unknown and offset < self._upto)
 
-    def beside_crashes(self, offset: int) -> int:
-        """Return the same while others run beside it: any of these may have caused the
-        earlier end.
+    def crashes_if_shared(self, offset: int) -> int:
+        """Return its crash count while others run beside it: one of them may have caused the
+        earlier crash.
         """
         return self.crashes.get(offset, 0) + 1
 
-    def failed(self, message: Message) -> None:
-        """Note that a message waits for its next try: later ones of its key wait for it."""
+    def block_key(self, message: Message) -> None:
+        """Hold back later messages of the key of a failed message until it ends."""
         if message.key:
-            self._failed.setdefault(message.key, message.offset)
+            self._blocked_keys.setdefault(message.key, message.offset)
 
-    def ended(self, offset: int) -> None:
-        """Note that a message is handled, or set aside."""
-        if self._failed:
-            self._failed = {key: last for key, last in self._failed.items() if last != offset}
+    def unblock_key(self, offset: int) -> None:
+        """Release the keys whose last message is this one, which is handled or set aside."""
+        if self._blocked_keys:
+            self._blocked_keys = {
+                key: last for key, last in self._blocked_keys.items() if last != offset
+            }
 
-    def rest(self) -> list[Message]:
-        """Take all messages that are left."""
+    def take_remaining(self) -> list[Message]:
+        """Pop all messages."""
         messages = list(self._waiting)
         self._waiting.clear()
         return messages

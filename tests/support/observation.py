@@ -54,7 +54,7 @@ def started(
         message.value,
         message.fencing_token,
         clock_ns,
-        client.life.lease_until_ms * 1_000_000,
+        client.lifetime.lease_until_ms * 1_000_000,
         ours,
         left_ms(client.session),
         with_earlier,

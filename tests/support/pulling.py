@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.delivery.alone_turn import AloneTurn
-from keylane.consumer.pull_room import PullRoom
+from keylane.consumer.pull_room import PrefetchBudget
 from keylane.consumer.pulling.lifetime import PullState
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.backoff import Backoff
@@ -152,14 +152,14 @@ class NotingOwner:
     """Keeps the messages, and counts what it is told."""
 
     keeps_batches = False
-    buries_when_full = False
-    wanted = None
+    dead_letters_when_full = False
+    message_filter = None
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.codec = None
         self.alone = AloneTurn()
-        self.room = PullRoom()
+        self.budget = PrefetchBudget()
         self.ended = 0
         self.drained = 0
         self.refreshed = 0
@@ -170,7 +170,7 @@ class NotingOwner:
     def hand_out_batch(self, batch: Any) -> None:
         self.messages += batch.messages()
 
-    def end(self, _client: PullClient) -> None:
+    def start_hand_over(self, _client: PullClient) -> None:
         self.ended += 1
 
     def report_drained(self) -> None:
@@ -228,6 +228,6 @@ async def opened(
     try:
         yield client
     finally:
-        if client.life.state is not PullState.CLOSED:
+        if client.lifetime.state is not PullState.CLOSED:
             client.stop()
             await client.hand_over(flush_ms=1_000)

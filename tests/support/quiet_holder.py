@@ -6,7 +6,7 @@ from __future__ import annotations
 class QuietHolder:
     """What a membership asks its holder, but for the grants; an error fails the test."""
 
-    def session_lost(self) -> None:
+    def on_session_lost(self) -> None:
         raise AssertionError("the session is never lost here")
 
     def drained(self) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ async def test_acks_and_releases_are_quick_beside_a_thousand_pulls(
     closing.
     """
     ack_ms: list[float] = []
-    request, confirmed = AckSender._request, AckSender._confirmed
+    request, confirmed = AckSender._request, AckSender._on_success
     began: dict[int, float] = {}
 
     def requested(self: AckSender) -> AckRequest:
@@ -44,7 +44,7 @@ async def test_acks_and_releases_are_quick_beside_a_thousand_pulls(
             ack_ms.append((time.monotonic() - began.pop(id(made))) * 1_000)
 
     monkeypatch.setattr(AckSender, "_request", requested)
-    monkeypatch.setattr(AckSender, "_confirmed", timed)
+    monkeypatch.setattr(AckSender, "_on_success", timed)
     cluster = Cluster(tmp_path, 1)
     try:
         await cluster.create("many", partitions=PARTITIONS_MAX)

@@ -192,7 +192,7 @@ async def test_consumer_without_a_subject_handles_several(shared_cluster: Cluste
         await consumer.resume(*owned)
         with pytest.raises(PartitionUnknownError, match="partition 999999 is not assigned"):
             await consumer.pause(owned[0], 999_999)
-        by_id = r"one by one, as pause\(3, 5\) or pause\(\*consumer\.position\), not "
+        by_id = r"as separate arguments, as in pause\(3, 5\) or pause\(\*consumer\.position\), not "
         with pytest.raises(InvalidRequestError, match=by_id + r"\["):
             await consumer.pause(owned)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequestError, match=by_id + r"array\("):

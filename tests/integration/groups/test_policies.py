@@ -78,7 +78,7 @@ async def test_stored_policy_is_followed_by_running_consumers(
                 assert described.settings == stored
                 forgotten = await admin.set_group("policy-live", "g", forget=True)
                 assert forgotten.policy.on_failure is None
-                await eventually(lambda: "its own code counts" in caplog.text)
+                await eventually(lambda: "its own code applies" in caplog.text)
     assert "follows the group's stored policy, on_failure=park, tries_max=5" in caplog.text
 
 
@@ -109,7 +109,7 @@ async def test_stored_policy_counts_more_than_the_code(
             assert await once_parked(admin, "policy-code") == [b"bad"]
     assert handler.attempts == [1, 2]
     assert "follows the group's stored policy, on_failure=park, tries_max=2" in caplog.text
-    assert "not its code, on_failure=dead" in caplog.text
+    assert "instead of its own code, on_failure=dead" in caplog.text
 
 
 async def test_policy_that_cannot_work_is_refused(shared_cluster: Cluster):

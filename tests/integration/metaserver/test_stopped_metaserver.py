@@ -14,7 +14,7 @@ import pytest
 
 from keylane import Admin, Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
-from keylane.consumer.membership import FAREWELL_MS_MIN
+from keylane.consumer.membership import LEAVE_TIMEOUT_MS
 from support.cluster import Cluster, eventually, pause, resume
 from support.postgres import Postgres
 
@@ -106,7 +106,7 @@ async def test_two_of_three_stopped_metaservers_cost_no_lease(three_metas: Clust
 
 @pytest.mark.crash
 async def test_close_waits_once_for_a_stopped_metaserver(tmp_path: Path) -> None:
-    """However many parts the farewell has: one whole time-out, then FAREWELL_MS_MIN for each that
+    """However many parts the farewell has: one whole time-out, then LEAVE_TIMEOUT_MS for each that
     is left; acks are kept.
     """
     handled: list[Message] = []
@@ -126,7 +126,7 @@ async def test_close_waits_once_for_a_stopped_metaserver(tmp_path: Path) -> None
             await consumer.close()
             took_ms = (time.monotonic() - began) * 1_000
         resume(cluster.metas[0].process.pid)
-        assert took_ms < CALL_TIMEOUT_MS + 2 * FAREWELL_MS_MIN + 1_500, "it was 3 time-outs before"
+        assert took_ms < CALL_TIMEOUT_MS + 2 * LEAVE_TIMEOUT_MS + 1_500, "it was 3 time-outs before"
         async with Admin(cluster.meta) as admin:
             group = await admin.describe_group("s", "g")
         assert [partition.lag for partition in group.partitions] == [0, 0, 0, 0]

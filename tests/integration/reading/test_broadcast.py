@@ -237,12 +237,12 @@ async def test_sync_consumer_takes_a_broadcast(shared_cluster: Cluster):
         ({"broadcast": 1}, "True or False"),
         ({"group": "g"}, "leave group= out"),
         ({"start": "-1h"}, "use a Reader"),
-        ({"ack": "each"}, "ack='each' is of groups"),
-        ({"ack": "before", "handler": print}, "ack='before' is of groups"),
+        ({"ack": "each"}, "ack='each' needs a group"),
+        ({"ack": "before", "handler": print}, "ack='before' needs a group"),
         ({"on_failure": "park"}, "handle the error"),
         ({"on_failure": "dead"}, "handle the error"),
         ({"consume_strategy": "shared"}, "use a group"),
-        ({"instance": "a"}, "instance= is of groups"),
+        ({"instance": "a"}, "instance= needs a group"),
     ],
 )
 def test_broadcast_refuses_what_only_a_group_has(wrong: dict[str, Any], advice: str):
@@ -251,7 +251,7 @@ def test_broadcast_refuses_what_only_a_group_has(wrong: dict[str, Any], advice: 
 
 
 def test_broadcast_needs_a_subject():
-    with pytest.raises(ConfigError, match="of a subject"):
+    with pytest.raises(ConfigError, match="needs a subject"):
         Consumer("127.0.0.1:1", settings=ConsumerSettings(broadcast=True))
 
 

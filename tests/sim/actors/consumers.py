@@ -383,7 +383,7 @@ class ConsumerHost(Host):
         consumer = self.consumer
         if consumer is None or not self.running or self.process.paused:
             return False
-        workers = consumer._dispatch
+        workers = consumer._dispatcher
         if not isinstance(workers, Workers) or not workers._lanes.has_waiting:
             return False
         return self.inside < self._settings.concurrency

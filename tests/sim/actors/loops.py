@@ -179,7 +179,7 @@ class LoopingHost(ConsumerHost):
         """Note that a message fails for the last time under "dead": later ones of its key go on
         before its broker has it.
         """
-        failing: Any = None if consumer is None else consumer._dispatch._failing  # type: ignore[union-attr]
+        failing: Any = None if consumer is None else consumer._dispatcher._failing  # type: ignore[union-attr]
         if failing is not None and failing.is_last_try(message) and not failing.parks(message):
             self._note_alone(message)
 
@@ -197,7 +197,7 @@ class LoopingHost(ConsumerHost):
 
         def watched(*args: Any) -> Any:
             assignments = new_assignments(*args)
-            make = assignments._make
+            make = assignments._new_client
 
             def made(grant: Any) -> Any:
                 client = make(grant)
@@ -212,7 +212,7 @@ class LoopingHost(ConsumerHost):
                 client.bury = buried  # type: ignore[method-assign]
                 return client
 
-            assignments._make = made  # type: ignore[method-assign]
+            assignments._new_client = made  # type: ignore[method-assign]
             return assignments
 
         consumer._new_assignments = watched  # type: ignore[method-assign]
@@ -353,7 +353,7 @@ def _rows(batch: ArrowBatch) -> list[Message]:
 
 def has_opened(host: ConsumerHost) -> bool:
     """True while a loop has opened messages that it did not hand out, and none is paused."""
-    dispatch = host.consumer._dispatch if host.consumer is not None else None
+    dispatch = host.consumer._dispatcher if host.consumer is not None else None
     return isinstance(dispatch, Stream) and bool(dispatch._waiting) and not dispatch._paused
 
 

@@ -14,7 +14,7 @@ from keylane.consumer.handling.lanes import Lanes
 from keylane.consumer.handling.stream import Stream
 from keylane.consumer.handling.workers import Workers
 from keylane.consumer.membership import Membership
-from keylane.consumer.pull_room import PullRoom
+from keylane.consumer.pull_room import PrefetchBudget
 from keylane.consumer.pulling import acks as acks_module
 from keylane.consumer.pulling.acks import AckQueue
 from keylane.consumer.pulling.fetch_offsets import FetchOffsets
@@ -35,19 +35,19 @@ def deadline_not_checked(patches: Patches) -> None:
 def deadline_from_the_answer(patches: Patches) -> None:
     """The ttl counts from the arrival of the answer, not from the sending of the heartbeat."""
 
-    def granted(self: Any, grants: Any, _deadline_ms: int) -> None:
+    def apply_grants(self: Any, grants: Any, _deadline_ms: int) -> None:
         real(self, grants, self._clock.boot_ms() + grants.ttl_ms - self._settings.margin_ms)
 
-    real = patches.set(Assignments, "granted", granted)
+    real = patches.set(Assignments, "apply_grants", apply_grants)
 
 
 def margin_on_the_wrong_side(patches: Patches) -> None:
     """The margin is added to the lease's end, not subtracted from it."""
 
-    def granted(self: Any, grants: Any, deadline_ms: int) -> None:
+    def apply_grants(self: Any, grants: Any, deadline_ms: int) -> None:
         real(self, grants, deadline_ms + 2 * self._settings.margin_ms)
 
-    real = patches.set(Assignments, "granted", granted)
+    real = patches.set(Assignments, "apply_grants", apply_grants)
 
 
 class _Calendar:
@@ -70,7 +70,7 @@ def deadline_by_the_calendar(patches: Patches) -> None:
 def released_before_handlers_end(patches: Patches) -> None:
     async def hand_over(self: Any, client: Any) -> None:
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
-        await self._membership.report_released(client.session, client.partition_id, client.token)
+        await self._membership.report_release(client.session, client.partition_id, client.token)
 
     patches.set(Assignments, "_hand_over", hand_over)
 
@@ -94,11 +94,11 @@ def drained_said_early(patches: Patches) -> None:
 def state_kept_over_grants(patches: Patches) -> None:
     """A token that was ended is used again, and messages that it had handled are handled again."""
 
-    def end(self: Any, client: Any) -> None:
+    def start_hand_over(self: Any, client: Any) -> None:
         real(self, client)
-        self._ended_tokens.clear()
+        self._retired_tokens.clear()
 
-    real = patches.set(Assignments, "end", end)
+    real = patches.set(Assignments, "start_hand_over", start_hand_over)
 
 
 def moved_broker_not_followed(patches: Patches) -> None:
@@ -195,7 +195,7 @@ def cursor_read_once_for_all_tokens(patches: Patches) -> None:
 
 def lost_session_goes_on(patches: Patches) -> None:
     """A consumer keeps its partitions when the metaserver does not know its session any more."""
-    patches.set(Assignments, "session_lost", lambda self: None)
+    patches.set(Assignments, "on_session_lost", lambda self: None)
     patches.set(Lifetime, "lapsed", lambda self, _now_ms: self.fenced)
     deadline_not_checked(patches)
 
@@ -209,7 +209,7 @@ def heartbeats_do_not_wait(patches: Patches) -> None:
         self._version = -1
         await real(self, holder)
 
-    real = patches.set(Membership, "_beat_once", beat_once)
+    real = patches.set(Membership, "_send_heartbeat", beat_once)
 
 
 def pulls_do_not_wait(patches: Patches) -> None:
@@ -276,8 +276,8 @@ def room_of_pulls_is_never_free(patches: Patches) -> None:
     def init(self: Any, *_args: Any, **_kwargs: Any) -> None:
         real(self, 10_000)
 
-    real = patches.set(PullRoom, "__init__", init)
-    patches.set(PullRoom, "free", lambda self, count: None)
+    real = patches.set(PrefetchBudget, "__init__", init)
+    patches.set(PrefetchBudget, "release", lambda self, count: None)
 
 
 def readers_pass_empty_partitions(patches: Patches) -> None:

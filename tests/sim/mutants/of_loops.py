@@ -55,7 +55,7 @@ def held_messages_come_after_newer_ones(patches: Patches) -> None:
             later = partial(self._context.client.hand_out, held)
             asyncio.get_running_loop().call_later(1, later)
 
-    real = patches.set(KeyParking, "_freed", freed)
+    real = patches.set(KeyParking, "_on_freed", freed)
 
 
 def loop_gets_those_behind_a_parked_message(patches: Patches) -> None:

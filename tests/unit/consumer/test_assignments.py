@@ -51,11 +51,11 @@ class PartitionClient:
         self.token_is_single_use = True
         self.renewed_ms = 0
         self.deadline_ms = 0
-        self.life = SimpleNamespace(fence=0)
+        self.lifetime = SimpleNamespace(fence=0)
         self.handlers_end = asyncio.Event()
         self.handlers_end.set()
         self.grants: list[Grant] = []
-        self.parking = SimpleNamespace(regranted=self.grants.append)
+        self.parking = SimpleNamespace(update_grant=self.grants.append)
 
     def renew(self, deadline_ms, address):
         self.deadline_ms = deadline_ms
@@ -93,21 +93,21 @@ class AssignmentsAlone:
             rng=random.Random(1),
             connections=None,
             membership=self,
-            dispatch=self,
+            dispatcher=self,
             codec=None,
             fail=self.failures.append,
         )
-        self.assignments._make = self._make
+        self.assignments._new_client = self._new_client
 
-    def _make(self, granted):
+    def _new_client(self, granted):
         self.made.append(PartitionClient(granted))
         return self.made[-1]
 
     def give(self, *grants, deadline_ms=FAR_MS):
-        self.assignments.granted(Grants(version=1, ttl_ms=1_000, grants=grants), deadline_ms)
+        self.assignments.apply_grants(Grants(version=1, ttl_ms=1_000, grants=grants), deadline_ms)
 
     # as a membership
-    async def report_released(self, _session, partition_id, token, *, fence=0):
+    async def report_release(self, _session, partition_id, token, *, fence=0):
         self.released.append((partition_id, token, fence))
 
     async def announce_leave(self):
@@ -149,7 +149,7 @@ async def test_partition_is_reported_only_after_its_handlers_ended():
     side = AssignmentsAlone()
     side.give(grant(1))
     side.made[0].handlers_end.clear()
-    side.assignments.end(side.made[0])
+    side.assignments.start_hand_over(side.made[0])
     side.give(grant(1))
     await asyncio.sleep(0.01)
     assert not side.released
@@ -166,7 +166,7 @@ async def test_lease_is_renewed_while_a_hand_over_runs():
     side = AssignmentsAlone()
     side.give(grant(1))
     side.made[0].handlers_end.clear()
-    side.assignments.end(side.made[0])
+    side.assignments.start_hand_over(side.made[0])
     side.give(grant(1), deadline_ms=FAR_MS + 7)
     assert (side.made[0].deadline_ms, side.made[0].address) == (FAR_MS + 7, None)
     side.made[0].handlers_end.set()
@@ -211,8 +211,8 @@ async def test_shared_token_is_taken_up_again_unless_it_is_fenced():
     assert not side.released, "other sessions have the token too"
     side.made[1].token_is_single_use = False
     side.made[1].fenced = True
-    side.made[1].life.fence = 9
-    side.assignments.end(side.made[1])
+    side.made[1].lifetime.fence = 9
+    side.assignments.start_hand_over(side.made[1])
     await asyncio.sleep(0.1)
     assert (1, 1, 9) in side.released
     side.give(grant(1))
@@ -235,7 +235,7 @@ async def test_lost_session_ends_every_client():
     """Nothing is granted any more, until the next session."""
     side = AssignmentsAlone()
     side.give(grant(1, partition_id=1), grant(1, partition_id=2))
-    side.assignments.session_lost()
+    side.assignments.on_session_lost()
     assert all(client.stopped for client in side.made)
     await asyncio.sleep(0.01)
     assert all(client.handed_over for client in side.made)
@@ -277,9 +277,9 @@ async def test_ended_tokens_are_of_the_latest_partitions_when_partitions_come_an
     consumer = AssignmentsAlone()
     for partition_id in range(1, 101):
         consumer.give(grant(partition_id, partition_id), grant(partition_id + 1, partition_id + 1))
-        while consumer.assignments.ending:
+        while consumer.assignments.handing_over:
             await asyncio.sleep(0)
-    assert len(consumer.assignments._ended_tokens) <= 5 + 2
+    assert len(consumer.assignments._retired_tokens) <= 5 + 2
     consumer.give(grant(99, 99))
     await asyncio.sleep(0)
     assert not [client for client in consumer.made if client.partition_id == 99][1:]
@@ -292,12 +292,12 @@ async def test_ended_tokens_that_are_forgotten_are_those_that_ended_first(monkey
     monkeypatch.setattr(module, "ENDED_TOKENS_MAX", 2)
     consumer = AssignmentsAlone()
     for partition_id in (1, 2, 1, 3):
-        consumer.assignments._note_ended(partition_id, 7)
-    assert consumer.assignments._ended_tokens.keys() == {1, 3}
+        consumer.assignments._retire_token(partition_id, 7)
+    assert consumer.assignments._retired_tokens.keys() == {1, 3}
     consumer.give(grant(11), grant(12))
     for partition_id in (11, 12):
-        consumer.assignments._note_ended(partition_id, 7)
-    assert consumer.assignments._ended_tokens.keys() == {1, 3, 11, 12}
+        consumer.assignments._retire_token(partition_id, 7)
+    assert consumer.assignments._retired_tokens.keys() == {1, 3, 11, 12}
 
 
 async def test_tasks_of_a_partition_end_when_its_hand_over_fails():
@@ -310,9 +310,9 @@ async def test_tasks_of_a_partition_end_when_its_hand_over_fails():
         raise error
 
     side.quiesce = fail
-    side.assignments.end(side.made[0])
+    side.assignments.start_hand_over(side.made[0])
     await asyncio.sleep(0.01)
     assert side.made[0].abandoned
     assert not side.made[0].handed_over
     assert side.failures == [error]
-    assert side.assignments.ending == []
+    assert side.assignments.handing_over == []

@@ -100,7 +100,7 @@ class Session(QuietHolder):
             identity=random.Random(2).getrandbits,
         )
 
-    def granted(self, _grants: Grants, deadline_ms: int) -> None:
+    def apply_grants(self, _grants: Grants, deadline_ms: int) -> None:
         self.check()
         self._deadline_ms = deadline_ms
 
@@ -231,15 +231,15 @@ def test_hanging_metaservers_are_asked_with_pauses_after_the_lease_ended():
 def test_rest_of_the_lease_is_divided_among_the_addresses():
     """A long poll has its wait and a share; each address that has not failed has an equal share."""
     timeouts = HeartbeatTimeouts(addresses=3, ttl_ms=2_000, margin_ms=200, timeout_max_ms=5_000)
-    timeouts.begin(0, 5_000)
+    timeouts.start_session(0, 5_000)
     assert timeouts.wait_ms == 500
     assert timeouts.timeout_ms(500, wait_ms=500) == 500 + 266
-    assert not timeouts.failed()
+    assert not timeouts.record_failure()
     assert timeouts.timeout_ms(1_266, wait_ms=0) == 267
-    assert not timeouts.failed()
+    assert not timeouts.record_failure()
     assert timeouts.timeout_ms(1_533, wait_ms=0) == 267
-    assert timeouts.failed()
+    assert timeouts.record_failure()
     assert timeouts.timeout_ms(1_790, wait_ms=0) == 50
     assert timeouts.timeout_ms(1_800, wait_ms=0) == 600
-    timeouts.granted(10_000)
+    timeouts.record_grant(10_000)
     assert timeouts.timeout_ms(8_200, wait_ms=0) == 600

@@ -61,7 +61,7 @@ class Holder(QuietHolder):
     def __init__(self) -> None:
         self.grants: list[tuple[int, int]] = []
 
-    def granted(self, grants: Grants, deadline_ms: int) -> None:
+    def apply_grants(self, grants: Grants, deadline_ms: int) -> None:
         self.grants.append((grants.version, deadline_ms))
 
 
@@ -144,7 +144,7 @@ async def test_refusal_of_heartbeats_is_told_once_and_its_end_too(
             "the metaserver refuses consumer of s in group g, which keeps trying: "
             "the token was revoked"
         ),
-        "consumer of s in group g is taken again, after 3 failures in 0.0 s",
+        "the metaserver accepts consumer of s in group g again, after 3 failures in 0.0 s",
     ]
 
 
@@ -177,7 +177,7 @@ class LosingHolder(Holder):
         self.lost = 0
         self.error: BaseException | None = None
 
-    def session_lost(self) -> None:
+    def on_session_lost(self) -> None:
         self.lost += 1
 
     def fail(self, error: BaseException) -> None:
@@ -376,7 +376,7 @@ class FailingHolder(Holder):
         super().__init__()
         self.failure: BaseException | None = None
 
-    def session_lost(self) -> None:
+    def on_session_lost(self) -> None:
         pass
 
     def fail(self, error: BaseException) -> None:

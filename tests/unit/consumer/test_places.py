@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from keylane.consumer.places import BrokerPlaces
+from keylane.consumer.places import BrokerReachability
 from keylane.protocol.errors import FencedError, KeylaneError, NotSentError
 from keylane.protocol.frames import ListParked, Request
 
@@ -33,7 +33,7 @@ class OneBroker:
         self.calls: list[Request] = []
         self.meanwhile: Callable[[], None] = lambda: None
         """What happens while the broker is asked."""
-        self.places = BrokerPlaces(
+        self.places = BrokerReachability(
             "consumer",
             "g",
             membership=cast(Any, self),
@@ -68,7 +68,7 @@ class OneBroker:
         """
         self.now_ms += after_ms
         client = SimpleNamespace(broker_group="g0", no_connection_since_ms=0, has_connection=False)
-        self.places.look([cast(Any, client)] if failing else [])
+        self.places.check([cast(Any, client)] if failing else [])
         await asyncio.sleep(0.01)
         return self.places.unreached
 
@@ -124,7 +124,7 @@ async def test_broker_is_not_told_when_it_answers_before_its_partition_has_tried
 def reaches(consumer: OneBroker) -> None:
     """A partition of the consumer gets at the broker."""
     client = SimpleNamespace(broker_group="g0", no_connection_since_ms=None, has_connection=True)
-    consumer.places.look([cast(Any, client)])
+    consumer.places.check([cast(Any, client)])
 
 
 async def test_broker_is_not_told_when_a_partition_gets_there_while_it_is_asked() -> None:
@@ -141,7 +141,7 @@ async def test_log_says_it_when_a_partition_gets_at_a_broker_that_was_told(
     assert await consumer.look(after_ms=TTL_MS, failing=True) == ("g0",)
     caplog.clear()
     reaches(consumer)
-    assert caplog.messages == ["consumer takes partitions of broker group g0 again"]
+    assert caplog.messages == ["consumer accepts partitions of broker group g0 again"]
     assert consumer.places.unreached == ()
 
 
@@ -152,7 +152,7 @@ async def test_log_says_seldom_that_no_metaserver_answers(caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO):
         for _ in range(5):
             await consumer.look(after_ms=TTL_MS, failing=True)
-    about = "consumer cannot ask about brokers that it does not reach: no metaserver"
+    about = "consumer cannot look up brokers that it does not reach: no metaserver"
     assert caplog.messages[0] == about
     assert all(line.startswith(about) for line in caplog.messages)
     assert len(caplog.messages) < 5

@@ -10,115 +10,117 @@ from typing import Any
 import pytest
 
 from keylane.consumer import ConsumerSettings
-from keylane.consumer.pull_room import MESSAGE_BYTES, PullRoom, RoomShare
+from keylane.consumer.pull_room import MESSAGE_BYTES, BudgetShare, PrefetchBudget
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.errors import NotSentError
 from keylane.protocol.frames import Pull
 from support.cluster import eventually
 from support.pulling import FAST, NotingOwner, ScriptedBroker, opened, stored
 
-ROOM = 100
+BUDGET = 100
 MANY = 1_000_000
 """Messages that are ready: a pull brings all that it may."""
 
 
-def room_of(*, stall_s: float = 60.0, partitions: int = 3) -> tuple[PullRoom, list[RoomShare]]:
-    room = PullRoom(ROOM, stall_s=stall_s)
-    return room, [room.share() for _ in range(partitions)]
+def budget_of(
+    *, stall_s: float = 60.0, partitions: int = 3
+) -> tuple[PrefetchBudget, list[BudgetShare]]:
+    budget = PrefetchBudget(BUDGET, stall_s=stall_s)
+    return budget, [budget.new_share() for _ in range(partitions)]
 
 
-async def waiting(share: RoomShare, size: int) -> asyncio.Task[None]:
+async def waiting(share: BudgetShare, size: int) -> asyncio.Task[None]:
     """A task that waits for room."""
-    task = asyncio.create_task(share.take(MANY, size))
+    task = asyncio.create_task(share.reserve(MANY, size))
     await asyncio.sleep(0)
     assert not task.done()
     return task
 
 
 async def test_partition_without_messages_waits_for_nothing_when_the_room_is_full():
-    _, (first, second, _) = room_of()
-    assert first.take_now(MANY, ROOM)
-    assert second.take_now(0, ROOM)
-    assert second.take_now(-1, ROOM)
-    assert not second.take_now(1, ROOM)
+    _, (first, second, _) = budget_of()
+    assert first.try_reserve(MANY, BUDGET)
+    assert second.try_reserve(0, BUDGET)
+    assert second.try_reserve(-1, BUDGET)
+    assert not second.try_reserve(1, BUDGET)
 
 
 async def test_room_of_a_pull_is_free_when_what_it_brought_is_opened():
-    room, (first, second, _) = room_of()
-    assert first.take_now(MANY, ROOM)
-    first.put(60)
-    first.came(60, 3)
-    assert room.taken == 60
-    assert not second.take_now(MANY, 60)
-    first.opened(60)
-    assert second.take_now(MANY, 60)
+    budget, (first, second, _) = budget_of()
+    assert first.try_reserve(MANY, BUDGET)
+    first.add_buffered(60)
+    first.end_pull(60, 3)
+    assert budget.used == 60
+    assert not second.try_reserve(MANY, 60)
+    first.release_buffered(60)
+    assert second.try_reserve(MANY, 60)
 
 
 async def test_pull_takes_what_its_messages_have_when_an_earlier_one_has_shown_it():
-    room, (first, _, _) = room_of()
-    first.take_now(MANY, ROOM)
-    first.came(30, 3)
-    assert room.taken == 0
-    assert first.take_now(2, ROOM)
-    assert room.taken == 20
-    first.came()
-    assert first.take_now(MESSAGE_BYTES, ROOM)
-    assert room.taken == ROOM
+    budget, (first, _, _) = budget_of()
+    first.try_reserve(MANY, BUDGET)
+    first.end_pull(30, 3)
+    assert budget.used == 0
+    assert first.try_reserve(2, BUDGET)
+    assert budget.used == 20
+    first.end_pull()
+    assert first.try_reserve(MESSAGE_BYTES, BUDGET)
+    assert budget.used == BUDGET
 
 
 async def test_pull_larger_than_the_room_is_taken_when_nothing_else_is():
-    room, (first, second, _) = room_of()
-    assert first.take_now(MANY, 5 * ROOM)
-    assert not second.take_now(MANY, 1)
-    first.came()
-    assert room.taken == 0
+    budget, (first, second, _) = budget_of()
+    assert first.try_reserve(MANY, 5 * BUDGET)
+    assert not second.try_reserve(MANY, 1)
+    first.end_pull()
+    assert budget.used == 0
 
 
 async def test_partitions_get_room_in_turn():
     """A small pull does not overtake a larger one that waits."""
-    _, (first, second, third) = room_of()
-    assert first.take_now(MANY, 60)
+    _, (first, second, third) = budget_of()
+    assert first.try_reserve(MANY, 60)
     turn = await waiting(second, 80)
-    assert not third.take_now(MANY, 10)
+    assert not third.try_reserve(MANY, 10)
     later = await waiting(third, 30)
-    first.came()
+    first.end_pull()
     await turn
     assert not later.done()
-    second.came()
+    second.end_pull()
     await later
 
 
 async def test_cancelled_wait_keeps_no_room_and_no_turn():
     """Also if its turn comes while it is cancelled, before its task has run."""
-    room, (first, second, third) = room_of()
-    assert first.take_now(MANY, ROOM)
+    budget, (first, second, third) = budget_of()
+    assert first.try_reserve(MANY, BUDGET)
     gone, next_one = await waiting(second, 50), await waiting(third, 50)
     gone.cancel()
-    first.came()  # before the cancelled task has run
+    first.end_pull()  # before the cancelled task has run
     await next_one
     with pytest.raises(asyncio.CancelledError):
         await gone
-    assert room.taken == 50
-    assert not room.is_waited_for
-    third.came()
-    assert first.take_now(MANY, ROOM)
+    assert budget.used == 50
+    assert not budget.has_waiters
+    third.end_pull()
+    assert first.try_reserve(MANY, BUDGET)
 
 
 async def test_wait_that_is_cancelled_once_it_has_its_room_gives_it_back():
-    room, (first, second, third) = room_of()
-    assert first.take_now(MANY, ROOM)
-    granted, next_one = await waiting(second, ROOM), await waiting(third, ROOM)
-    first.came()
+    budget, (first, second, third) = budget_of()
+    assert first.try_reserve(MANY, BUDGET)
+    granted, next_one = await waiting(second, BUDGET), await waiting(third, BUDGET)
+    first.end_pull()
     granted.cancel()  # it has the room, and has not run
     with pytest.raises(asyncio.CancelledError):
         await granted
     await next_one
-    assert room.taken == ROOM
+    assert budget.used == BUDGET
 
 
 async def test_first_of_those_that_wait_makes_way_when_it_is_cancelled():
-    _, (first, second, third) = room_of()
-    assert first.take_now(MANY, 60)
+    _, (first, second, third) = budget_of()
+    assert first.try_reserve(MANY, 60)
     large, small = await waiting(second, 80), await waiting(third, 40)
     large.cancel()
     await asyncio.gather(large, return_exceptions=True)
@@ -129,110 +131,110 @@ async def test_room_that_does_not_move_delays_others_for_a_limited_time():
     """A paused partition, or a broker that does not answer, is no reason to serve no other
     partition.
     """
-    room, (first, second, third) = room_of(stall_s=0.02)
-    first.take_now(MANY, ROOM)
-    first.put(ROOM)
-    first.came(ROOM, 1)
-    await asyncio.wait_for(second.take(MANY, ROOM), 10)
-    assert room.taken == ROOM
-    first.opened(ROOM)  # it did not count any more
-    assert room.taken == ROOM
-    turn = await waiting(third, ROOM)
-    second.came()
+    budget, (first, second, third) = budget_of(stall_s=0.02)
+    first.try_reserve(MANY, BUDGET)
+    first.add_buffered(BUDGET)
+    first.end_pull(BUDGET, 1)
+    await asyncio.wait_for(second.reserve(MANY, BUDGET), 10)
+    assert budget.used == BUDGET
+    first.release_buffered(BUDGET)  # it did not count any more
+    assert budget.used == BUDGET
+    turn = await waiting(third, BUDGET)
+    second.end_pull()
     await turn
 
 
 async def test_room_that_moves_is_waited_for():
-    room, (first, second, _) = room_of(stall_s=0.05)
-    first.put(ROOM)
-    turn = await waiting(second, ROOM)
+    budget, (first, second, _) = budget_of(stall_s=0.05)
+    first.add_buffered(BUDGET)
+    turn = await waiting(second, BUDGET)
     for _ in range(20):
         await asyncio.sleep(0.01)
-        first.opened(1)
+        first.release_buffered(1)
     assert not turn.done()
-    assert room.taken == ROOM - 20
-    first.opened(ROOM)
+    assert budget.used == BUDGET - 20
+    first.release_buffered(BUDGET)
     await turn
 
 
-async def trickle(share: RoomShare, *, until: asyncio.Task[None], limit_s: float = 5.0) -> None:
+async def trickle(share: BudgetShare, *, until: asyncio.Task[None], limit_s: float = 5.0) -> None:
     """Pull one small message after another at the end of a partition, and open each, until a wait
     is over.
     """
     async with asyncio.timeout(limit_s):
         while not until.done():
             await asyncio.sleep(0.005)
-            assert share.take_now(0, ROOM)
-            share.came(1, 1)
-            share.put(1)
-            share.opened(1)
+            assert share.try_reserve(0, BUDGET)
+            share.end_pull(1, 1)
+            share.add_buffered(1)
+            share.release_buffered(1)
 
 
 async def test_room_that_does_not_move_delays_others_no_longer_when_a_third_partition_moves():
     """A trickle on one partition is no reason to wait for what another one, which is paused,
     has.
     """
-    room, (paused, waits, trickles) = room_of(stall_s=0.1)
-    paused.put(ROOM)
+    budget, (paused, waits, trickles) = budget_of(stall_s=0.1)
+    paused.add_buffered(BUDGET)
     turn = await waiting(waits, 50)
     await trickle(trickles, until=turn)
-    assert room.taken == 50
-    paused.opened(ROOM)
-    assert room.taken == 50
+    assert budget.used == 50
+    paused.release_buffered(BUDGET)
+    assert budget.used == 50
 
 
 async def test_pull_without_an_answer_delays_others_no_longer_when_its_partition_opens_what_it_has():
-    room, (silent, waits, _) = room_of(stall_s=0.1)
-    silent.put(20)
-    assert silent.take_now(MANY, ROOM - 20)
+    budget, (silent, waits, _) = budget_of(stall_s=0.1)
+    silent.add_buffered(20)
+    assert silent.try_reserve(MANY, BUDGET - 20)
     turn = await waiting(waits, 50)
     async with asyncio.timeout(5):
         while not turn.done():
             await asyncio.sleep(0.005)
-            silent.put(1)
-            silent.opened(1)
-    assert room.taken == 70
-    silent.came()
-    assert room.taken == 70
+            silent.add_buffered(1)
+            silent.release_buffered(1)
+    assert budget.used == 70
+    silent.end_pull()
+    assert budget.used == 70
 
 
 async def test_partition_that_opens_nothing_delays_others_no_longer_when_it_pulls_a_trickle():
     """What it pulls does not have the rest of what it has count again."""
-    room, (slow, waits, _) = room_of(stall_s=0.1)
-    slow.put(ROOM)
+    budget, (slow, waits, _) = budget_of(stall_s=0.1)
+    slow.add_buffered(BUDGET)
     turn = await waiting(waits, 50)
     async with asyncio.timeout(5):
         while not turn.done():
             await asyncio.sleep(0.005)
-            assert slow.take_now(0, ROOM)
-            slow.came(1, 1)
+            assert slow.try_reserve(0, BUDGET)
+            slow.end_pull(1, 1)
     slow.hold(10)
-    slow.came(10, 1)
-    assert room.taken == 50
+    slow.end_pull(10, 1)
+    assert budget.used == 50
 
 
 async def test_room_that_was_just_taken_is_waited_for():
     """It has the whole time to move, also if it is taken right before the next look."""
-    room, (first, second, third) = room_of(stall_s=0.2)
-    first.put(ROOM)
-    turn = await waiting(second, ROOM)
+    budget, (first, second, third) = budget_of(stall_s=0.2)
+    first.add_buffered(BUDGET)
+    turn = await waiting(second, BUDGET)
     await asyncio.sleep(0.15)
-    third.put(ROOM)
+    third.add_buffered(BUDGET)
     await asyncio.sleep(0.1)
     assert not turn.done()
-    assert room.taken == ROOM
+    assert budget.used == BUDGET
     await turn
 
 
 async def test_partition_that_ends_leaves_its_room():
-    room, (first, second, _) = room_of()
-    first.take_now(MANY, 40)
-    first.put(60)
-    turn = await waiting(second, ROOM)
-    first.leave()
+    budget, (first, second, _) = budget_of()
+    first.try_reserve(MANY, 40)
+    first.add_buffered(60)
+    turn = await waiting(second, BUDGET)
+    first.close()
     await turn
-    first.opened(60)  # of a batch that was opened all the same
-    assert room.taken == ROOM
+    first.release_buffered(60)  # of a batch that was opened all the same
+    assert budget.used == BUDGET
 
 
 class StoringOwner(NotingOwner):
@@ -240,7 +242,7 @@ class StoringOwner(NotingOwner):
 
     def __init__(self, room_bytes: int, *, stall_s: float = 60) -> None:
         super().__init__()
-        self.room = PullRoom(room_bytes, stall_s=stall_s)
+        self.budget = PrefetchBudget(room_bytes, stall_s=stall_s)
         self.batches: list[Any] = []
 
     def hand_out_batch(self, batch: Any) -> None:
@@ -273,11 +275,11 @@ async def test_clients_pull_in_turn_when_their_room_is_full():
         for _ in range(8):
             await eventually(lambda: owner.batches)
             owner.open()
-            assert owner.room.taken <= 2 * size
+            assert owner.budget.used <= 2 * size
         await eventually(lambda: all(len(broker.asked(Pull)) >= 5 for broker in brokers))
         for client in (first, second):
             assert offsets_of(client, owner) == list(range(8))
-    assert owner.room.taken == 0
+    assert owner.budget.used == 0
 
 
 class TricklingBroker(ScriptedBroker):
@@ -321,7 +323,7 @@ async def test_client_is_served_when_another_is_paused_and_a_third_has_a_trickle
             await eventually(lambda: offsets_of(waits, owner) == list(range(8)), seconds=20)
             assert third.waiting_for == "messages"
             assert len(offsets_of(third, owner)) > 20
-    assert owner.room.taken == 0
+    assert owner.budget.used == 0
 
 
 async def test_hand_over_leaves_the_room_of_what_was_not_opened():
@@ -331,5 +333,5 @@ async def test_hand_over_leaves_the_room_of_what_was_not_opened():
         await eventually(lambda: owner.batches)
         client.stop()
         await client.hand_over(flush_ms=1_000)
-        assert owner.room.taken == 0
-        assert not owner.room.is_waited_for
+        assert owner.budget.used == 0
+        assert not owner.budget.has_waiters

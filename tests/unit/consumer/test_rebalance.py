@@ -37,11 +37,11 @@ async def test_partitions_granted_together_are_told_together_and_pulled_afterwar
     rebalance = Rebalance(limit_ms=10_000, on_assigned=assigned)
     clients = [HeldClient(2), HeldClient(1)]
     for client in clients:
-        rebalance.assigned(client)
+        rebalance.notify_assigned(client)
     await asyncio.sleep(0.01)
     assert told == [[1, 2]]
     assert all(client.gate.reasons for client in clients)
-    ending = asyncio.create_task(rebalance.ends(1, lost=False))
+    ending = asyncio.create_task(rebalance.notify_ended(1, lost=False))
     await asyncio.sleep(0.01)
     assert not ending.done(), "the end is told after the grant"
     gate.set()
@@ -58,18 +58,18 @@ async def test_callback_that_fails_or_hangs_is_logged_and_over(caplog: pytest.Lo
 
     rebalance = Rebalance(limit_ms=10, on_revoked=hangs, on_lost=fails)
     with caplog.at_level(logging.WARNING, "keylane.consumer"):
-        await asyncio.wait_for(rebalance.ends(1, lost=False), 30)
-        await asyncio.wait_for(rebalance.ends(2, lost=True), 30)
-    assert "on_revoked of partitions [1] took longer" in caplog.messages[0]
-    assert "on_lost of partitions [2] failed" in caplog.messages[1]
+        await asyncio.wait_for(rebalance.notify_ended(1, lost=False), 30)
+        await asyncio.wait_for(rebalance.notify_ended(2, lost=True), 30)
+    assert "on_revoked for partitions [1] took longer" in caplog.messages[0]
+    assert "on_lost for partitions [2] failed" in caplog.messages[1]
 
 
 async def test_consumer_without_callbacks_holds_nothing():
     rebalance = Rebalance(limit_ms=10)
     client = HeldClient(1)
-    rebalance.assigned(client)
+    rebalance.notify_assigned(client)
     assert not client.gate.reasons
-    await rebalance.ends(1, lost=True)
+    await rebalance.notify_ended(1, lost=True)
 
 
 def test_callback_is_accepted_when_its_decorator_gives_another_argument():
@@ -107,6 +107,6 @@ async def test_callback_that_cancels_its_own_task_is_logged_and_over(
         await asyncio.sleep(60)
 
     rebalance = Rebalance(limit_ms=10_000, on_revoked=cancels, on_lost=cancels)
-    await asyncio.wait_for(rebalance.ends(1, lost=False), 30)
-    await asyncio.wait_for(rebalance.ends(2, lost=True), 30)
+    await asyncio.wait_for(rebalance.notify_ended(1, lost=False), 30)
+    await asyncio.wait_for(rebalance.notify_ended(2, lost=True), 30)
     assert len([text for text in caplog.messages if "failed" in text]) == 2

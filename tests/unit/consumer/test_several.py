@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from keylane import Consumer, ConsumerSettings, JsonCodec, Message
-from keylane.consumer.several import Several
+from keylane.consumer.several import ConsumerSet
 from keylane.protocol.errors import ClosedError, ConfigError, HandlerTypeError, Reason
 from support.raising import raises
 
@@ -45,26 +45,26 @@ class NotingMember:
 
 
 async def test_members_are_closed_again_when_one_cannot_be_opened():
-    several = Several()
+    consumer_set = ConsumerSet()
     members = [NotingMember(), NotingMember(refuses=True), NotingMember()]
     for member in members:
-        several.add(member)
+        consumer_set.add(member)
     with pytest.raises(OSError, match="no metaserver"):
-        await several.open()
+        await consumer_set.open()
     assert [member.told for member in members] == [["open", "close"], ["open"], []]
-    assert several.state == "closed"
+    assert consumer_set.state == "closed"
 
 
 async def test_error_of_one_member_ends_all():
-    several = Several()
+    consumer_set = ConsumerSet()
     members = [NotingMember(), NotingMember()]
     for member in members:
-        several.add(member)
-    running = asyncio.create_task(several.run())
+        consumer_set.add(member)
+    running = asyncio.create_task(consumer_set.run())
     await asyncio.sleep(0.01)
-    assert several.state == "open"
+    assert consumer_set.state == "open"
     with raises(Reason.ALREADY_OPEN):
-        several.add(NotingMember())
+        consumer_set.add(NotingMember())
     members[1].ended.set_exception(ValueError("it ended"))
     with pytest.raises(ValueError, match="it ended"):
         await running
@@ -72,13 +72,13 @@ async def test_error_of_one_member_ends_all():
 
 
 async def test_begun_close_ends_all_members_and_the_run():
-    several = Several()
+    consumer_set = ConsumerSet()
     members = [NotingMember(), NotingMember()]
     for member in members:
-        several.add(member)
-    running = asyncio.create_task(several.run())
+        consumer_set.add(member)
+    running = asyncio.create_task(consumer_set.run())
     await asyncio.sleep(0.01)
-    closing = several.begin_close()
+    closing = consumer_set.begin_close()
     assert closing is not None
     async with asyncio.timeout(10):
         await closing
@@ -88,37 +88,37 @@ async def test_begun_close_ends_all_members_and_the_run():
 
 async def test_opening_of_several_is_an_error_when_they_are_closed_between_two_members():
     """The first one is closed again, and the second one is not opened."""
-    several = Several()
+    consumer_set = ConsumerSet()
     first, second = NotingMember(), NotingMember()
-    several.add(first)
-    several.add(second)
+    consumer_set.add(first)
+    consumer_set.add(second)
 
     async def close_meanwhile() -> object:
-        several.begin_close()
+        consumer_set.begin_close()
         return first
 
     first.__aenter__ = close_meanwhile  # type: ignore[method-assign]
     with pytest.raises(ClosedError, match="closed while it was opened"):
-        await several.open()
+        await consumer_set.open()
     assert "close" in first.told
     assert "open" not in second.told
-    assert several.state == "closed"
+    assert consumer_set.state == "closed"
 
 
 async def test_members_are_suspended_and_resumed_together():
-    several = Several()
+    consumer_set = ConsumerSet()
     member = NotingMember()
-    several.add(member)
-    await several.suspend()
-    await several.resume()
+    consumer_set.add(member)
+    await consumer_set.suspend()
+    await consumer_set.resume()
     assert member.told == ["suspend", "resume"]
 
 
 async def test_object_without_members_is_refused():
     with pytest.raises(HandlerTypeError, match=r"@consumer\.on"):
-        await Several().open()
+        await ConsumerSet().open()
     with pytest.raises(ClosedError):
-        await Several().wait()
+        await ConsumerSet().wait()
 
 
 def test_handler_without_a_subject_is_refused():
@@ -144,8 +144,8 @@ def test_second_handler_of_a_subject_and_a_group_is_refused():
     consumer.on("payments", group="billing")(handle)
     for _ in range(2):
         consumer.on("orders", settings=ConsumerSettings(broadcast=True))(handle)
-    assert consumer._several is not None
-    assert len(consumer._several.members) == 5
+    assert consumer._consumer_set is not None
+    assert len(consumer._consumer_set.members) == 5
 
 
 def test_limit_of_tries_is_refused_by_its_own_name():
@@ -177,8 +177,8 @@ def test_consumers_of_one_object_have_its_arguments_unless_they_have_their_own()
     )
     def handle(message: Message[int]) -> None: ...
 
-    assert consumer._several is not None
-    payments, orders = consumer._several.members
+    assert consumer._consumer_set is not None
+    payments, orders = consumer._consumer_set.members
     assert isinstance(orders, Consumer)
     assert isinstance(payments, Consumer)
     assert orders._codec is payments._codec is codec
@@ -195,8 +195,8 @@ def test_member_with_settings_of_its_own_has_the_filter_of_the_object():
     @consumer.on("orders", group="billing", settings=ConsumerSettings(concurrency=4))
     def handle(message: Message[bytes]) -> None: ...
 
-    assert consumer._several is not None
-    (member,) = consumer._several.members
+    assert consumer._consumer_set is not None
+    (member,) = consumer._consumer_set.members
     assert isinstance(member, Consumer)
     assert (member._settings.name, member._settings.tags) == ("till", ["paid"])
     assert member._settings.concurrency == 4

@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from keylane.consumer import ConsumerSettings, FailurePolicy
-from keylane.consumer.told import Told, in_force, stored_text
+from keylane.consumer.told import EffectiveSettings, effective_settings, stored_text
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import Grants
 from keylane.protocol.groups import GroupPolicy, OperatorSwitch
@@ -19,8 +19,8 @@ NOTHING = GroupPolicy()
 PARK = GroupPolicy(on_failure=FailurePolicy.PARK, tries_max=3)
 
 
-def told(**own: object) -> Told:
-    return Told(subject="s", group="g", client="c", settings=ConsumerSettings(**own))
+def effective(**own: object) -> EffectiveSettings:
+    return EffectiveSettings(subject="s", group="g", client="c", settings=ConsumerSettings(**own))
 
 
 def grants(
@@ -32,10 +32,10 @@ def grants(
 def test_stored_fields_count_more_than_those_of_the_code():
     """Each by itself; what is not stored stays as the code says."""
     own = ConsumerSettings(on_failure="dead", tries_max=7, concurrency=3)
-    assert in_force(own, GroupPolicy()) == own
-    after = in_force(own, GroupPolicy(on_failure=FailurePolicy.PARK))
+    assert effective_settings(own, GroupPolicy()) == own
+    after = effective_settings(own, GroupPolicy(on_failure=FailurePolicy.PARK))
     assert (after.on_failure, after.tries_max, after.concurrency) == (FailurePolicy.PARK, 7, 3)
-    paused = in_force(own, GroupPolicy(backoff_first_ms=1, backoff_max_ms=9))
+    paused = effective_settings(own, GroupPolicy(backoff_first_ms=1, backoff_max_ms=9))
     assert paused.handler_backoff == Backoff(first_ms=1, max_ms=9)
     assert paused.on_failure is FailurePolicy.DEAD
 
@@ -45,13 +45,13 @@ def test_policy_is_taken_once_and_let_go(caplog: pytest.LogCaptureFixture):
     code.
     """
     caplog.set_level(logging.INFO, "keylane.consumer")
-    member = told(tries_max=7)
+    member = effective(tries_max=7)
     own = member.settings
-    assert not member.take(grants())
-    assert member.take(grants(PARK))
+    assert not member.update(grants())
+    assert member.update(grants(PARK))
     assert (member.settings.on_failure, member.settings.tries_max) == (FailurePolicy.PARK, 3)
-    assert not member.take(grants(PARK))
-    assert member.take(grants())
+    assert not member.update(grants(PARK))
+    assert member.update(grants())
     assert member.settings == own
     assert len(caplog.records) == 2
 
@@ -65,25 +65,27 @@ def test_log_warns_of_a_code_that_says_otherwise(
 ):
     """Defaults and the same policy are no contradiction."""
     caplog.set_level(logging.INFO, "keylane.consumer")
-    told(**own).take(grants(PARK))
+    effective(**own).update(grants(PARK))
     (record,) = caplog.records
     assert record.levelno == level
-    assert ("not its code, on_failure=dead" in record.getMessage()) == (level == logging.WARNING)
+    assert ("instead of its own code, on_failure=dead" in record.getMessage()) == (
+        level == logging.WARNING
+    )
 
 
 def test_switch_of_an_operator_is_named_with_its_command(caplog: pytest.LogCaptureFixture):
     """Until it is thrown back; once in the log for each change."""
     caplog.set_level(logging.INFO, "keylane.consumer")
-    member = told()
+    member = effective()
     assert member.waiting_for == ""
     for switch, command in (
         (OperatorSwitch.GROUP, "keylane group resume s g"),
         (OperatorSwitch.CLIENT, "keylane group resume s g --client c"),
     ):
         for _ in range(2):
-            member.take(grants(suspended_by=switch))
+            member.update(grants(suspended_by=switch))
         assert member.waiting_for.endswith(command)
-    member.take(grants())
+    member.update(grants())
     assert member.waiting_for == ""
     assert len(caplog.records) == 3
 
@@ -111,5 +113,5 @@ def test_retry_is_the_default_of_exclusive_groups_of_best_tried_subjects(
     own: dict[str, str], stored: str | None, strategy: str, expected: str
 ):
     policy = GroupPolicy(on_failure=None if stored is None else FailurePolicy(stored))
-    after = in_force(ConsumerSettings(**own), policy, OrderStrategy(strategy))
+    after = effective_settings(ConsumerSettings(**own), policy, OrderStrategy(strategy))
     assert after.failure_policy == expected

@@ -11,7 +11,7 @@ PATIENCE_MS = 30_000
 def failing() -> UnreachedBrokers:
     """g0 has failed since 1,000."""
     brokers = UnreachedBrokers(PATIENCE_MS)
-    brokers.note({"g0": 1_000}, {"g1"})
+    brokers.update_connections({"g0": 1_000}, {"g1"})
     return brokers
 
 
@@ -24,38 +24,38 @@ def test_broker_is_asked_about_when_the_patience_is_over() -> None:
     brokers = failing()
     assert brokers.due(1_000 + PATIENCE_MS - 1) == []
     assert brokers.due(1_000 + PATIENCE_MS) == ["g0"]
-    assert brokers.told == ()
+    assert brokers.reported == ()
 
 
 def test_broker_is_told_until_it_is_reached() -> None:
     brokers = failing()
-    brokers.stay("g0", 31_000)
-    assert brokers.told == ("g0",)
-    brokers.note({}, set())  # others have its partitions
+    brokers.report("g0", 31_000)
+    assert brokers.reported == ("g0",)
+    brokers.update_connections({}, set())  # others have its partitions
     assert brokers.due(60_999) == []
     assert brokers.due(61_000) == ["g0"]
-    assert brokers.note({}, {"g0"}) == ["g0"]
-    assert brokers.told == ()
+    assert brokers.update_connections({}, {"g0"}) == ["g0"]
+    assert brokers.reported == ()
 
 
 def test_patience_begins_anew_when_the_broker_is_away_for_everybody() -> None:
     brokers = failing()
-    assert not brokers.forget("g0", 31_000)
-    brokers.note({"g0": 1_000}, set())
+    assert not brokers.stop_reporting("g0", 31_000)
+    brokers.update_connections({"g0": 1_000}, set())
     assert brokers.due(31_000 + PATIENCE_MS - 1) == []
     assert brokers.due(31_000 + PATIENCE_MS) == ["g0"]
 
 
 def test_broker_counts_as_reached_when_one_of_its_partitions_is() -> None:
     brokers = UnreachedBrokers(PATIENCE_MS)
-    assert not brokers.note({"g0": 0}, {"g0"})
+    assert not brokers.update_connections({"g0": 0}, {"g0"})
     assert brokers.due(10 * PATIENCE_MS) == []
 
 
 def test_failure_that_ended_counts_from_its_own_beginning_when_the_next_one_comes() -> None:
     brokers = failing()
-    brokers.note({}, {"g0"})
-    brokers.note({"g0": 20_000}, set())
+    brokers.update_connections({}, {"g0"})
+    brokers.update_connections({"g0": 20_000}, set())
     assert brokers.due(31_000) == []
     assert brokers.due(50_000) == ["g0"]
 
@@ -63,5 +63,5 @@ def test_failure_that_ended_counts_from_its_own_beginning_when_the_next_one_come
 def test_names_that_are_told_are_limited() -> None:
     brokers = UnreachedBrokers(PATIENCE_MS)
     for number in range(UNREACHED_MAX + 5):
-        brokers.stay(f"g{number:02}", 0)
-    assert len(brokers.told) == UNREACHED_MAX
+        brokers.report(f"g{number:02}", 0)
+    assert len(brokers.reported) == UNREACHED_MAX

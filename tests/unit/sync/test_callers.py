@@ -131,7 +131,7 @@ def test_close_leaves_nothing_for_the_end_of_the_process_when_the_event_loop_has
     monkeypatch.setattr(atexit, "register", kept.append)
     monkeypatch.setattr(atexit, "unregister", kept.remove)
     client._thread.start()
-    client._at_end.on()
+    client._exit_hook.enable()
 
     async def exit_soon() -> None:
         asyncio.get_running_loop().call_soon(sys.exit, 3)
@@ -168,7 +168,7 @@ async def no_messages() -> AsyncIterator[tuple[bytes, bytes]]:
 
 @pytest.mark.parametrize("messages", [None, 5, no_messages()])
 def test_send_all_refuses_what_it_cannot_iterate(messages: Any):
-    with pytest.raises(InvalidRequestError, match=r"messages are pairs \(key, value\)"):
+    with pytest.raises(InvalidRequestError, match=r"messages must be pairs \(key, value\)"):
         Producer(META).send_all("orders", messages)
 
 
@@ -177,7 +177,7 @@ def test_send_all_refuses_what_it_cannot_iterate(messages: Any):
 def test_acks_refuse_what_are_no_messages(messages: Any, call: str):
     consumer = make_consumer()
     consumer._thread.start()
-    with pytest.raises(InvalidRequestError, match=r"acks a list of messages|acks are of messages"):
+    with pytest.raises(InvalidRequestError, match=r"a list of messages|acks are of messages"):
         getattr(consumer, call)(messages)
     consumer._thread.stop()
 

@@ -49,7 +49,7 @@ def test_work_is_cancelled_when_it_takes_too_long(thread: LoopThread):
         finally:
             cancelled.set()
 
-    with pytest.raises(TimeoutError, match=r"not done it within 0\.05 s"):
+    with pytest.raises(TimeoutError, match=r"not finished within 0\.05 s"):
         thread.run(slow, 0.05)
     assert cancelled.wait(5)
     assert thread.run(number) == 7
@@ -62,7 +62,7 @@ def test_work_is_not_run_when_the_time_is_no_number_of_seconds(thread: LoopThrea
     async def work() -> None:
         ran.set()
 
-    with pytest.raises(InvalidRequestError, match="seconds from 0"):
+    with pytest.raises(InvalidRequestError, match="seconds >= 0"):
         thread.run(work, timeout_s)
     thread.run(number)
     assert not ran.is_set()
@@ -227,7 +227,7 @@ def test_start_waits_for_the_end_when_the_wait_of_stop_was_interrupted(monkeypat
     thread = LoopThread("client", end=end)
     thread.start()
     with monkeypatch.context() as patched:
-        patched.setattr(loop_thread._Life, "wait_end", interrupt)
+        patched.setattr(loop_thread._Run, "wait_end", interrupt)
         with pytest.raises(KeyboardInterrupt):
             thread.stop()
     threading.Timer(0.05, gate.set).start()

@@ -14,18 +14,18 @@ PROGRAM = """
 import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from keylane.sync.loop_thread import AtProcessEnd
+from keylane.sync.loop_thread import ExitHook
 
 def tell(what):
     print(what, flush=True)
 
 def work():
     global kept
-    kept = AtProcessEnd(lambda: tell("closed"))
-    kept.on()
-    dropped = AtProcessEnd(lambda: tell("closed before"))
-    dropped.on()
-    dropped.off()
+    kept = ExitHook(lambda: tell("closed"))
+    kept.enable()
+    dropped = ExitHook(lambda: tell("closed before"))
+    dropped.enable()
+    dropped.disable()
 
 if __name__ == "__main__":
     method, kind = sys.argv[1:]

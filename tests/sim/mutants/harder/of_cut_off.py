@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keylane.consumer.assignments import Assignments
-from keylane.consumer.places import BrokerPlaces
+from keylane.consumer.places import BrokerReachability
 from keylane.consumer.unreached import UnreachedBrokers
 from keylane.metaserver.groups import lease_rows, service
 from keylane.metaserver.groups import leases as group_leases
@@ -28,15 +28,19 @@ def unreached_brokers_are_not_told(patches: Patches) -> None:
 
 def reached_brokers_are_not_taken_back(patches: Patches) -> None:
     """A broker group that was told once is told for ever."""
-    patches.set(UnreachedBrokers, "forget", lambda _self, _name, _now_ms: False)
-    patches.set(UnreachedBrokers, "note", _noted_without_return(UnreachedBrokers.note))
+    patches.set(UnreachedBrokers, "stop_reporting", lambda _self, _name, _now_ms: False)
+    patches.set(
+        UnreachedBrokers,
+        "update_connections",
+        _never_recovering(UnreachedBrokers.update_connections),
+    )
 
 
 def told_brokers_are_not_looked_at_again(patches: Patches) -> None:
     """Who has no partition left at a broker never asks whether it is reached again."""
 
     def due(self: Any, now_ms: int) -> list[str]:
-        return [name for name in real(self, now_ms) if not self.is_told(name)]
+        return [name for name in real(self, now_ms) if not self.is_reported(name)]
 
     real = patches.set(UnreachedBrokers, "due", due)
 
@@ -44,12 +48,12 @@ def told_brokers_are_not_looked_at_again(patches: Patches) -> None:
 def brokers_away_for_all_count_as_unreached(patches: Patches) -> None:
     """The cluster is not asked whether it hears of the broker."""
 
-    async def ask(self: Any, due: Any) -> None:
+    async def check_brokers(self: Any, due: Any) -> None:
         for name in due:
-            self._brokers.stay(name, self._clock.boot_ms())
+            self._brokers.report(name, self._clock.boot_ms())
             self._membership.nudge()
 
-    patches.set(BrokerPlaces, "_ask", ask)
+    patches.set(BrokerReachability, "_check_brokers", check_brokers)
 
 
 def unreached_by_all_is_passed_round(patches: Patches) -> None:
@@ -89,7 +93,7 @@ def open_connections_count_as_answers(patches: Patches) -> None:
     async def is_reached(_self: Any, _partition: Any) -> bool:
         return True
 
-    patches.set(BrokerPlaces, "_is_reached", is_reached)
+    patches.set(BrokerReachability, "_is_reached", is_reached)
 
 
 def allocation_keeps_nothing(patches: Patches) -> None:
@@ -101,12 +105,12 @@ def allocation_keeps_nothing(patches: Patches) -> None:
     real = patches.set(group_leases, "allocate", allocate)
 
 
-def _noted_without_return(real: Any) -> Any:
-    def note(self: Any, failing: Any, reached: Any) -> bool:
+def _never_recovering(real: Any) -> Any:
+    def update_connections(self: Any, failing: Any, reached: Any) -> bool:
         real(self, failing, ())
         return False
 
-    return note
+    return update_connections
 
 
 BREAKS: tuple[Breaks, ...] = (

@@ -32,7 +32,7 @@ def new_messages_overtake_suspects(patches: Patches) -> None:
     def put(self: Any, messages: Any) -> None:
         upto = self._queue._upto
         real(self, [message for message in messages if message.offset < upto])
-        self._give([message for message in messages if message.offset >= upto])
+        self._hand_out([message for message in messages if message.offset >= upto])
 
     real = patches.set(CarefulHandOut, "put", put)
 

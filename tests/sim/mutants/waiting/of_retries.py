@@ -16,7 +16,7 @@ from keylane.broker.partition.parked_key import ParkedKey
 from keylane.broker.partition.partition import HostedPartition
 from keylane.consumer.handling.failing import Failing
 from keylane.consumer.parking.park_sender import ParkSender
-from keylane.consumer.parking.retrying import RetryDelivery, Retrying
+from keylane.consumer.parking.retrying import RetryDelivery, RetryRunner
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.parked import Shift, Unpark
 from sim.mutants.mutant import Breaks, Patches
@@ -31,7 +31,7 @@ def waiting_messages_are_kept_in_memory(patches: Patches) -> None:
         place = self._context.partition_id, (offset, offset + 1)
         self._add(failure.attempts, *place, due_ns)
 
-    patches.set(Retrying, "put", put)
+    patches.set(RetryRunner, "put", put)
 
 
 def tries_are_forgotten_at_restart(patches: Patches) -> None:
@@ -72,12 +72,12 @@ def children_count_from_the_start(patches: Patches) -> None:
 
 def retries_are_never_due(patches: Patches) -> None:
     """No message that was set aside is tried again."""
-    patches.set(Retrying, "_run", _nothing_for_ever)
+    patches.set(RetryRunner, "_run", _nothing_for_ever)
 
 
 def owners_learn_of_no_retries(patches: Patches) -> None:
     """An owner does not ask what waits for retry; only what it sets aside itself is tried again."""
-    patches.set(Retrying, "begin", _nothing_for_ever)
+    patches.set(RetryRunner, "begin", _nothing_for_ever)
 
 
 def tries_are_counted_twice(patches: Patches) -> None:
@@ -86,7 +86,7 @@ def tries_are_counted_twice(patches: Patches) -> None:
     def shift(self: Any, key: int, to: int | None, *rest: Any) -> None:
         real(self, key, None if to is None else to + 1, *rest)
 
-    real = patches.set(Retrying, "shift", shift)
+    real = patches.set(RetryRunner, "shift", shift)
 
 
 def tries_are_not_counted(patches: Patches) -> None:
@@ -95,7 +95,7 @@ def tries_are_not_counted(patches: Patches) -> None:
     def shift(self: Any, key: int, to: int | None, *rest: Any) -> None:
         real(self, key, None if to is None else key, *rest)
 
-    real = patches.set(Retrying, "shift", shift)
+    real = patches.set(RetryRunner, "shift", shift)
 
 
 def failed_retries_count_as_handled(patches: Patches) -> None:
@@ -154,7 +154,7 @@ def retries_are_due_at_once(patches: Patches) -> None:
     def shift(self: Any, *given: Any) -> None:
         real(self, *given[:-1], 0)
 
-    real = patches.set(Retrying, "shift", shift)
+    real = patches.set(RetryRunner, "shift", shift)
 
 
 def retries_hold_their_keys(patches: Patches) -> None:
@@ -175,7 +175,7 @@ def retries_are_learned_again(patches: Patches) -> None:
         if rows:
             await real(self, rows, **given)
 
-    real = patches.set(Retrying, "begin", begin)
+    real = patches.set(RetryRunner, "begin", begin)
 
 
 def dead_letters_have_one_failure(patches: Patches) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from keylane.consumer.parking import redrive
 from keylane.consumer.parking.ancestors import Ancestors
-from keylane.consumer.parking.due_tries import DueTries
+from keylane.consumer.parking.due_tries import RetrySchedule
 from keylane.consumer.parking.passed_over import PassedOver
 from keylane.consumer.parking.redrive import Redrives
 from keylane.metaserver.groups import parked_ancestors
@@ -20,15 +20,17 @@ def only_the_first_asks(patches: Patches) -> None:
     def failed(self: Any, taken: Any, now_ns: int, pause_ns: Any, *, upto: Any = None) -> None:
         real(self, taken, now_ns, pause_ns, upto=upto)
         failing = self._failing[taken.source]
-        if not failing.asking and failing.held:
+        if not failing.probing and failing.held:
             failing.held.appendleft(failing.held.pop())
 
-    real = patches.set(DueTries, "failed", failed)
+    real = patches.set(RetrySchedule, "requeue_failed", failed)
 
 
 def held_tries_are_forgotten(patches: Patches) -> None:
     """What was held while its source failed is not due when that answers."""
-    patches.set(DueTries, "answered", lambda self, source: self._failing.pop(source, None) and None)
+    patches.set(
+        RetrySchedule, "on_success", lambda self, source: self._failing.pop(source, None) and None
+    )
 
 
 def failed_reads_are_forgotten(patches: Patches) -> None:
@@ -37,7 +39,7 @@ def failed_reads_are_forgotten(patches: Patches) -> None:
     def failed(_self: Any, _taken: Any, _now_ns: int, _pause_ns: Any, *, upto: Any = None) -> None:
         """Forget it."""
 
-    patches.set(DueTries, "failed", failed)
+    patches.set(RetrySchedule, "requeue_failed", failed)
 
 
 def asking_never_ends(patches: Patches) -> None:
@@ -45,30 +47,30 @@ def asking_never_ends(patches: Patches) -> None:
 
     def failed(self: Any, taken: Any, now_ns: int, pause_ns: Any, *, upto: Any = None) -> None:
         real(self, taken, now_ns, pause_ns, upto=upto)
-        if taken.asks:
-            self._failing[taken.source].asking = True
+        if taken.is_probe:
+            self._failing[taken.source].probing = True
 
-    real = patches.set(DueTries, "failed", failed)
+    real = patches.set(RetrySchedule, "requeue_failed", failed)
 
 
 def loose_messages_wait_for_each_other(patches: Patches) -> None:
     """A dead letter that cannot be read holds up all others that were chosen."""
 
-    def note(self: Any, _source: int, error: Any) -> None:
+    def add(self: Any, _source: int, error: Any) -> None:
         self.error = error
         raise error
 
-    patches.set(PassedOver, "note", note)
+    patches.set(PassedOver, "add", add)
 
 
 def damage_hides_the_rest_of_its_source(patches: Patches) -> None:
     """Behind a damaged batch nothing more of its source is read."""
 
-    def note(self: Any, source: int, error: Any) -> None:
+    def add(self: Any, source: int, error: Any) -> None:
         real(self, source, error)
-        self._upto[source] = redrive.MAX_I64
+        self._skip_below[source] = redrive.MAX_I64
 
-    real = patches.set(PassedOver, "note", note)
+    real = patches.set(PassedOver, "add", add)
 
 
 def passed_over_is_never_asked_again(patches: Patches) -> None:

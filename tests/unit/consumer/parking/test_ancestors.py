@@ -44,7 +44,7 @@ async def told_by(home: HomeBroker, owner: KnowingOwner) -> Silent:
             """It is known what is parked."""
 
         ancestors._refresh = known
-        await ancestors._tell()
+        await ancestors._notify()
     return away
 
 
@@ -129,7 +129,7 @@ async def test_child_waits_for_what_its_grant_says_next_when_its_parent_is_lost(
         grant = client.parking._context.grant
 
         async def adopt(parents: tuple[Partition, ...]) -> None:
-            client.parking.regranted(replace(grant, parked_parents=parents))
+            client.parking.update_grant(replace(grant, parked_parents=parents))
             await client.parking._ancestors.adopt_all(Acquired(0, (), 0, False))
 
         with pytest.raises(UnreachableError):
@@ -137,5 +137,5 @@ async def test_child_waits_for_what_its_grant_says_next_when_its_parent_is_lost(
         assert home.changes == []
         await adopt((replace(parent, state=PartitionState.EXPIRED),))
         assert home.changes == [Adopt(ANCESTOR, (), True)]
-        client.parking.regranted(grant)
+        client.parking.update_grant(grant)
         assert client.parking._context.grant != grant, "all was taken over"

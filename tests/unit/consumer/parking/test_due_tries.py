@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.consumer.parking.due_tries import DueTries, DueTry
+from keylane.consumer.parking.due_tries import DueTry, RetrySchedule
 
 PAUSE_NS = 100
 DEAD, ALIVE = 1, 2
@@ -14,27 +14,27 @@ def pause_ns(failures: int) -> int:
     return PAUSE_NS * failures
 
 
-def tries(*sources: int) -> DueTries:
+def tries(*sources: int) -> RetrySchedule:
     """Two messages of each source are due at 0."""
-    due = DueTries()
+    due = RetrySchedule()
     for source in sources:
         for offset in (10, 20):
             due.add(offset, source, (offset, offset + 1), 0)  # of a number of tries each
     return due
 
 
-def take(due: DueTries, now_ns: int, count: int = 10) -> DueTry:
+def take(due: RetrySchedule, now_ns: int, count: int = 10) -> DueTry:
     taken = due.take(count, now_ns)
     assert taken is not None
     return taken
 
 
-def fail(due: DueTries, taken: DueTry, now_ns: int) -> None:
-    due.failed(taken, now_ns, pause_ns)
+def fail(due: RetrySchedule, taken: DueTry, now_ns: int) -> None:
+    due.requeue_failed(taken, now_ns, pause_ns)
 
 
 def test_take_gives_up_to_a_count_of_one_source_and_number_of_tries():
-    due = DueTries()
+    due = RetrySchedule()
     due.add(1, ALIVE, (0, 3), 0)
     due.add(1, ALIVE, (3, 8), 0)
     due.add(2, ALIVE, (8, 9), 0)
@@ -46,7 +46,7 @@ def test_take_gives_up_to_a_count_of_one_source_and_number_of_tries():
 
 
 def test_take_gives_nothing_before_it_is_due():
-    due = DueTries()
+    due = RetrySchedule()
     due.add(1, ALIVE, (0, 1), 7)
     assert due.next_ns == 7
     assert due.take(1, 6) is None
@@ -59,11 +59,11 @@ def test_failing_source_is_asked_by_one_take_at_a_time_after_longer_and_longer_p
     fail(due, take(due, 0), 0)
     assert due.take(1, 0) is None  # the other message is held
     assert due.next_ns == PAUSE_NS
-    asking = take(due, PAUSE_NS)
-    assert asking.asks
+    probing = take(due, PAUSE_NS)
+    assert probing.is_probe
     assert due.take(1, PAUSE_NS) is None
     assert due.next_ns is None
-    fail(due, asking, PAUSE_NS)
+    fail(due, probing, PAUSE_NS)
     assert due.next_ns == PAUSE_NS + 2 * PAUSE_NS
     assert len(due) == 2
 
@@ -74,7 +74,7 @@ def test_reads_that_were_under_way_when_a_source_failed_are_one_failure():
     for taken in under_way:
         fail(due, taken, 0)
     assert len(due) == 2
-    assert take(due, PAUSE_NS).asks
+    assert take(due, PAUSE_NS).is_probe
     assert due.take(1, 10 * PAUSE_NS) is None
 
 
@@ -83,7 +83,7 @@ def test_held_messages_are_due_when_their_source_answers():
     fail(due, take(due, 0), 0)
     assert due.take(1, 0) is None
     take(due, PAUSE_NS)
-    due.answered(DEAD)
+    due.on_success(DEAD)
     again = take(due, PAUSE_NS)
     assert again == (20, DEAD, [(20, 21)], False)
     fail(due, again, PAUSE_NS)
@@ -113,7 +113,7 @@ def test_messages_of_a_failing_source_ask_in_turn_when_its_broker_lacks_one_of_t
         elif taken.ranges == lacked:
             fail(due, taken, now_ns)
         else:
-            due.answered(DEAD)
+            due.on_success(DEAD)
             read += taken.ranges
     assert read == [(20, 21), (30, 31)]
     assert len(due) == 1
@@ -126,21 +126,21 @@ def test_messages_behind_one_that_cannot_be_read_ask_in_turn(upto, asked):
     """A batch of a source is damaged: the messages behind it, which wait in the same range of
     offsets, are tried.
     """
-    due = DueTries()
+    due = RetrySchedule()
     due.add(1, DEAD, (10, 14), 0)
-    due.failed(take(due, 0), 0, pause_ns, upto=upto)
+    due.requeue_failed(take(due, 0), 0, pause_ns, upto=upto)
     first = take(due, PAUSE_NS)
-    due.failed(first, PAUSE_NS, pause_ns, upto=upto)
+    due.requeue_failed(first, PAUSE_NS, pause_ns, upto=upto)
     assert due.next_ns is not None
     behind = take(due, due.next_ns)
     assert [first.ranges, behind.ranges] == [[each] for each in asked]
-    assert behind.asks
+    assert behind.is_probe
 
 
 def test_failed_keeps_a_range_whole_when_none_of_it_can_be_read():
-    due = DueTries()
+    due = RetrySchedule()
     due.add(1, DEAD, (10, 14), 0)
-    due.failed(take(due, 0), 0, pause_ns, upto=20)
+    due.requeue_failed(take(due, 0), 0, pause_ns, upto=20)
     assert take(due, PAUSE_NS).ranges == [(10, 14)]
 
 

@@ -21,11 +21,11 @@ def test_change_stays_until_it_is_confirmed():
     assert queue.take() == [Park(b"a", ((3, 5), (9, 10)), FAILURE)]
     queue.park(b"a", [11], None)
     assert queue.take() == [Park(b"a", ((3, 5), (9, 10)), FAILURE)]
-    assert (queue.messages, queue.parks(b"a"), queue.parks(b"b")) == (4, True, False)
-    queue.confirmed()
+    assert (queue.messages, queue.has_parks_of(b"a"), queue.has_parks_of(b"b")) == (4, True, False)
+    queue.confirm()
     assert queue.take() == [Park(b"a", ((11, 12),), None)]
-    queue.confirmed()
-    assert (bool(queue), queue.messages, queue.parks(b"a")) == (False, 0, False)
+    queue.confirm()
+    assert (bool(queue), queue.messages, queue.has_parks_of(b"a")) == (False, 0, False)
 
 
 def test_only_a_failed_message_that_waits_stops_a_redrive():
@@ -34,12 +34,12 @@ def test_only_a_failed_message_that_waits_stops_a_redrive():
     """
     queue = ParkQueue()
     queue.park(b"a", [3], None)
-    assert (queue.parks(b"a"), queue.stops(b"a")) == (True, False)
+    assert (queue.has_parks_of(b"a"), queue.ends_redrive(b"a")) == (True, False)
     queue.park(b"a", [4], FAILURE)
     queue.take()
-    assert (queue.stops(b"a"), queue.stops(b"b")) == (True, False)
-    queue.confirmed()
-    assert not queue.stops(b"a")
+    assert (queue.ends_redrive(b"a"), queue.ends_redrive(b"b")) == (True, False)
+    queue.confirm()
+    assert not queue.ends_redrive(b"a")
 
 
 @pytest.mark.parametrize("key", [None, b""])
@@ -47,9 +47,9 @@ def test_only_a_redriven_message_that_failed_stops_a_redrive_of_loose_ones(key: 
     """Others fail all the time, each for itself."""
     queue = ParkQueue()
     queue.park(key, [4], FAILURE)
-    assert not queue.stops(key)
+    assert not queue.ends_redrive(key)
     queue.park(key, [], FAILURE)
-    assert queue.stops(key)
+    assert queue.ends_redrive(key)
 
 
 def test_callback_is_called_when_its_change_is_durable():
@@ -58,7 +58,7 @@ def test_callback_is_called_when_its_change_is_durable():
     queue.free(b"a", lambda: called.append("free"))
     assert queue.take() == [Unpark(b"a", 7, ((1, 2),)), Free(b"a")]
     assert not called
-    queue.confirmed()
+    queue.confirm()
     assert called == ["handled", "free"]
 
 
@@ -68,11 +68,11 @@ def test_request_is_limited():
     for number in range(CHANGES_MAX + 1):
         queue.free(b"%d" % number, nothing)
     assert len(queue.take()) == CHANGES_MAX
-    queue.confirmed()
+    queue.confirm()
     queue.park(b"a", list(range(0, 4 * PARKED_ROWS_MAX, 2)), FAILURE)
     first = queue.take()
     assert [type(change) for change in first] == [Free, Park]
-    queue.confirmed()
+    queue.confirm()
     (second,) = queue.take()
     assert isinstance(second, Park)
     assert (second.ranges[0][0], second.failure) == (2 * PARKED_ROWS_MAX, None)
@@ -85,14 +85,14 @@ def test_full_broker_gets_what_makes_room_and_one_key_at_a_time():
     queue.park(b"b", [2], None)
     queue.park(b"a", [3], None)
     assert len(queue.take()) == 3
-    queue.refused()
+    queue.requeue_parks()
     queue.unpark(b"c", 7, 0, 1, nothing)
     assert [type(change) for change in queue.take()] == [Unpark]
-    queue.confirmed()
+    queue.confirm()
     assert queue.take() == [Park(b"a", ((1, 2),), FAILURE)]
-    queue.refused()
+    queue.requeue_parks()
     assert queue.take() == [Park(b"b", ((2, 3),), None)]
-    queue.confirmed()
+    queue.confirm()
     assert not queue.full
     assert queue.take() == [Park(b"a", ((1, 2),), FAILURE), Park(b"a", ((3, 4),), None)]
 
@@ -107,5 +107,5 @@ def test_queue_is_long_when_a_request_is_full():
     queue.take()
     assert not queue.is_long
     assert queue.messages == CHANGES_MAX
-    queue.confirmed()
+    queue.confirm()
     assert queue.messages == 0

@@ -19,34 +19,34 @@ ROWS = [(1, 0, 4), (1, 6, 9), (2, 0, 3)]
 def test_rows_left_are_up_to_a_count_of_messages_when_nothing_was_passed_over():
     passed = PassedOver()
     assert not passed
-    assert passed.rows_left(ROWS, 5) == [(1, 0, 4), (1, 6, 7)]
+    assert passed.remaining_rows(ROWS, 5) == [(1, 0, 4), (1, 6, 7)]
 
 
 @pytest.mark.parametrize("error", [CorruptLogError, CorruptBatchError, UnpackError])
 def test_rows_left_begin_behind_a_damaged_batch(error: type[KeylaneError]):
     """A batch that did not unpack took the whole source with it, at each try again."""
     passed = PassedOver()
-    passed.note(1, error(offset=0, end_offset=2))
+    passed.add(1, error(offset=0, end_offset=2))
     assert passed
-    assert passed.rows_left(ROWS, 4) == [(1, 2, 4), (1, 6, 8)]
-    passed.note(1, error(offset=6, end_offset=8))
-    assert passed.rows_left(ROWS, 4) == [(1, 8, 9), (2, 0, 3)]
+    assert passed.remaining_rows(ROWS, 4) == [(1, 2, 4), (1, 6, 8)]
+    passed.add(1, error(offset=6, end_offset=8))
+    assert passed.remaining_rows(ROWS, 4) == [(1, 8, 9), (2, 0, 3)]
 
 
 def test_rows_left_are_of_other_sources_when_one_does_not_answer():
     passed = PassedOver()
     error = UnreachableError("no answer")
-    passed.note(1, error)
-    assert passed.rows_left(ROWS, 100) == [(2, 0, 3)]
+    passed.add(1, error)
+    assert passed.remaining_rows(ROWS, 100) == [(2, 0, 3)]
     assert passed.error is error
 
 
 def test_rows_left_are_all_when_it_is_cleared():
     passed = PassedOver()
-    passed.note(2, CorruptLogError())
+    passed.add(2, CorruptLogError())
     passed.clear()
     assert passed.error is None
-    assert passed.rows_left(ROWS, 100) == ROWS
+    assert passed.remaining_rows(ROWS, 100) == ROWS
 
 
 def test_rows_are_asked_for_from_the_front_when_it_is_cleared():

@@ -224,7 +224,7 @@ async def test_redrive_of_a_key_waits_for_its_oldest_message_when_that_cannot_be
 @pytest.mark.parametrize("careful", [True, False])
 async def test_key_is_redriven_when_another_one_cannot_be_read(monkeypatch, careful):
     """After an owner that ended without a release, and where the turns are few."""
-    monkeypatch.setattr(redrive, "AT_ONCE_MAX", 1)
+    monkeypatch.setattr(redrive, "CONCURRENT_MAX", 1)
     broker, owner = DamagedBroker(KEY), NotingOwner()
     broker.parked = {KEY: [(1, 0, 2)], b"other": [(1, 2, 4)]}
     owner.redrives = True

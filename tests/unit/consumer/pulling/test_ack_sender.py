@@ -62,7 +62,7 @@ class ToldPartition:
         self.checked: list[int] = []
         self.failures: list[KeylaneError] = []
 
-    def acked_to(self, answer: Acked) -> None:
+    def apply_ack_reply(self, answer: Acked) -> None:
         self.cursors.append(answer.cursor)
 
     def boot_ns(self) -> int:
@@ -71,14 +71,14 @@ class ToldPartition:
     def held(self) -> list[Message]:
         return []
 
-    def note_unanswered(self, error: KeylaneError) -> None:
+    def record_call_error(self, error: KeylaneError) -> None:
         self.failures.append(error)
 
-    def knows_parked(self, version: int) -> bool:
+    def is_parked_current(self, version: int) -> bool:
         return version <= max(self.checked, default=0)
 
     async def check_parked(self, version: int) -> None:
-        if not self.knows_parked(version):
+        if not self.is_parked_current(version):
             self.checked.append(version)
 
 
@@ -211,7 +211,7 @@ async def test_task_ends_with_an_error_that_is_none_of_a_broker():
     """
 
     class FaultyPartition(ToldPartition):
-        def acked_to(self, answer: Acked) -> None:
+        def apply_ack_reply(self, answer: Acked) -> None:
             raise ValueError(answer)
 
     sender = sender_of(FaultyPartition(ScriptedBroker()))

@@ -28,7 +28,7 @@ def test_range_stays_queued_until_it_is_confirmed():
     assert queue.take() == ((3, 4),)
     queue.done(1)
     assert queue.take() == ((1, 2), (3, 4))
-    queue.confirmed()
+    queue.confirm()
     assert not queue
     assert queue.take() == ()
 
@@ -39,7 +39,7 @@ def test_request_has_a_limited_number_of_ranges():
     for offset in range(0, 2 * (RANGES_PER_REQUEST + 5), 2):
         queue.done(offset)
     assert len(queue.take()) == RANGES_PER_REQUEST
-    queue.confirmed()
+    queue.confirm()
     assert len(queue.take()) == 5
 
 
@@ -49,11 +49,11 @@ def test_refusal_halves_the_request_until_one_range_is_left():
     for offset in (3, 5, 7, 9, 11):
         queue.done(offset)
     assert len(queue.take()) == 5
-    assert queue.refused()
+    assert queue.shrink_request()
     assert queue.take() == ((3, 4), (5, 6))
-    assert queue.refused()
+    assert queue.shrink_request()
     assert queue.take() == ((3, 4),)
-    assert not queue.refused()
+    assert not queue.shrink_request()
     queue.done(2)
     assert queue.take() == ((2, 4),)
 
@@ -66,12 +66,12 @@ def test_requests_grow_again_after_a_refusal():
     for offset in range(1, 17, 2):
         queue.done(offset)
     queue.take()
-    queue.refused()
+    queue.shrink_request()
     sizes = []
     while queue:
         assert queue.at_range_limit
         sizes.append(len(queue.take()))
-        queue.confirmed()
+        queue.confirm()
     assert sizes == [4, 4]
     assert not queue.at_range_limit
     for offset in range(101, 141, 2):
@@ -91,12 +91,12 @@ def test_single_range_is_sent_again_with_others_when_its_request_failed():
     queue = AckQueue()
     queue.done_range(0, 5)
     assert queue.take() == ((0, 5),)
-    assert not queue.left_over
+    assert not queue.is_partial
     queue.done(5)
     queue.done(9)
     assert queue.take() == ((0, 6), (9, 10))
-    queue.confirmed()
+    queue.confirm()
     queue.done(10)
     assert queue.take() == ((10, 11),)
-    queue.confirmed()
+    queue.confirm()
     assert not queue

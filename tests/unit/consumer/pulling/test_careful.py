@@ -64,7 +64,7 @@ def _fields(answer: Acquired) -> tuple[Any, ...]:
 
 class HandlingOwner(NotingOwner):
     redrives = True
-    buries_when_full = False
+    dead_letters_when_full = False
 
     async def takes_messages(self) -> bool:
         return True

@@ -62,4 +62,4 @@ def test_careful_part_ends_in_time_but_not_before_an_accused_row():
     rows.next()
     assert rows.is_over(STORED, 0)
     assert rows.next() is None
-    assert rows.rest() == []
+    assert rows.take_remaining() == []

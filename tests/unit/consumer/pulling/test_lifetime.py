@@ -65,10 +65,10 @@ def test_event_leads_to_the_expected_state_or_is_refused(state: PullState, event
     after = EXPECTED[state].get(event)
     if after is None:
         with pytest.raises(AssertionError, match=f"{state.name} must not be {event.name}"):
-            life.on(event)
+            life.handle_event(event)
         assert life.state is state
     else:
-        life.on(event)
+        life.handle_event(event)
         assert life.state is after
 
 
@@ -106,7 +106,7 @@ def test_acks_of_the_user_are_taken_until_the_end_of_the_lease_or_of_the_hand_ov
     """A partition that is being handed over still takes them."""
     life = life_in(state)
     ended = state in {PullState.CLOSED, PullState.FENCED}
-    assert life.acks_until_ns == (0 if ended else UNTIL_MS * 1_000_000)
+    assert life.ack_deadline_ns == (0 if ended else UNTIL_MS * 1_000_000)
 
 
 def test_lapsed_lease_is_not_renewed():
@@ -122,7 +122,7 @@ def test_lapsed_lease_is_not_renewed():
 def test_renewal_during_a_hand_over_starts_no_handler():
     """It only leaves more time for the last acks."""
     life = Lifetime(UNTIL_MS)
-    life.on(PullEvent.STOPPED)
+    life.handle_event(PullEvent.STOPPED)
     assert life.renew(2_000, now_ms=10)
     assert life.deadline_ns == 0
     assert life.left_ms(1_500) == 500

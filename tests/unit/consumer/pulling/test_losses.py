@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from keylane.consumer.pulling.losses import FENCED, STALL_LINE_EVERY_MS, Losses, Stalls, why_lapsed
+from keylane.consumer.pulling.losses import (
+    FENCED,
+    STALL_LINE_EVERY_MS,
+    Losses,
+    Stalls,
+    lapse_reason,
+)
 
 
 def test_blocked_event_loop_is_named_as_the_reason():
     """Also while the measuring task has not woken yet."""
     stalls = Stalls()
-    stalls.sleeps(1_000, 1_000)
+    stalls.record_sleep(1_000, 1_000)
     assert stalls.longest_ms(0, 60_000) == 58_000
-    assert stalls.woke(60_000) == 58_000
-    stalls.sleeps(60_000, 1_000)
-    assert stalls.woke(61_010) == 0, "some milliseconds are no stall"
+    assert stalls.record_wake(60_000) == 58_000
+    stalls.record_sleep(60_000, 1_000)
+    assert stalls.record_wake(61_010) == 0, "some milliseconds are no stall"
     assert stalls.longest_ms(1_500, 61_010) == 58_000
     assert stalls.longest_ms(60_000, 61_010) == 0, "it ended before"
-    text = why_lapsed(silent_ms=59_000, stalled_ms=stalls.longest_ms(1_500, 61_010))
+    text = lapse_reason(silent_ms=59_000, stalled_ms=stalls.longest_ms(1_500, 61_010))
     assert text.startswith("the event loop did not run for 58 s")
 
 
 def test_silent_metaserver_is_named_as_the_reason():
     """The line adds how long the event loop was blocked meanwhile, if it was."""
-    assert why_lapsed(silent_ms=31_000, stalled_ms=0) == (
+    assert lapse_reason(silent_ms=31_000, stalled_ms=0) == (
         "the metaserver answered no heartbeat for 31 s"
     )
-    text = why_lapsed(silent_ms=31_000, stalled_ms=2_500)
+    text = lapse_reason(silent_ms=31_000, stalled_ms=2_500)
     assert text.endswith("for 31 s, of which the event loop did not run for 2.5 s")
 
 
@@ -43,11 +49,11 @@ def test_leases_lost_together_share_a_line():
     """A thousand partitions are one line for each reason."""
     losses = Losses()
     for partition_id in range(1_000):
-        losses.note(partition_id, 7, "the reason")
-    losses.note(5_000, 8, FENCED, fence=9)
+        losses.add(partition_id, 7, "the reason")
+    losses.add(5_000, 8, FENCED, fence=9)
     five = ", ".join(f"{partition_id} (token 7)" for partition_id in range(5))
-    assert losses.take() == [
+    assert losses.take_lines() == [
         f"lost the lease of partitions {five} and 995 more: the reason",
         f"lost the lease of partition 5000 (token 8, newer token 9): {FENCED}",
     ]
-    assert losses.take() == []
+    assert losses.take_lines() == []

@@ -21,18 +21,18 @@ def header(next_offset: int, first_s: int, last_s: int) -> SimpleNamespace:
 def test_lag_is_the_age_of_the_oldest_batch_that_is_not_acked():
     progress = PullProgress()
     assert progress.position(-1, 0, 100 * S).lag_s == 0.0
-    progress.pulled(header(10, 50, 52))
-    progress.pulled(header(20, 60, 63))
+    progress.record_pull(header(10, 50, 52))
+    progress.record_pull(header(20, 60, 63))
     progress.end_offset = 35
     assert progress.position(20, 0, 100 * S).lag_s == 50.0
-    progress.acked(9)
+    progress.record_acks(9)
     assert progress.position(20, 9, 100 * S).lag_s == 50.0
-    progress.acked(10)
+    progress.record_acks(10)
     position = progress.position(20, 10, 100 * S)
     assert (position.lag_messages, position.lag_s) == (25, 40.0)
-    progress.acked(20)
+    progress.record_acks(20)
     assert progress.position(20, 20, 100 * S).lag_s == 37.0, "what was pulled last; the rest is not"
-    progress.acked(35)
+    progress.record_acks(35)
     position = progress.position(35, 35, 100 * S)
     assert (position.lag_messages, position.lag_s) == (0, 0.0)
 
@@ -45,7 +45,7 @@ def test_end_is_not_below_the_next_offset_before_the_first_pull_is_answered():
 
 def test_lag_is_not_negative_when_the_senders_calendar_is_ahead():
     progress = PullProgress()
-    progress.pulled(header(10, 500, 500))
+    progress.record_pull(header(10, 500, 500))
     assert progress.position(10, 0, 100 * S).lag_s == 0.0
 
 
@@ -56,15 +56,15 @@ def test_few_times_are_kept_when_one_message_holds_the_cursor_for_long():
     progress = PullProgress()
     count = 50 * TIMES_MAX
     for number in range(1, count + 1):
-        progress.pulled(header(10 * number, number, number))
+        progress.record_pull(header(10 * number, number, number))
         assert len(progress._unacked) <= TIMES_MAX
     end, now_ns = 10 * count, (count + 1) * S
     assert progress.position(end, 0, now_ns).lag_s == count
     for acked in range(0, count, 777):
-        progress.acked(10 * acked)
+        progress.record_acks(10 * acked)
         late_s = progress.position(end, 10 * acked, now_ns).lag_s - (count - acked)
         assert 0 <= late_s <= count / 400
     for number in range(count + 1, count + 3 * TIMES_MAX):  # from here on the consumer keeps up
-        progress.pulled(header(10 * number, number, number))
-        progress.acked(10 * number - 10)
+        progress.record_pull(header(10 * number, number, number))
+        progress.record_acks(10 * number - 10)
     assert progress.position(10 * number, 10 * number - 10, (number + 1) * S).lag_s == 1.0

@@ -112,11 +112,11 @@ async def test_answer_waits_while_the_partition_is_paused():
     broker, owner = HeldBroker(), NotingOwner()
     async with opened(PullClient, broker, owner, SETTINGS) as client:
         await eventually(lambda: broker.held.calls)
-        client.gate.hold("resume")
+        client.gate.add("resume")
         broker.held.answer()
         await asyncio.sleep(0.01)
         assert owner.messages == []
-        client.gate.let_go("resume")
+        client.gate.remove("resume")
         await eventually(lambda: len(owner.messages) == 2)
 
 
@@ -179,12 +179,12 @@ async def test_parts_that_come_while_the_partition_is_paused_are_pulled_again():
     broker, owner = HeldBroker(), NotingOwner()
     async with opened(PullClient, broker, owner, replace(SETTINGS, buffer_messages=100)) as client:
         await eventually(lambda: broker.held.calls)
-        client.gate.hold("resume")
+        client.gate.add("resume")
         broker.held.part(0)
         broker.held.part(2)
         await asyncio.sleep(0.01)
         assert owner.messages == []
-        client.gate.let_go("resume")
+        client.gate.remove("resume")
         await eventually(lambda: len(broker.held.calls) == 2)
         assert [message.offset for message in owner.messages] == [0, 1]
         assert broker.held.calls[-1][0].offset == 2
@@ -236,9 +236,9 @@ async def test_partition_is_idle_while_a_pull_waits_and_all_is_known_to_be_acked
         for message in owner.messages:
             client.done(message.offset)
         assert not client.is_idle
-        client.acked_to(Acked(2))
+        client.apply_ack_reply(Acked(2))
         assert client.is_idle
-        client.gate.hold("resume")
+        client.gate.add("resume")
         broker.held.part(2)
         await asyncio.sleep(0.01)
         assert not client.is_idle
@@ -252,7 +252,7 @@ async def test_pull_is_sent_to_the_new_address_when_the_old_broker_still_answers
     new.address = "b:2"
     async with opened(PullClient, old, owner, SETTINGS, others=(new,)) as client:
         await eventually(lambda: old.held.calls)
-        client.renew(client.life.lease_until_ms, new.address)
+        client.renew(client.lifetime.lease_until_ms, new.address)
         await eventually(lambda: new.held.calls)
         old.held.answer()
         assert owner.messages == []
@@ -264,7 +264,7 @@ async def test_pull_goes_on_when_the_lease_is_renewed_at_the_same_address():
     broker, owner = HeldBroker(), NotingOwner()
     async with opened(PullClient, broker, owner, SETTINGS) as client:
         await eventually(lambda: broker.held.calls)
-        client.renew(client.life.lease_until_ms, broker.address)
+        client.renew(client.lifetime.lease_until_ms, broker.address)
         await asyncio.sleep(0.01)
         assert len(broker.held.calls) == 1
         broker.held.answer()

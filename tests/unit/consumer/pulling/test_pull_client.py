@@ -58,7 +58,7 @@ class UnopeningOwner(NotingOwner):
     """Keeps batches as they are stored, as a consumer without a handler does."""
 
     keeps_batches = True
-    buries_when_full = False
+    dead_letters_when_full = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ async def test_sealed_partition_is_drained_when_its_last_message_is_acked():
     broker = ScriptedBroker(batches=1)
     broker.sealed = True
     async with pulling(broker) as (client, owner):
-        await eventually(lambda: client.life.state is PullState.EXHAUSTED)
+        await eventually(lambda: client.lifetime.state is PullState.EXHAUSTED)
         assert len(broker.asked(Pull)) == 1
         client.done(0)
         await eventually(lambda: broker.cursor == 1)
@@ -168,7 +168,7 @@ async def test_handled_messages_are_acked_before_the_lock_is_released():
         client.done(0)
         client.done(1)
         await client.hand_over(flush_ms=1_000)
-        assert client.life.state is PullState.CLOSED
+        assert client.lifetime.state is PullState.CLOSED
     assert isinstance(broker.requests[-1], Release)
     assert broker.cursor == 2
 
@@ -222,7 +222,7 @@ async def test_messages_that_the_broker_left_out_are_acked_in_one_range():
     broker = ScriptedBroker(batches=4)
     broker.left_out, broker.sealed = ((2, 5), (6, 8)), True
     async with pulling(broker) as (client, owner):
-        await eventually(lambda: client.life.state is PullState.EXHAUSTED)
+        await eventually(lambda: client.lifetime.state is PullState.EXHAUSTED)
         assert [message.offset for message in owner.messages] == [0, 1]
         client.done_range(0, 2)
         await eventually(lambda: broker.asked(Ack))
@@ -242,5 +242,5 @@ async def test_tasks_end_when_a_client_is_abandoned():
         await asyncio.sleep(0)
         client.abandon()
         client.abandon()
-        await eventually(lambda: client._pulling.done() and client._acking.done())
+        await eventually(lambda: client._pull_task.done() and client._ack_task.done())
         assert not await asyncio.wait_for(waiting, 5)

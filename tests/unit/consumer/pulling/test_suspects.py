@@ -39,7 +39,7 @@ def steps(queue: SuspectQueue, next_offset: int) -> list[tuple[int, SuspectStep]
 def test_suspects_are_tried_alone_and_the_rest_is_handed_out():
     queue = queue_of(2, keys="abcd")
     assert steps(queue, 4) == [(0, CAREFUL), (1, CAREFUL)]
-    assert [each.offset for each in queue.rest()] == [2, 3]
+    assert [each.offset for each in queue.take_remaining()] == [2, 3]
     assert len(queue) == 0
 
 
@@ -61,14 +61,14 @@ def test_end_that_made_suspects_counts_when_nothing_was_begun():
     second.
     """
     queue = queue_of(2, keys="abc")
-    assert [queue.alone_crashes(offset) for offset in range(3)] == [2, 2, 1]
-    assert [queue.beside_crashes(offset) for offset in range(3)] == [1, 1, 1]
+    assert [queue.crashes_if_alone(offset) for offset in range(3)] == [2, 2, 1]
+    assert [queue.crashes_if_shared(offset) for offset in range(3)] == [1, 1, 1]
 
 
 def test_end_of_a_process_with_one_message_alone_accuses_no_other():
     """It has its culprit."""
     queue = queue_of(3, (1, 2), keys="abc")
-    assert [queue.alone_crashes(offset) for offset in range(3)] == [1, 3, 1]
+    assert [queue.crashes_if_alone(offset) for offset in range(3)] == [1, 3, 1]
 
 
 def test_crashes_count_as_tries():
@@ -90,10 +90,10 @@ def test_message_behind_a_failed_one_of_its_key_waits_for_it():
     """Until the last of them has ended; messages without a key wait for none."""
     queue = queue_of(8, keys="a-aab")
     failed, _ = queue.next()
-    queue.failed(failed)
+    queue.block_key(failed)
     no_key = message(5, b"")
     queue.put([no_key, message(6, b"a"), message(7, b"a")])
-    queue.failed(no_key)
+    queue.block_key(no_key)
     assert [queue.next()[1] for _ in range(6)] == [
         CAREFUL,
         PLAIN,
@@ -102,10 +102,10 @@ def test_message_behind_a_failed_one_of_its_key_waits_for_it():
         CAREFUL,
         PLAIN,
     ]
-    queue.ended(0)
-    queue.ended(3)
-    assert queue._failed, "the last one that left has not ended"
-    queue.ended(6)
+    queue.unblock_key(0)
+    queue.unblock_key(3)
+    assert queue._blocked_keys, "the last one that left has not ended"
+    queue.unblock_key(6)
     assert queue.next()[1] is CAREFUL
 
 
