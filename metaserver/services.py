@@ -23,9 +23,9 @@ from .removals.service import RemovalService
 from .resets.live import LiveResets
 from .resets.service import ResetService
 from .retention.announcer import Announcer
-from .retention.empty_partitions import Expirer
+from .retention.empty_partitions import PartitionExpirer
 from .retention.hidden_subjects import HiddenExpirer
-from .retention.history import PastExpirer
+from .retention.history import HistoryExpirer
 from .retention.idle_groups import GroupExpirer
 from .settings import MetaserverSettings
 from .starts.service import StartService
@@ -80,7 +80,9 @@ def services_of(
         database, network, settings, news=news, member=member, doubt=agreement.doubt
     )
     announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
-    expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
+    partition_expirer = PartitionExpirer(
+        database, network, settings, catalogue=catalogue, holder=driver
+    )
     starts = StartService(database, network, announce=announcer.announce, after_step=after_step)
     locked = database.name == "postgresql"
     groups = GroupService(
@@ -104,7 +106,7 @@ def services_of(
     )
     reset_service = ResetService(database, network, settings, holder=driver, after_step=after_step)
     resets = LiveResets(database, reset_service, groups.settle)
-    history_expirer = PastExpirer(database, settings, holder=driver)
+    history_expirer = HistoryExpirer(database, settings, holder=driver)
     group_expirer = GroupExpirer(database, settings, removals.delete_group, holder=driver)
     hidden_expirer = HiddenExpirer(
         database, network, settings, removals.delete_subject, catalogue=catalogue, holder=driver
@@ -116,7 +118,8 @@ def services_of(
         settings,
         operations,
         duties=[
-            each.run_once for each in (expirer, group_expirer, hidden_expirer, history_expirer)
+            each.run_once
+            for each in (partition_expirer, group_expirer, hidden_expirer, history_expirer)
         ],
         removals=removals,
         quick_duties=(announcer.run_once, starts.resume, resets.resume),

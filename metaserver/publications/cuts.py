@@ -238,8 +238,8 @@ def check_cut(
         if partition.end_offset is None:
             raise PublishError(
                 Reason.PUBLISH_BEHIND,
-                f"the end of partition {partition.partition_id} is not known: its broker was silent "
-                "when the partition was continued, and has not sealed it yet",
+                f"the end of partition {partition.partition_id} is not known: its broker was "
+                "silent when the partition was continued, and has not sealed it yet",
                 subject=target.name,
                 partition_id=partition.partition_id,
             )
