@@ -21,7 +21,7 @@ from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.race import Race
 from ..rpc.server import Server
-from .access.targets import MetaTargets
+from .access.targets import MetaserverTargets
 from .membership import ClusterMember
 from .metrics import MetaserverMetrics
 from .services import services_of
@@ -185,7 +185,7 @@ def _guard(
         return None
     guard = Guard(
         access.identify,
-        MetaTargets(database),
+        MetaserverTargets(database),
         clock=clock,
         version=access.version,
         on_audit=access.audit.buffer.add,

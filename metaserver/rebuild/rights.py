@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.errors import ConfigError, Reason
 from ..access.rows import begin_access, raise_version
-from ..backup.rows import number_ahead
+from ..backup.rows import skip_ids
 from ..sql.schema import access_grants, access_principals, access_quotas, access_tokens, name_limits
 
 RIGHTS = (access_principals, access_tokens, access_grants, access_quotas, name_limits)
@@ -85,4 +85,4 @@ def store_rights(connection: Connection, kept: KeptRights, *, now_ms: int) -> No
             rows = [row | changed for row in rows]
         if rows:
             connection.execute(sa.insert(table), rows)
-    number_ahead(connection, access_tokens)
+    skip_ids(connection, access_tokens)
