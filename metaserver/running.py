@@ -222,24 +222,24 @@ async def _start_access(
 
         issuer = Issuer(settings.outside_issuer, clock=clock)
     access = AccessService(
-        database, clock=clock, known=_known_tokens(settings), audit=audit, issuer=issuer
+        database, clock=clock, settings_tokens=_read_tokens(settings), audit=audit, issuer=issuer
     )
     await access.start()
     return access
 
 
-def _known_tokens(settings: MetaserverSettings) -> dict[str, str]:
+def _read_tokens(settings: MetaserverSettings) -> dict[str, str]:
     """Return token hash → principal, for the tokens in the settings. Raises ConfigError."""
-    known = {}
+    principals = {}
     for path, principal in (
         (settings.admin_token_file, ADMIN),
         (settings.cluster_token_file, CLUSTER),
     ):
         if path is not None:
-            known[token_hash(check_own_token(token_in_file(path), path))] = principal
+            principals[token_hash(check_own_token(token_in_file(path), path))] = principal
     if settings.admin_token_hash:
-        known[settings.admin_token_hash] = ADMIN
-    for text in settings.broker_token_hashes:
-        name, _, hashed = text.partition(":")
-        known[hashed] = BROKER + name
-    return known
+        principals[settings.admin_token_hash] = ADMIN
+    for entry in settings.broker_token_hashes:
+        name, _, hash_text = entry.partition(":")
+        principals[hash_text] = BROKER + name
+    return principals

@@ -134,9 +134,9 @@ def read_tokens(connection: Connection, principal: str | None, now_ms: int) -> l
 
 def revoke_token(connection: Connection, token_id: int, *, now_ms: int) -> TokenView:
     """Revoke a token; a repeat changes nothing. Raises NotFoundError."""
-    before = _token(connection, token_id, now_ms)
-    if not before.revoked_at_ms:
-        touch(connection, before.principal, now_ms)
+    token = _token(connection, token_id, now_ms)
+    if not token.revoked_at_ms:
+        touch(connection, token.principal, now_ms)
         connection.execute(
             sa.update(access_tokens)
             .where(access_tokens.c.token_id == token_id)

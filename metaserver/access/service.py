@@ -106,7 +106,7 @@ class AccessService:
     Access control over one database; call `start` before use.
 
     Args:
-        known: token hash → principal (ADMIN, CLUSTER or a broker), from the settings.
+        settings_tokens: token hash → principal (ADMIN, CLUSTER or a broker), from the settings.
         audit: the audit log.
         issuer: an outside issuer whose tokens are accepted, or None.
     """
@@ -116,7 +116,7 @@ class AccessService:
         database: Database,
         *,
         clock: Clock,
-        known: Mapping[str, str],
+        settings_tokens: Mapping[str, str],
         audit: AuditLog,
         issuer: Issuer | None = None,
     ) -> None:
@@ -124,10 +124,10 @@ class AccessService:
         self._issuer = issuer
         self._database = database
         self._clock = clock
-        self._settings_tokens = dict(known)
+        self._settings_tokens = dict(settings_tokens)
         self._settings_grants = {
             principal: ADMIN_GRANTS if principal == ADMIN else CLUSTER_GRANTS
-            for principal in known.values()
+            for principal in settings_tokens.values()
         }
         self._signing_key = OwnKey()
         self._key_made_ms = self._read_ms = 0
@@ -154,10 +154,10 @@ class AccessService:
         """Read changes, and store a new key if the key is due or the database lacks it."""
         now_ms = self._clock.boot_ms()
         stored = await self._database.read(read_version)
-        known = (self.state.cluster, self.state.version)
-        if stored is not None and (stored != known or now_ms - self._read_ms > REREAD_MS):
+        current = (self.state.cluster, self.state.version)
+        if stored is not None and (stored != current or now_ms - self._read_ms > REREAD_MS):
             await self.refresh()
-        # A database that lacks the row or the key is another one, for example after a restore.
+        # A database that lacks the row or the key was replaced, for example by a restore.
         is_stored = stored is not None and self._signing_key.key_id in self.state.keys
         if not is_stored or now_ms - self._key_made_ms > KEY_MS:
             await self._new_key()

@@ -214,8 +214,8 @@ def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
         ended = []
         for lease in read_leases_of(connection, group.group_id, leased_ids).values():
             if lease.partition_id in drained_ids:
-                # A higher token would mean that messages were parked there again, so that children
-                # would adopt all of them once more.
+                # A higher token would mean that messages were parked there again, and children
+                # would adopt all of them a second time.
                 ended.append(replace(lease, session=None, wanted=None, withdrawn=False))
             elif group.shared:
                 last_token = FencingToken(last_token + 1)

@@ -237,11 +237,15 @@ class Catalogue:
         Raises:
             FolderRefusedError: another opening of the data folder responds at the old address.
         """
-        known = await self._database.read(find_broker, report.broker_group)
-        if known is None or known.broker_id != report.broker_id or known.address == report.address:
+        registered = await self._database.read(find_broker, report.broker_group)
+        if (
+            registered is None
+            or registered.broker_id != report.broker_id
+            or registered.address == report.address
+        ):
             return
         try:
-            broker_id, opening = await self._probe(known.address)
+            broker_id, opening = await self._probe(registered.address)
         except KeylaneError:
             return  # no reply: the broker has moved
         if opening and opening == report.opening:
@@ -250,9 +254,9 @@ class Catalogue:
             copy = FolderRefusedError(
                 Reason.BROKER_GROUP_TAKEN,
                 f"the data folder of broker group {report.broker_group!r} is in use at "
-                f"{known.address} too: the one at {report.address} is a copy",
+                f"{registered.address} too: the one at {report.address} is a copy",
                 broker_group=report.broker_group,
-                address=known.address,
+                address=registered.address,
             )
             copy.hint = "Stop this broker: the folder is in use elsewhere"  # nothing is lost
             raise copy
@@ -266,10 +270,10 @@ class Catalogue:
         respond at the reported address: nothing listens there, or another program, a broker of
         another data folder, or another opening of the same folder.
         """
-        known = await self._database.read(find_broker, report.broker_group)
-        if known is None or known.broker_id != report.broker_id:
+        registered = await self._database.read(find_broker, report.broker_group)
+        if registered is None or registered.broker_id != report.broker_id:
             return False
-        if known.alive and known.address == report.address:
+        if registered.alive and registered.address == report.address:
             return True  # only one broker can listen there, so an earlier opening sent the report
         try:
             broker_id, opening = await self._probe(report.address)
@@ -514,7 +518,7 @@ class Catalogue:
         """
         problem = (
             f"the creation of {row.name!r} failed: {next(iter(in_use.values()))}; the id was "
-            "issued earlier, by a newer database or another one"
+            "issued earlier, by a newer database or by a different one"
         )
         if await self._database.write(fail_creation, row.subject_id, problem, in_use=set(in_use)):
             raise ConflictError(Reason.CREATION_FAILED, problem, subject=row.name)

@@ -213,7 +213,7 @@ def _plan_steps(
     if request.ends is not None:
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"{row.name!r} was made without a cut: messages that are sent meanwhile would be "
+            f"{row.name!r} was made without a cut: messages sent since then would be "
             "deleted unread; delete it, and reprocess the subject into itself again",
             subject=row.name,
             target=target.name,

@@ -164,8 +164,8 @@ def _read_ancestors(
     for status in statuses:
         for at_broker in status.groups:
             if at_broker.token and not at_broker.by_operator:
-                before = _ancestors(status.partition_id, rows)
-                ancestors.setdefault(at_broker.group, set()).update(before)
+                above = _ancestors(status.partition_id, rows)
+                ancestors.setdefault(at_broker.group, set()).update(above)
     return ancestors
 
 

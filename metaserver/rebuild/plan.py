@@ -87,14 +87,14 @@ def replaced_rows(statuses: Sequence[PartitionStatus], last_id: int) -> list[Reb
 
 def remaining_lineage(statuses: Sequence[PartitionStatus], last_id: int) -> list[PartitionStatus]:
     """Return the partitions above `last_id`, without the parents that were dropped."""
-    known = {status.partition_id: status for status in statuses}
+    by_id = {status.partition_id: status for status in statuses}
     return [
         _with_parents(
             status,
             tuple(
                 each
                 for each in _parents(status)
-                if each > last_id and (each in known or not is_dropped(each, status, known))
+                if each > last_id and (each in by_id or not is_dropped(each, status, by_id))
             ),
         )
         for status in statuses
@@ -102,7 +102,7 @@ def remaining_lineage(statuses: Sequence[PartitionStatus], last_id: int) -> list
     ]
 
 
-def is_dropped(parent: int, status: PartitionStatus, known: Mapping[int, PartitionStatus]) -> bool:
+def is_dropped(parent: int, status: PartitionStatus, by_id: Mapping[int, PartitionStatus]) -> bool:
     """
     Return whether a parent that no broker has belonged to a deleted hidden subject.
 
@@ -113,7 +113,7 @@ def is_dropped(parent: int, status: PartitionStatus, known: Mapping[int, Partiti
         return False
     covered = 0
     for each in _parents(status):
-        facts = known[each].facts if each in known and each != parent else None
+        facts = by_id[each].facts if each in by_id and each != parent else None
         if facts is not None and not facts.hidden:
             start = max(facts.partition.range_start, status.facts.partition.range_start)
             end = min(facts.partition.range_end, status.facts.partition.range_end)
@@ -344,10 +344,10 @@ def _plan_subject(
     subject.fences, subject.operation = unfinished_operations(statuses, rows)
     for status in lineage:
         if status.partition_id in unpublished:
-            gone = msgspec.structs.replace(
+            expired = msgspec.structs.replace(
                 _facts(status).partition, state=PartitionState.EXPIRED, parents=()
             )
-            rows[status.partition_id] = RebuiltPartition(partition=gone)
+            rows[status.partition_id] = RebuiltPartition(partition=expired)
             subject.partitions.append(rows[status.partition_id])
     subject.canceled = cancel_operation(rows)
     _set_settings(subject, {key: row for key, row in rows.items() if key in facts}, facts)
@@ -458,8 +458,8 @@ def _blocking_parents(subject: RebuiltSubject) -> dict[int, frozenset[int]]:
     rows = {int(row.partition.partition_id): row for row in subject.partitions}
     parents = {number: row.partition.parents for number, row in rows.items()}
     lost = {number for number, row in rows.items() if row.lost}
-    known = parents.keys() | set().union(*parents.values())
-    return nearest_ancestors(parents, known - lost)
+    all_ids = parents.keys() | set().union(*parents.values())
+    return nearest_ancestors(parents, all_ids - lost)
 
 
 def _set_logic_starts(rows: dict[int, RebuiltPartition], every: Sequence[RebuiltPartition]) -> None:

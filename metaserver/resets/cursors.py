@@ -136,12 +136,12 @@ def new_cursors(
             partition_id: _physical_cursor(request, part, begun)
             for partition_id, part in by_id.items()
         }
-    own = {
+    places = {
         partition_id: OwnPlace(part.first_offset, part.next_offset, targets[partition_id])
         for partition_id, part in by_id.items()
     }
     parents = {partition_id: part.partition.parents for partition_id, part in by_id.items()}
-    return place_in_order(own, parents)
+    return place_in_order(places, parents)
 
 
 def _queue_cursors(

@@ -373,7 +373,7 @@ def note_at_end(
     connection: Connection, group_id: int, at_end: Sequence[int], parked: Collection[int] = ()
 ) -> None:
     """
-    Store that a locked group has drained those of these partitions whose parents it has drained.
+    Store that a locked group has drained these partitions, except those with undrained parents.
 
     Partitions that adopt parked messages of ancestors are left out, because they first need an
     owner.
@@ -415,7 +415,7 @@ parents block.
 def _with_drained_parents(
     connection: Connection, group_id: int, at_end: Sequence[int]
 ) -> list[int]:
-    """Return those of the partitions at whose end a group is whose parents it has drained too."""
+    """Return those of these partitions whose parents a group has drained too."""
     blocked_by: dict[int, set[int]] = {}
     lost: set[int] = set()
     pending = set(at_end)

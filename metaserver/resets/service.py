@@ -150,12 +150,12 @@ class ResetService:
         scope = await self._database.read(reset_scope, subject, group, request)
         parts = await self._read_all(scope, group, request)
         cursors = new_cursors(request, parts, static=scope.static)
-        before = {int(part.partition.partition_id): part.present for part in parts}
+        present = {int(part.partition.partition_id): part.present for part in parts}
         tokens = dict.fromkeys(cursors, 0)
         plan = _result(subject, group, scope.partitions, cursors, tokens)
         plan = replace(
             plan,
-            cursors=[replace(view, before=before[view.partition_id]) for view in plan.cursors],
+            cursors=[replace(view, before=present[view.partition_id]) for view in plan.cursors],
             static=scope.static,
             left_out=tuple(partition.partition_id for partition in scope.left_out),
             dry_run=True,

@@ -290,13 +290,13 @@ class PartitionExpirer:
             full = len(candidates) == CANDIDATES_MAX
             self._after = candidates[-1][0].partition_id if full else 0
             slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
-            answers = await asyncio.gather(
+            are_empty = await asyncio.gather(
                 *(self._is_empty(partition, end, slots) for partition, end in candidates)
             )
             ends = {
                 int(partition.partition_id): end
-                for (partition, end), empty in zip(candidates, answers, strict=True)
-                if empty
+                for (partition, end), is_empty in zip(candidates, are_empty, strict=True)
+                if is_empty
             }
             if not ends:
                 return expired

@@ -227,12 +227,12 @@ def _open_partitions(view: SqlView, subject: SubjectRow) -> list[Partition]:
 
 
 def _parents_overlap(index: Index) -> Iterator[str]:
-    known = index.after.partitions
-    for child in known.values():
+    by_id = index.after.partitions
+    for child in by_id.values():
         partition = child.partition
         covered = 0
         for parent_id in partition.parents:
-            parent = known.get(parent_id)
+            parent = by_id.get(parent_id)
             if parent is None or not _same_subject(index.after, parent, child):
                 yield (
                     f"partition {partition.partition_id}: parent {parent_id} does not belong to "
@@ -250,7 +250,7 @@ def _parents_overlap(index: Index) -> Iterator[str]:
             yield f"partition {partition.partition_id}: its parents do not cover its range"
         subject = index.after.subjects.get(child.subject_id)
         if subject is not None and subject.static and partition.state in {OPEN, SEALED}:
-            yield from broken_chain(known, with_visible_parents(known, child))
+            yield from broken_chain(by_id, with_visible_parents(by_id, child))
 
 
 def with_visible_parents(known: Mapping[int, PartitionView], child: PartitionView) -> Partition:
@@ -306,7 +306,7 @@ def _hosted_as_known(index: Index) -> Iterator[str]:
         if group in index.silent:
             if group not in reported:
                 reported.add(group)
-                yield f"broker group {group!r} cannot be asked: {index.silent[group]}"
+                yield f"broker group {group!r} does not respond: {index.silent[group]}"
             continue
         status = index.status(row)
         if status is None:
@@ -314,11 +314,11 @@ def _hosted_as_known(index: Index) -> Iterator[str]:
             continue
         subject = index.before.subjects[row.subject_id]
         gone = _gone_parents(index, status, partition)
-        for name, known, hosted in _differences(subject, partition, status, gone):
+        for name, expected, hosted in _differences(subject, partition, status, gone):
             if partition.state is SEALED and name in _SETTINGS:
                 continue  # the settings were changed after the partition was sealed
             yield (
-                f"partition {partition.partition_id}: {name} is {known!r} in SQL, "
+                f"partition {partition.partition_id}: {name} is {expected!r} in SQL, "
                 f"{hosted!r} at {group!r}"
             )
 
@@ -335,8 +335,8 @@ def _gone_parents(
     They belonged to a deleted hidden subject, or were replaced before the database was rebuilt.
     """
     facts = () if status.facts is None else status.facts.partition.parents
-    known = index.before.partitions.keys() | index.after.partitions.keys()
-    return frozenset(facts) - known - set(partition.parents)
+    known_ids = index.before.partitions.keys() | index.after.partitions.keys()
+    return frozenset(facts) - known_ids - set(partition.parents)
 
 
 def _differences(
@@ -349,11 +349,11 @@ def _differences(
     parents that no longer exist.
     """
     if status.facts is None:
-        known: dict[str, object] = {"subject": subject.hosted_name, "name": partition.name}
+        expected: dict[str, object] = {"subject": subject.hosted_name, "name": partition.name}
         hosted: dict[str, object] = {"subject": status.subject, "name": status.name}
     else:
-        known, hosted = _facts(subject, partition), _hosted_facts(status.facts, subject, gone)
-    for name, value in known.items():
+        expected, hosted = _facts(subject, partition), _hosted_facts(status.facts, subject, gone)
+    for name, value in expected.items():
         if hosted[name] != value:
             yield name, value, hosted[name]
 
@@ -404,18 +404,16 @@ def _missing_partitions(index: Index) -> Iterator[Missing]:
     """
     for (group, partition_id), status in index.at_broker.items():
         # A partition that only the first snapshot has was dropped after its broker's reply.
-        known = index.after.partitions.get(partition_id) or index.before.partitions.get(
-            partition_id
-        )
-        if known is None:
+        row = index.after.partitions.get(partition_id) or index.before.partitions.get(partition_id)
+        if row is None:
             text = (
                 f"{group!r} hosts partition {partition_id} of {status.subject!r}, "
                 f"which SQL does not know"
             )
-        elif known.partition.broker_group != group:
+        elif row.partition.broker_group != group:
             text = (
                 f"{group!r} hosts partition {partition_id}, which belongs to "
-                f"{known.partition.broker_group!r}"
+                f"{row.partition.broker_group!r}"
             )
         else:
             continue
@@ -465,12 +463,12 @@ def missing(index: Index) -> Iterator[Missing]:
     Only a database that lost commits lacks any, because a change is committed before a broker is
     asked to apply it.
     """
-    known = index.before.partitions.keys() | index.after.partitions.keys()
-    highest = max(known, default=0)
+    known_ids = index.before.partitions.keys() | index.after.partitions.keys()
+    highest = max(known_ids, default=0)
     for each in _missing_partitions(index):
         # An unknown but not higher id belongs to a deleted partition in an older copy of a data
         # folder.
-        if each.partition_id in known or each.partition_id > highest:
+        if each.partition_id in known_ids or each.partition_id > highest:
             yield each
     yield from _missing_seals(index)
     yield from _missing_removals(index)
@@ -623,26 +621,26 @@ def _operations_move(index: Index) -> Iterator[str]:
         if planned and subject.route_version > 0 and part.partition.partition_id not in stepping:
             yield f"partition {part.partition.partition_id} is planned, and no operation opens it"
     for subject in view.subjects.values():
-        before = index.before.subjects.get(subject.subject_id)
+        earlier = index.before.subjects.get(subject.subject_id)
         unopened = not subject.problem and subject.route_version == 0
-        if unopened and before is not None and before.route_version == 0:
+        if unopened and earlier is not None and earlier.route_version == 0:
             yield f"subject {subject.name!r}: its creation is not finished"
-        if subject.deleting and before is not None and before.deleting:
+        if subject.deleting and earlier is not None and earlier.deleting:
             yield f"subject {subject.name!r}: its deletion is not finished"
     deleting = {group.group_id for group in index.before.groups if group.deleting}
     for group in view.groups:
-        gone = view.subjects[group.subject_id].deleting
-        if group.deleting and group.group_id in deleting and not gone:
+        is_subject_deleted = view.subjects[group.subject_id].deleting
+        if group.deleting and group.group_id in deleting and not is_subject_deleted:
             yield f"group {group.name!r}: its deletion is not finished"
 
 
 def _children_after_parents(index: Index) -> Iterator[str]:
-    known = index.after.partitions
-    for child in known.values():
+    by_id = index.after.partitions
+    for child in by_id.values():
         if child.partition.state not in {OPEN, SEALED}:
             continue
-        for parent_id in with_visible_parents(known, child).parents:
-            parent = known.get(parent_id)
+        for parent_id in with_visible_parents(by_id, child).parents:
+            parent = by_id.get(parent_id)
             if parent is not None and parent.partition.state in {OPEN, PLANNED}:
                 yield (
                     f"partition {child.partition.partition_id} is {child.partition.state}, "
@@ -773,23 +771,25 @@ def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> It
         return
     start: int | None = 0
     for parent in (known[key] for key in partition.parents if key in known):
-        before = parent.partition
-        continues = before.queue == partition.queue
-        if continues != (before.range_start == partition.range_start):
+        parent_partition = parent.partition
+        continues = parent_partition.queue == partition.queue
+        if continues != (parent_partition.range_start == partition.range_start):
             yield (
                 f"partition {partition.partition_id} has queue {partition.queue} and begins at "
                 f"logical partition {partition.range_start}; it continues partition "
-                f"{before.partition_id}, which has queue {before.queue} and begins at "
-                f"{before.range_start}"
+                f"{parent_partition.partition_id}, which has queue {parent_partition.queue} and "
+                f"begins at {parent_partition.range_start}"
             )
         if not continues:
             continue
-        gone = parent.abandoned or (
-            before.state is PartitionState.EXPIRED and parent.end_offset is None
+        is_lost = parent.abandoned or (
+            parent_partition.state is PartitionState.EXPIRED and parent.end_offset is None
         )
-        if gone and is_behind_loss(partition):
+        if is_lost and is_behind_loss(partition):
             return
-        start = None if parent.end_offset is None else before.logic_start + parent.end_offset
+        start = (
+            None if parent.end_offset is None else parent_partition.logic_start + parent.end_offset
+        )
     if partition.logic_start != start:
         yield (
             f"partition {partition.partition_id} begins at logic offset "

@@ -14,7 +14,9 @@ branch_labels = None
 depends_on = None
 
 _BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""64 bits on every database. SQLite generates ids only for a column of the exact type INTEGER."""
+"""The type of generated ids, with 64 bits on every database: SQLite generates ids only for a column
+of the exact type INTEGER.
+"""
 
 TABLES = (
     "accepted_folders",

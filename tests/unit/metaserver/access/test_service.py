@@ -21,7 +21,7 @@ def service_of(groups: int) -> AccessService:
     have.
     """
     nothing: Any = None
-    service = AccessService(nothing, clock=SystemClock(), known={}, audit=nothing)
+    service = AccessService(nothing, clock=SystemClock(), settings_tokens={}, audit=nothing)
     grants = {
         f"group:{number}": tuple(
             AccessGrant(Rights.CONSUME, f"subject.{number}.{each}") for each in range(GRANTS_MAX)
@@ -81,7 +81,7 @@ async def overlapping(
     """
     database: Any = OverlappingReads()
     nothing: Any = None
-    service = AccessService(database, clock=SystemClock(), known={}, audit=nothing)
+    service = AccessService(database, clock=SystemClock(), settings_tokens={}, audit=nothing)
     readings = []
     for version in versions:
         database.version = version
