@@ -72,15 +72,15 @@ class ClusterMember:
 
     async def beat(self, address: str) -> None:
         """Register this metaserver, and read the cluster's version. Raises StorageError."""
-        registration: dict[str, Any] = {
+        values: dict[str, Any] = {
             "holder": self._holder,
             "address": address,
             "version": self._version,
             "ttl_ms": TTL_MS,
         }
-        state = await self._database.renew(renew_metaserver, **registration)
+        state = await self._database.renew(renew_metaserver, **values)
         if state.raised > state.version:  # store it durably before any broker is told
-            state = await self._database.write_first(note_metaserver, **registration)
+            state = await self._database.write_first(note_metaserver, **values)
         self._state = state
         try:
             check_member(self._version, self._state.version, "this metaserver")
@@ -91,7 +91,7 @@ class ClusterMember:
             self.problem = error.message
 
     @asynccontextmanager
-    async def registered(self, address: str) -> AsyncIterator[None]:
+    async def registration(self, address: str) -> AsyncIterator[None]:
         """Register this metaserver until the block ends."""
         await self.beat(address)
         heartbeat = asyncio.create_task(self._heartbeat_loop(address))

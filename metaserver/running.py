@@ -137,7 +137,7 @@ async def running_metaserver(
         await server.start(settings.host, settings.port)
         if access is not None:
             access.audit.buffer.server = f"metaserver {server.address}"
-        await stack.enter_async_context(member.registered(server.address))
+        await stack.enter_async_context(member.registration(server.address))
         periodic_work = asyncio.create_task(services.periodic_tasks.run())
         background = _start_background_tasks(metrics, access)
         try:

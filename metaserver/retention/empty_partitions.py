@@ -150,7 +150,7 @@ def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Su
 
 
 _free = sa.and_(leases.c.session.is_(None), leases.c.wanted.is_(None))
-"""A lease that no session holds or shall get: no release of it can still arrive."""
+"""A lease that no session holds and none is to get, so that no release can arrive any more."""
 _PROGRESS = ((drained, sa.true()), (heard, sa.true()), (leases, _free))
 """The tables with a row for each group and partition; each with the condition for deleting rows."""
 
