@@ -43,12 +43,12 @@ STATE = sa.select(access_state.c.cluster, _version.label("version"))
 
 
 def read_version(connection: Connection) -> tuple[str, int] | None:
-    """Return the cluster's access id and the version; None before `begin_access`."""
+    """Return the cluster's access id and the version; None before `create_access_state`."""
     row = connection.execute(STATE).one_or_none()
     return None if row is None else (row.cluster, row.version)
 
 
-def begin_access(connection: Connection, cluster: str) -> None:
+def create_access_state(connection: Connection, cluster: str) -> None:
     """Create the access state unless it exists; `cluster` is a random id."""
     insert_new(connection, access_state, {"one": 1, "cluster": cluster, "version": 1})
 

@@ -75,7 +75,7 @@ from .book_rows import read_access_state
 from .quota_rows import read_quotas, set_quota, unset_quota
 from .readings import ReadOrder
 from .rows import (
-    begin_access,
+    create_access_state,
     create_token,
     grant,
     read_grants,
@@ -172,7 +172,7 @@ class AccessService:
             self.state = state.with_settings(self._settings_tokens, self._settings_grants)
 
     async def _new_key(self) -> None:
-        await self._database.write(begin_access, secrets.token_hex(16))
+        await self._database.write(create_access_state, secrets.token_hex(16))
         key, now_ms = OwnKey(), self._clock.wall_ms()
         ends_at = now_ms + KEY_MS + 2 * CAPABILITY_MS
         await self._database.write(

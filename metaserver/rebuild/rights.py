@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.errors import ConfigError, Reason
-from ..access.rows import begin_access, raise_version
+from ..access.rows import create_access_state, raise_version
 from ..backup.rows import skip_ids
 from ..sql.schema import access_grants, access_principals, access_quotas, access_tokens, name_limits
 
@@ -77,7 +77,7 @@ def store_rights(connection: Connection, kept: KeptRights, *, now_ms: int) -> No
         ConfigError
     """
     check_no_rights(connection)
-    begin_access(connection, secrets.token_hex(16))
+    create_access_state(connection, secrets.token_hex(16))
     changed = {"version": raise_version(connection), "changed_at": now_ms}
     for table in RIGHTS:
         rows = kept.of(table)

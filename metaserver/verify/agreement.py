@@ -133,7 +133,9 @@ class AgreementWatch:
             self._settled.set()
 
     async def _compare(self, groups: Collection[str] | None) -> set[Missing]:
-        """Return everything that these broker groups, or all if None, have and the database lacks."""
+        """Return everything that these broker groups have and the database lacks; None: all
+        groups.
+        """
         before = await self._database.read(read_sql_view)
         slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
         brokers = [row for row in before.brokers if groups is None or row.broker_group in groups]

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from keylane.metaserver.access import rows
 from keylane.metaserver.access.book import CHANGED_MS
 from keylane.metaserver.access.rows import (
-    begin_access,
+    create_access_state,
     create_token,
     grant,
     read_tokens,
@@ -35,7 +35,7 @@ def listed(connection: sa.Connection, now_ms: int) -> list[int]:
 @pytest.fixture
 def connection(engine: sa.Engine):
     with engine.begin() as connection:
-        begin_access(connection, "c")
+        create_access_state(connection, "c")
         yield connection
 
 
