@@ -82,6 +82,7 @@ class Issuer:
         return identity
 
     def _decode(self, text: str, key: jwt.PyJWK, algorithm: str) -> VerifiedIdentity:
+        """Check a token's signature and claims. Raises UnauthenticatedError."""
         settings = self._settings
         try:
             claims = jwt.decode(

@@ -80,6 +80,7 @@ def plan_hidden(
 
 
 def _check_unpublished(connection: Connection, hidden: str, target: str) -> None:
+    """Check that no hidden subject of this name was published. Raises PublishError."""
     query = sa.select(publications.c.target, publications.c.subject_id)
     published = connection.execute(query.where(publications.c.hidden == hidden)).one_or_none()
     if published is not None:

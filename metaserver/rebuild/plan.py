@@ -277,6 +277,7 @@ def _missing_parent(status: PartitionStatus, parent: int) -> str:
 
 
 def _contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
+    """Yield a problem for each contradiction between the brokers' replies."""
     groups: dict[str, str] = {}
     ids: dict[str, str] = {}
     hosts: dict[int, str] = {}

@@ -93,7 +93,7 @@ class RemovalService:
         """
         begun = await self._database.write(begin_subject_deletion, name, request)
         self._catalogue.wake([Subject(name)])
-        await self._continue(begun, "its subject was deleted")
+        await self._carry_out(begun, "its subject was deleted")
         view = await self._database.read(subject_deletion, name, begun.subject_id)
         return self._with_problem(view, begun)
 
@@ -106,14 +106,15 @@ class RemovalService:
             BusyError: nothing was changed.
         """
         begun = await self._database.write(begin_group_deletion, subject, group, request)
-        await self._continue(begun, "its group was deleted")
+        await self._carry_out(begun, "its group was deleted")
         view = await self._database.read(group_deletion, subject, group, begun)
         return self._with_problem(view, begun)
 
-    async def _continue(self, begun: BegunDeletion, why: str) -> None:
+    async def _carry_out(self, begun: BegunDeletion, why: str) -> None:
+        """End the deletion's sessions for a reason, and ask brokers once for all removals."""
         self._after_step("marked")
         self._groups.end_sessions(begun.ended, why=why)
-        await self._run()
+        await self._ask_brokers()
 
     def _with_problem(self, view: D, begun: BegunDeletion) -> D:
         """Add to the view why a broker has not done its part."""
@@ -125,9 +126,10 @@ class RemovalService:
         StorageError.
         """
         if asyncio.get_running_loop().time() >= self._next_run_s:
-            await self._run()
+            await self._ask_brokers()
 
-    async def _run(self) -> None:
+    async def _ask_brokers(self) -> None:
+        """Ask brokers for all pending removals, and record those that are done."""
         self._problems.clear()
         after: Removal = (0, 0)
         while pending := await self._database.read(

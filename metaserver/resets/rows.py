@@ -169,6 +169,7 @@ def reset_scope(
 def _selected(
     connection: Connection, subject_id: int, request: ResetGroup
 ) -> tuple[tuple[Partition, ...], tuple[Partition, ...]]:
+    """Return `settable_partitions` for a request."""
     return settable_partitions(
         connection, subject_id, queue=request.queue, partition_id=request.partition_id
     )
