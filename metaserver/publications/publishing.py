@@ -171,8 +171,8 @@ def _check_id(hidden: str, subject_id: int, request: PublishSubject) -> None:
 def _check_hidden(
     connection: Connection, hidden: str, row: SubjectRow | None, request: PublishSubject
 ) -> SubjectRow:
-    """Return the row if it is a hidden subject that can be published in the requested target. Raises
-    the same errors as `begin_publication`.
+    """Return the row if it is a hidden subject that can be published in the target. Raises the same
+    errors as `begin_publication`.
     """
     if row is None:
         check_not_lost(connection)
