@@ -27,18 +27,18 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.metaserver"
         return 1
     flags = vars(SOURCES.parser(prog, "A metaserver.").parse_args(arguments))
     config = flags.pop("config")
-    read = partial(SOURCES.read, flags, config, dict(os.environ))
+    read_settings = partial(SOURCES.read, flags, config, dict(os.environ))
     try:
-        settings = read()
+        settings = read_settings()
     except KeylaneError as error:
         print(f"keylane: {error}", file=sys.stderr)
         return 1
 
     running: list[RunningMetaserver] = []
 
-    def adopt(changed: MetaserverSettings) -> None:
+    def adopt(new_settings: MetaserverSettings) -> None:
         for metaserver in running:
-            metaserver.adopt(changed)
+            metaserver.adopt(new_settings)
 
     async def serve(stop: asyncio.Event) -> None:
         if warning := warning_about_flags(flags):
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.metaserver"
         log_level=settings.log_level,
         log_format=settings.log_format,
         log_fields={"program": "metaserver"},
-        on_reload=Reloading(settings, read, RELOADED, adopt).reload,
+        on_reload=Reloading(settings, read_settings, RELOADED, adopt).reload,
         on_stop=partial(say_stop, "metaserver"),
     )
 
@@ -69,9 +69,7 @@ async def _serve(
 
 
 def _die_after(step: str) -> None:
-    """Kill this process after the step that KEYLANE_DIE_AFTER names, so that tests can simulate a
-    crash.
-    """
+    """Kill this process after the step named in KEYLANE_DIE_AFTER, for tests of crashes."""
     if step == os.environ.get("KEYLANE_DIE_AFTER"):
         os.kill(os.getpid(), 9)
 

@@ -1,4 +1,4 @@
-"""Handles a metaserver's control calls, which `protocol/endpoints.py` declares."""
+"""Routes the control endpoints of `protocol/endpoints.py` to a metaserver's services."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def control_routes(
     starts: StartService,
     publications: PublicationService,
 ) -> list[ControlRoute]:
-    """Return the routes of the endpoints that need no access control."""
+    """Return the routes of all endpoints but those that manage access."""
     return [
         *_subject_routes(catalogue),
         *_consumer_routes(groups, catalogue),
@@ -75,19 +75,19 @@ def control_routes(
 
 def _subject_routes(catalogue: Catalogue) -> list[ControlRoute]:
     async def route(_body: None, params: Params) -> Route:
-        ask = partial(
+        fetch = partial(
             catalogue.route,
             params["subject"],
             known_version=whole_number(params, "known_version", -1, low=-1),
             wait_ms=whole_number(params, "wait_ms", 0, high=PULL_WAIT_MS_MAX),
-            order_strategy=strategy(params),
+            order_strategy=parse_order_strategy(params),
             subject_id=whole_number(params, "subject_id", 0),
         )
-        return await catalogue.retry_while_empty(ask)
+        return await catalogue.retry_while_empty(fetch)
 
     async def auto_create(body: AutoCreate, params: Params) -> SubjectView:
-        ask = partial(catalogue.auto_create, params["subject"], body)
-        return await catalogue.retry_while_empty(ask)
+        create = partial(catalogue.auto_create, params["subject"], body)
+        return await catalogue.retry_while_empty(create)
 
     return [
         ControlRoute(endpoints.BROKER_HEARTBEAT, lambda body, _: catalogue.report(body)),
@@ -160,11 +160,11 @@ def _operation_routes(operations: OperationDriver) -> list[ControlRoute]:
     ]
 
 
-def strategy(params: Params) -> OrderStrategy | None:
-    """Return the order strategy that the query names, or None. Raises InvalidRequestError."""
+def parse_order_strategy(params: Params) -> OrderStrategy | None:
+    """Return the order strategy of the query string, or None. Raises InvalidRequestError."""
     text = params.get("order_strategy")
     try:
         return None if text is None else OrderStrategy(text)
     except ValueError:
-        spelled = ", ".join(OrderStrategy)
-        raise InvalidRequestError(f"order_strategy is one of {spelled}, not {text!r:.40}") from None
+        allowed = ", ".join(OrderStrategy)
+        raise InvalidRequestError(f"order_strategy is one of {allowed}, not {text!r:.40}") from None

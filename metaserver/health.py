@@ -1,5 +1,5 @@
-"""Reports whether a metaserver is ready for clients, and if not, why. The answer comes within a
-second even if the database does not answer.
+"""Reports whether a metaserver is ready for clients and, if not, why. It replies within a second
+even if the database does not respond.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ..protocol.control import Health
 from .catalogue.service import Catalogue
 from .membership import ClusterMember, cluster_view
-from .remembered import Remembered
+from .remembered import CachedRead
 from .sql.database import Database
 
 
@@ -22,20 +22,20 @@ class HealthyDatabase(Database, Protocol):
 
     @property
     def name(self) -> str:
-        """The kind of the database: "sqlite" or "postgresql"."""
+        """The database dialect: "sqlite" or "postgresql"."""
         ...
 
     async def problem(self) -> str:
-        """Return the reason why the database cannot be written now, or ""."""
+        """Return why the database cannot be written now, or ""."""
         ...
 
     def silence(self) -> str:
-        """Return for how long the database has not answered, as a text, or "" if it answers."""
+        """Return how long the database has not responded, as text; "" if it responds."""
         ...
 
-    def on_new_connection(self, call: Callable[[], None]) -> None:
-        """Register a callback for each new connection: the server behind it may be another one, for
-        example a replica that lacks commits.
+    def on_new_connection(self, callback: Callable[[], None]) -> None:
+        """Register a callback for each new connection, which may lead to another server, such as a
+        replica that lacks recent commits.
         """
         ...
 
@@ -49,25 +49,25 @@ class MetaserverHealth:
         self._database = database
         self._catalogue = catalogue
         self._member = member
-        self._known = Remembered(self._read)
+        self._cache = CachedRead(self._read)
 
     async def now(self) -> Health:
-        """Return the present health, or the last known one if the database does not answer in time;
+        """Return the current health, or the cached one if the database does not respond in time;
         `details.age_ms` is its age.
         """
-        recalled = await self._known.ask()
-        health = recalled.value or Health(
+        cached = await self._cache.get()
+        health = cached.value or Health(
             program="metaserver", ready=False, reason="the database has not answered yet"
         )
-        reason = recalled.error.message if recalled.error is not None else self._silence()
+        reason = cached.error.message if cached.error is not None else self._silence()
         if reason:
             health = replace(health, ready=False, reason=reason)
-        details = health.details | {"age_ms": round(recalled.age_s * 1000)}
+        details = health.details | {"age_ms": round(cached.age_s * 1000)}
         return replace(health, details=details)
 
     async def close(self) -> None:
-        """End a reading that is running."""
-        await self._known.close()
+        """Cancel a running read."""
+        await self._cache.close()
 
     def _silence(self) -> str:
         silence = self._database.silence()
@@ -76,10 +76,10 @@ class MetaserverHealth:
     async def _read(self) -> Health:
         """Read the health from the database. Raises StorageError."""
         problem = await self._database.problem()
-        cluster = None if self._member is None else await self._member.state()
+        cluster = None if self._member is None else await self._member.read_state()
         brokers = await self._catalogue.brokers()
         refused = await self._catalogue.refused()
-        lost = await self._catalogue.lost()
+        loss_error = await self._catalogue.lost()
         details = {
             "database": self._database.name,
             "brokers": to_builtins(brokers),
@@ -90,7 +90,7 @@ class MetaserverHealth:
         reason = f"the database cannot be written: {problem}" if problem else ""
         if self._member is not None:
             reason = reason or self._member.problem
-        if lost is not None:
-            reason = f"{lost.message}; {lost.hint}"
-            details["advice"] = lost.hint
+        if loss_error is not None:
+            reason = f"{loss_error.message}; {loss_error.hint}"
+            details["advice"] = loss_error.hint
         return Health(program="metaserver", ready=not reason, reason=reason, details=details)

@@ -1,5 +1,5 @@
-"""A metaserver as a member of the cluster: it registers itself, raises the cluster's version, and
-checks brokers against it.
+"""A metaserver's membership in the cluster: it registers itself, raises the cluster's version, and
+checks the brokers' versions.
 
 every BEAT_S: renew own row ─▶ lowest version of all members ─▶ the cluster's version, for brokers
 """
@@ -26,11 +26,11 @@ log = logging.getLogger("keylane.metaserver")
 
 BEAT_S = 5.0
 TTL_MS = 15_000
-"""Time, in milliseconds, after which a metaserver that was killed no longer delays an upgrade."""
+"""Milliseconds after which a killed metaserver no longer delays an upgrade."""
 
 
 def cluster_view(state: ClusterState) -> ClusterView:
-    """Convert the state of the cluster to the view for operators."""
+    """Convert the cluster's state to the operators' view."""
     return ClusterView(
         name=state.name,
         version=str(state.version),
@@ -41,79 +41,79 @@ def cluster_view(state: ClusterState) -> ClusterView:
 
 class ClusterMember:
     """
-    The membership of one metaserver in its cluster.
+    One metaserver's membership in its cluster.
 
     Args:
-        version: the version of this program.
+        version: this program's version.
     """
 
     def __init__(self, database: Database, *, version: str = VERSION) -> None:
         self._database = database
         self._holder = secrets.token_hex(16)
         self._version = version
-        self._known = ClusterState("", OWN, [])
+        self._state = ClusterState("", OWN, [])
         self.problem = ""
-        """Reason why this metaserver must not serve, or ""."""
+        """Why this metaserver must not serve, or ""."""
 
     @property
     def version(self) -> str:
-        """The cluster's version, as it was last read."""
-        return str(self._known.version)
+        """The cluster's version when it was last read."""
+        return str(self._state.version)
 
     async def learn(self) -> None:
         """Read the cluster's name and version, before any broker reports itself. Raises
         StorageError.
         """
-        self._known = await self.state()
+        self._state = await self.read_state()
 
-    async def state(self) -> ClusterState:
-        """Read the state of the cluster. Raises StorageError."""
+    async def read_state(self) -> ClusterState:
+        """Read the cluster's state. Raises StorageError."""
         return await self._database.read(read_cluster)
 
     async def beat(self, address: str) -> None:
         """Register this metaserver, and read the cluster's version. Raises StorageError."""
-        noted: dict[str, Any] = {
+        values: dict[str, Any] = {
             "holder": self._holder,
             "address": address,
             "version": self._version,
             "ttl_ms": TTL_MS,
         }
-        state = await self._database.renew(renew_metaserver, **noted)
-        if state.raised > state.version:  # on the disk before anyone is told
-            state = await self._database.write_first(note_metaserver, **noted)
-        self._known = state
+        state = await self._database.renew(renew_metaserver, **values)
+        if state.raised > state.version:  # store it durably before any broker is told
+            state = await self._database.write_first(note_metaserver, **values)
+        self._state = state
         try:
-            check_member(self._version, self._known.version, "this metaserver")
+            check_member(self._version, self._state.version, "this metaserver")
         except VersionError as error:
-            # It was not heard of while the others went on, as a suspended one.
+            # It was suspended, for example, while the other members upgraded.
             if not self.problem:
                 log.error("%s; %s", error.message, error.hint)
             self.problem = error.message
 
     @asynccontextmanager
-    async def at_work(self, address: str) -> AsyncIterator[None]:
-        """Renew the registration until the block ends, and remove it then."""
+    async def registration(self, address: str) -> AsyncIterator[None]:
+        """Register this metaserver until the block ends."""
         await self.beat(address)
-        beating = asyncio.create_task(self._run(address))
+        heartbeat = asyncio.create_task(self._heartbeat_loop(address))
         try:
             yield
         finally:
-            beating.cancel()
-            await asyncio.wait([beating])
+            heartbeat.cancel()
+            await asyncio.wait([heartbeat])
             await self._leave()
 
-    async def _run(self, address: str) -> None:
-        troubles, loop = LogFilter(), asyncio.get_running_loop()
+    async def _heartbeat_loop(self, address: str) -> None:
+        failures, loop = LogFilter(), asyncio.get_running_loop()
         while True:
             await asyncio.sleep(BEAT_S)
             try:
                 await self.beat(address)
             except KeylaneError as error:
-                if line := troubles.met(error.message, round(loop.time() * 1000)):
+                if line := failures.met(error.message, round(loop.time() * 1000)):
                     log.warning("cannot register this metaserver in the database: %s", line)
             else:
-                if failures := troubles.over(round(loop.time() * 1000)):
-                    log.warning("this metaserver is registered again, after %s", failures)
+                if summary := failures.over(round(loop.time() * 1000)):
+                    log.warning("this metaserver is registered again, after %s", summary)
 
     async def _leave(self) -> None:
         try:
@@ -130,5 +130,5 @@ class ClusterMember:
             VersionError: the cluster does not admit its version.
             InvalidRequestError: it reports no readable version.
         """
-        check_cluster(report.cluster, self._known.name, "the metaserver")
-        check_member(report.version, self._known.version, f"broker group {report.broker_group}")
+        check_cluster(report.cluster, self._state.name, "the metaserver")
+        check_member(report.version, self._state.version, f"broker group {report.broker_group}")

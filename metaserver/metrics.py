@@ -1,7 +1,7 @@
 """
 The metrics of a metaserver: the state of the cluster in its database, and the database's latency.
 
-While the database does not answer, a scrape gets the last figures with their age.
+While the database does not respond, a scrape gets the cached figures with their age.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..rpc.operating.histogram import Histogram
 from ..rpc.operating.metrics import Labels, gauge, histogram, labelled, largest
 from .cluster.brokers import broker_views
 from .cluster.lost_database import database_lost
-from .remembered import Remembered
+from .remembered import CachedRead
 from .sql.database import Database
 from .sql.dialect import now_ms
 from .sql.schema import brokers, given_up, groups, leases, operations, sessions, subjects
@@ -31,7 +31,7 @@ _ENDED = (OperationState.DONE, OperationState.CANCELED)
 
 
 class _Cluster(NamedTuple):
-    """The figures of one read of the database."""
+    """The figures from one read of the database."""
 
     brokers: dict[Labels, float]
     """Broker group → 1 if it is available, else 0."""
@@ -41,11 +41,11 @@ class _Cluster(NamedTuple):
     sessions: dict[Labels, float]
     """Number of live sessions by subject and group."""
     given_up: dict[Labels, float]
-    """Largest possible number of messages of lost partitions that a group had not read, by group;
-    partitions of unknown number are not counted.
+    """Upper bound, by group, of the unread messages in lost partitions; partitions with an unknown
+    number of messages are not counted.
     """
     given_up_partitions: dict[Labels, float]
-    """Number of lost partitions that a group had not read to the end, by group."""
+    """Number, by group, of lost partitions that the group had not read to the end."""
     leases: int
     """Number of leases of live sessions."""
     operations: int
@@ -53,7 +53,7 @@ class _Cluster(NamedTuple):
     behind: bool
     """True if the database lacks partitions or changes that brokers have."""
     waiting: int
-    """Number of operations that wait; `keylane subject operations` shows the reasons."""
+    """Number of stalled operations; `keylane subject operations` shows the reasons."""
 
 
 class MetaserverMetrics:
@@ -63,30 +63,30 @@ class MetaserverMetrics:
         self._database = database
         self._clock = clock
         self._reads = Histogram()
-        self._known = Remembered(self._read)
+        self._cache = CachedRead(self._read)
 
     async def collect(self) -> Iterable[Metric]:
-        """Return all figures, read now or, if the database does not answer, the last ones."""
-        recalled = await self._known.ask()
+        """Return all metrics, read now or, if the database does not respond, from the cache."""
+        cached = await self._cache.get()
         families = [self._database_reads()]
-        if recalled.value is not None:
+        if cached.value is not None:
             age = gauge(
                 "keylane_metaserver_figures_age_seconds",
                 "Age of the figures of the cluster; 0: they were just read.",
-                recalled.age_s,
+                cached.age_s,
             )
-            families += [*_families(recalled.value), age]
+            families += [*_families(cached.value), age]
         return families
 
     async def close(self) -> None:
-        """End a reading that is running."""
-        await self._known.close()
+        """Cancel a running read."""
+        await self._cache.close()
 
     async def _read(self) -> _Cluster:
         """Read the figures from the database. Raises StorageError."""
-        began_ns = self._clock.boot_ns()
+        started_ns = self._clock.boot_ns()
         cluster = await self._database.read(_read)
-        self._reads.observe(self._clock.boot_ns() - began_ns)
+        self._reads.observe(self._clock.boot_ns() - started_ns)
         return cluster
 
     def _database_reads(self) -> Metric:
@@ -142,7 +142,7 @@ def _families(cluster: _Cluster) -> Iterable[Metric]:
 def _read(connection: Connection) -> _Cluster:
     views = broker_views(connection)
     live = sessions.c.expires_at > now_ms()
-    counted = (
+    live_by_group = (
         sa.select(subjects.c.name.label("subject"), groups.c.name, sa.func.count().label("live"))
         .select_from(sessions.join(groups).join(subjects))
         .where(live)
@@ -158,8 +158,8 @@ def _read(connection: Connection) -> _Cluster:
         .select_from(given_up.join(groups).join(subjects))
         .group_by(subjects.c.name, groups.c.name)
     ).all()
-    under_way = operations.c.state.not_in(_ENDED)
-    held = sa.and_(leases.c.session == sessions.c.session, live)
+    unfinished = operations.c.state.not_in(_ENDED)
+    held_by_live_session = sa.and_(leases.c.session == sessions.c.session, live)
     return _Cluster(
         brokers={(("broker_group", view.broker_group),): int(view.available) for view in views},
         cordoned=_count(connection, brokers, brokers.c.cordoned),
@@ -167,7 +167,7 @@ def _read(connection: Connection) -> _Cluster:
         groups=_count(connection, groups),
         sessions={
             (("subject", row.subject), ("group", row.name)): row.live
-            for row in connection.execute(counted)
+            for row in connection.execute(live_by_group)
         },
         given_up={
             (("subject", row.subject), ("group", row.name)): int(row.messages) for row in lost
@@ -175,15 +175,15 @@ def _read(connection: Connection) -> _Cluster:
         given_up_partitions={
             (("subject", row.subject), ("group", row.name)): row.partitions for row in lost
         },
-        leases=_count(connection, leases.join(sessions, held)),
-        operations=_count(connection, operations, under_way),
+        leases=_count(connection, leases.join(sessions, held_by_live_session)),
+        operations=_count(connection, operations, unfinished),
         behind=database_lost(connection) is not None,
-        waiting=_count(connection, operations, sa.and_(under_way, operations.c.problem != "")),
+        waiting=_count(connection, operations, sa.and_(unfinished, operations.c.problem != "")),
     )
 
 
 def _count(
-    connection: Connection, table: sa.FromClause, where: ColumnElement[bool] | None = None
+    connection: Connection, table: sa.FromClause, condition: ColumnElement[bool] | None = None
 ) -> int:
-    chosen = sa.select(sa.func.count()).select_from(table)
-    return connection.execute(chosen if where is None else chosen.where(where)).scalar_one()
+    query = sa.select(sa.func.count()).select_from(table)
+    return connection.execute(query if condition is None else query.where(condition)).scalar_one()

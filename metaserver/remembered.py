@@ -1,5 +1,5 @@
-"""Remembers the last result of a read, for callers such as probes and scrapes, which have a second
-and cannot wait for a database that does not answer.
+"""Caches the last result of a database read for probes and scrapes, which time out after a second
+and cannot wait for a database that does not respond.
 """
 
 from __future__ import annotations
@@ -13,48 +13,46 @@ from ..protocol.errors import KeylaneError
 
 T = TypeVar("T")
 WAIT_S = 0.6
-"""Time, in seconds, for which a call waits for a new reading; the rest of the second is for its
-answer.
-"""
+"""Seconds that a call waits for a new result; the rest of the second is for sending the reply."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled(Generic[T]):
-    """The result of the last successful reading, with its age."""
+class CachedResult(Generic[T]):
+    """The result of the last successful read, with its age."""
 
     value: T | None
-    """The result; None before the first reading."""
+    """The result; None if no read has succeeded yet."""
     age_s: float
-    """Time, in seconds, since the reading ended; 0: it was made for this call."""
+    """Seconds since the read finished; 0 if this call started it."""
     error: KeylaneError | None = None
-    """Error of a later reading; None: the last reading succeeded, or has not ended."""
+    """The error of the most recent read; None if it succeeded or is still running."""
 
 
-class Remembered(Generic[T]):
-    """Runs at most one reading at a time, when it is asked, and remembers the last result."""
+class CachedRead(Generic[T]):
+    """Runs a read on demand, at most once at a time, and caches the last result."""
 
     def __init__(self, read: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._read = read
-        self._reading: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._value: T | None = None
         self._read_at_s = 0.0
         self._error: KeylaneError | None = None
 
-    async def ask(self) -> Recalled[T]:
-        """Return a new result if its reading ends in time, else the last one."""
+    async def get(self) -> CachedResult[T]:
+        """Return a fresh result if the read finishes within `WAIT_S`, else the cached one."""
         clock = asyncio.get_running_loop().time
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read_now())
-        reading = self._reading
-        done, _ = await asyncio.wait([reading], timeout=WAIT_S)
+        if self._task is None:
+            self._task = asyncio.create_task(self._refresh())
+        task = self._task
+        done, _ = await asyncio.wait([task], timeout=WAIT_S)
         if done:
-            reading.result()
+            task.result()
             if self._error is None:
-                return Recalled(self._value, 0.0)
+                return CachedResult(self._value, 0.0)
         age_s = 0.0 if self._value is None else clock() - self._read_at_s
-        return Recalled(self._value, age_s, self._error)
+        return CachedResult(self._value, age_s, self._error)
 
-    async def _read_now(self) -> None:
+    async def _refresh(self) -> None:
         try:
             self._value = await self._read()
             self._read_at_s = asyncio.get_running_loop().time()
@@ -62,10 +60,10 @@ class Remembered(Generic[T]):
         except KeylaneError as error:
             self._error = error
         finally:
-            self._reading = None
+            self._task = None
 
     async def close(self) -> None:
-        """Cancel the reading that is running."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        """Cancel a running read."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])

@@ -1,4 +1,4 @@
-"""Starts and ends a metaserver as a whole: its database, its periodic work and its server."""
+"""Starts and stops a whole metaserver: its database, its periodic work and its server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.race import Race
 from ..rpc.server import Server
-from .access.targets import MetaTargets
+from .access.targets import MetaserverTargets
 from .membership import ClusterMember
 from .metrics import MetaserverMetrics
 from .services import services_of
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 
 class RunningMetaserver:
-    """A metaserver that accepts connections; `running_metaserver` makes it."""
+    """A metaserver that accepts connections; `running_metaserver` creates it."""
 
     def __init__(
         self,
         server: Server,
-        attending: asyncio.Task[None],
+        periodic_work: asyncio.Task[None],
         served: ServedNetwork,
         access: AccessService | None = None,
     ) -> None:
         self._server = server
-        self._attending = attending
+        self._periodic_work = periodic_work
         self._served = served
         self._access = access
 
     def adopt(self, settings: MetaserverSettings) -> None:
-        """Apply those settings that may change while a metaserver runs: `settings.RELOADED`."""
+        """Apply the settings that may change while a metaserver runs: `settings.RELOADED`."""
         if self._access is not None:
             audit = self._access.audit
             audit.retention_ms = settings.audit_retention_ms
@@ -58,19 +58,19 @@ class RunningMetaserver:
 
     @property
     def address(self) -> str:
-        """host:port at which it accepts connections."""
+        """The host:port at which it accepts connections."""
         return self._server.address
 
     async def serve_until(self, stop: asyncio.Event) -> None:
-        """Return when `stop` is set. If the periodic work ends with an unexpected error, raise
-        that.
+        """Return when `stop` is set. If the periodic work fails with an unexpected error, raise
+        it.
         """
         async with Race() as race:
             race.start(stop.wait())
-            race.start(asyncio.wait([self._attending]))
+            race.start(asyncio.wait([self._periodic_work]))
             await race.first()
-        if self._attending.done():
-            self._attending.result()
+        if self._periodic_work.done():
+            self._periodic_work.result()
 
 
 @asynccontextmanager
@@ -86,7 +86,7 @@ async def running_metaserver(
 
     Args:
         network: connects to brokers; default: HTTP, closed at the end.
-        clock: its boot time is the time of an SQLite database; default: the machine's.
+        clock: gives an SQLite database its boot time; default: the machine's clock.
         after_step: called with the name of each finished step of an operation or a reset.
 
     Raises:
@@ -97,7 +97,7 @@ async def running_metaserver(
     folder = prepare_folder(settings.data)
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
-        opening = open_database(
+        opened = open_database(
             folder=folder,
             url=settings.database_url,
             clock=clock,
@@ -105,11 +105,10 @@ async def running_metaserver(
             broker_ttl_ms=settings.broker_ttl_ms,
             cluster=settings.cluster,
         )
-        opened = await stack.enter_async_context(opening)
-        database = WatchedDatabase(opened, clock)
+        database = WatchedDatabase(await stack.enter_async_context(opened), clock)
         stack.push_async_callback(database.close)
-        access = await _access(database, settings, clock)
-        network = network or _own_network(stack, served, access)
+        access = await _start_access(database, settings, clock)
+        network = network or _open_network(stack, served, access)
         member = ClusterMember(database)
         await member.learn()
         rng = random.SystemRandom()
@@ -138,28 +137,30 @@ async def running_metaserver(
         await server.start(settings.host, settings.port)
         if access is not None:
             access.audit.buffer.server = f"metaserver {server.address}"
-        await stack.enter_async_context(member.at_work(server.address))
-        attending = asyncio.create_task(services.periodic_tasks.run())
-        watching = _watching(metrics, access)
+        await stack.enter_async_context(member.registration(server.address))
+        periodic_work = asyncio.create_task(services.periodic_tasks.run())
+        background = _start_background_tasks(metrics, access)
         try:
-            yield RunningMetaserver(server, attending, served, access)
+            yield RunningMetaserver(server, periodic_work, served, access)
         finally:
             services.close()
             await server.stop()
-            for task in (attending, *watching):
+            for task in (periodic_work, *background):
                 task.cancel()
-            await asyncio.wait([attending, *watching])
+            await asyncio.wait([periodic_work, *background])
             await services.operations.stop()
             await services.health.close()
             await figures.close()
 
 
-def _watching(metrics: ServerMetrics, access: AccessService | None) -> list[asyncio.Task[None]]:
-    """Start the tasks that run beside the periodic work."""
-    watching = [asyncio.create_task(metrics.watch_loop())]
+def _start_background_tasks(
+    metrics: ServerMetrics, access: AccessService | None
+) -> list[asyncio.Task[None]]:
+    """Start the tasks that run besides the periodic work."""
+    background = [asyncio.create_task(metrics.watch_loop())]
     if access is not None:
-        watching += [asyncio.create_task(run()) for run in (access.run, access.audit.run)]
-    return watching
+        background += [asyncio.create_task(run()) for run in (access.run, access.audit.run)]
+    return background
 
 
 def _metrics(figures: MetaserverMetrics, clock: Clock, served: ServedNetwork) -> ServerMetrics:
@@ -169,12 +170,12 @@ def _metrics(figures: MetaserverMetrics, clock: Clock, served: ServedNetwork) ->
     return metrics
 
 
-def _own_network(
+def _open_network(
     stack: AsyncExitStack, served: ServedNetwork, access: AccessService | None
 ) -> Network:
-    own = served.outgoing(identity=access)
-    stack.push_async_callback(own.close)
-    return own
+    network = served.outgoing(identity=access)
+    stack.push_async_callback(network.close)
+    return network
 
 
 def _guard(
@@ -184,7 +185,7 @@ def _guard(
         return None
     guard = Guard(
         access.identify,
-        MetaTargets(database),
+        MetaserverTargets(database),
         clock=clock,
         version=access.version,
         on_audit=access.audit.buffer.add,
@@ -194,11 +195,11 @@ def _guard(
     return guard
 
 
-async def _access(
+async def _start_access(
     database: Database, settings: MetaserverSettings, clock: Clock
 ) -> AccessService | None:
     """
-    Start access control; returns None if the settings have none.
+    Start access control; returns None if the settings do not enable it.
 
     Raises:
         ConfigError: a token file has no valid token.
@@ -217,28 +218,28 @@ async def _access(
     )
     issuer = None
     if settings.outside_issuer is not None:
-        from .access.issuer import Issuer  # with a library that the others need not load
+        from .access.issuer import Issuer  # loads PyJWT, which other setups do not need
 
         issuer = Issuer(settings.outside_issuer, clock=clock)
     access = AccessService(
-        database, clock=clock, known=_known_tokens(settings), audit=audit, issuer=issuer
+        database, clock=clock, settings_tokens=_read_tokens(settings), audit=audit, issuer=issuer
     )
     await access.start()
     return access
 
 
-def _known_tokens(settings: MetaserverSettings) -> dict[str, str]:
+def _read_tokens(settings: MetaserverSettings) -> dict[str, str]:
     """Return token hash → principal, for the tokens in the settings. Raises ConfigError."""
-    known = {}
+    principals = {}
     for path, principal in (
         (settings.admin_token_file, ADMIN),
         (settings.cluster_token_file, CLUSTER),
     ):
         if path is not None:
-            known[token_hash(check_own_token(token_in_file(path), path))] = principal
+            principals[token_hash(check_own_token(token_in_file(path), path))] = principal
     if settings.admin_token_hash:
-        known[settings.admin_token_hash] = ADMIN
-    for text in settings.broker_token_hashes:
-        name, _, hashed = text.partition(":")
-        known[hashed] = BROKER + name
-    return known
+        principals[settings.admin_token_hash] = ADMIN
+    for entry in settings.broker_token_hashes:
+        name, _, hash_text = entry.partition(":")
+        principals[hash_text] = BROKER + name
+    return principals

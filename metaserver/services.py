@@ -1,4 +1,4 @@
-"""Builds the services of a metaserver over one database, with periodic work and routes."""
+"""Builds a metaserver's services over one database, with their periodic work and routes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .removals.service import RemovalService
 from .resets.live import LiveResets
 from .resets.service import ResetService
 from .retention.announcer import Announcer
-from .retention.empty_partitions import Expirer
+from .retention.empty_partitions import PartitionExpirer
 from .retention.hidden_subjects import HiddenExpirer
-from .retention.history import PastExpirer
+from .retention.history import HistoryExpirer
 from .retention.idle_groups import GroupExpirer
 from .settings import MetaserverSettings
 from .starts.service import StartService
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """The services over one database, and their routes."""
+    """A metaserver's services over one database, and their routes."""
 
     catalogue: Catalogue
     groups: GroupService
@@ -48,7 +48,7 @@ class Services:
     routes: list[ControlRoute]
 
     def close(self) -> None:
-        """Answer the calls that wait, before the server stops."""
+        """End the waiting calls with a reply, before the server stops."""
         self.groups.close()
         self.catalogue.close()
 
@@ -64,14 +64,14 @@ def services_of(
     member: ClusterMember | None = None,
 ) -> Services:
     """
-    Build the services of one metaserver, under an id that no other metaserver has.
+    Build the services of one metaserver, which gets a unique id.
 
     Args:
         network: connects to brokers.
-        rng: draws the id, and the pauses between tries.
+        rng: draws the id and the backoff times.
         after_step: called with the name of each finished step of an operation or a reset.
         access: access control; None: every caller has every right.
-        member: checks the versions of brokers; None: they are not checked.
+        member: checks the brokers' versions; None: they are not checked.
     """
     driver = f"{rng.getrandbits(128):032x}"
     news = None if access is None else access.news
@@ -80,7 +80,9 @@ def services_of(
         database, network, settings, news=news, member=member, doubt=agreement.doubt
     )
     announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
-    expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
+    partition_expirer = PartitionExpirer(
+        database, network, settings, catalogue=catalogue, holder=driver
+    )
     starts = StartService(database, network, announce=announcer.announce, after_step=after_step)
     locked = database.name == "postgresql"
     groups = GroupService(
@@ -104,9 +106,9 @@ def services_of(
     )
     reset_service = ResetService(database, network, settings, holder=driver, after_step=after_step)
     resets = LiveResets(database, reset_service, groups.settle)
-    past = PastExpirer(database, settings, holder=driver)
+    history_expirer = HistoryExpirer(database, settings, holder=driver)
     group_expirer = GroupExpirer(database, settings, removals.delete_group, holder=driver)
-    hidden = HiddenExpirer(
+    hidden_expirer = HiddenExpirer(
         database, network, settings, removals.delete_subject, catalogue=catalogue, holder=driver
     )
     periodic_tasks = PeriodicTasks(
@@ -115,25 +117,28 @@ def services_of(
         catalogue,
         settings,
         operations,
-        duties=[each.run_once for each in (expirer, group_expirer, hidden, past)],
+        duties=[
+            each.run_once
+            for each in (partition_expirer, group_expirer, hidden_expirer, history_expirer)
+        ],
         removals=removals,
         quick_duties=(announcer.run_once, starts.resume, resets.resume),
-        beside=(agreement.run,),
+        background=(agreement.run,),
     )
     health = MetaserverHealth(database, catalogue, member)
-    verify, rights = VerifyService(database, network), access or AccessOff()
+    verify_service = VerifyService(database, network)
     routes = control_routes(
         catalogue,
         groups,
         health.now,
         operations,
-        verify,
+        verify_service,
         resets,
         removals=removals,
         starts=starts,
         publications=publications,
     )
-    routes += rights.routes()
+    routes += (access or AccessOff()).routes()
     database.on_new_connection(agreement.doubt)
     return Services(
         catalogue=catalogue,
@@ -142,28 +147,28 @@ def services_of(
         periodic_tasks=periodic_tasks,
         health=health,
         routes=[
-            *(_over_database(route, agreement) for route in routes),
+            *(_database_route(route, agreement) for route in routes),
             document_route(endpoints.METASERVER, "metaserver"),
         ],
     )
 
 
-def _over_database(route: ControlRoute, agreement: AgreementWatch) -> ControlRoute:
-    """Mark a route as one over the database. A route that creates something at brokers first waits
-    for the comparison with the brokers that follows a start or a new connection.
+def _database_route(route: ControlRoute, agreement: AgreementWatch) -> ControlRoute:
+    """Mark a route as one that uses the database. A route that creates something at brokers also
+    waits until the database has been compared with the brokers, after a start or a new connection.
     """
     route = replace(route, to_database=True)
-    if route.endpoint not in _CREATING:
+    if route.endpoint not in _CREATING_ENDPOINTS:
         return route
 
-    async def wait_first(body: Any, params: Params) -> object:
+    async def wait_for_agreement(body: Any, params: Params) -> object:
         await agreement.settled()
         return await route.handler(body, params)
 
-    return replace(route, handler=wait_first)
+    return replace(route, handler=wait_for_agreement)
 
 
-_CREATING = (
+_CREATING_ENDPOINTS = (
     endpoints.CREATE_SUBJECT,
     endpoints.AUTO_CREATE,
     endpoints.DELETE_SUBJECT,

@@ -182,7 +182,7 @@ class MetaserverSettings(ServingSettings):
 
     @property
     def outside_issuer(self) -> IssuerSettings | None:
-        """Settings of the outside issuer of tokens; None: there is none."""
+        """The settings of the outside token issuer, if there is one."""
         if not self.jwt_issuer:
             return None
         return IssuerSettings(
@@ -197,7 +197,7 @@ class MetaserverSettings(ServingSettings):
         )
 
     def creates(self, subject: str) -> bool:
-        """True if the first message that is sent to a subject of this name creates it."""
+        """Return whether the first message sent to a subject of this name creates it."""
         return self.auto_create != AUTO_CREATE_OFF and fnmatchcase(subject, self.auto_create)
 
 
@@ -229,11 +229,11 @@ def _problems(values: Mapping[str, object]) -> list[str]:
         problems.append("data must be the path of a folder")
     url = values.get("database_url")
     if url is not None and not str(url).startswith(DATABASE_SCHEMES):
-        problems.append(f"database_url begins with one of {', '.join(DATABASE_SCHEMES)}")
+        problems.append(f"database_url must begin with one of {', '.join(DATABASE_SCHEMES)}")
     elif url is not None and str(url).removeprefix(DATABASE_SCHEMES[0]) in NO_FILE:
-        problems.append("an SQLite database_url names a file")
-    elif url is not None and (unescaped := url_problem(str(url))):
-        problems.append(f"cannot use database_url: {unescaped}")
+        problems.append("an SQLite database_url must name a file")
+    elif url is not None and (url_error := url_problem(str(url))):
+        problems.append(f"cannot use database_url: {url_error}")
     pattern = values.get("auto_create", AUTO_CREATE_OFF)
     if not isinstance(pattern, str) or not PATTERN.fullmatch(pattern):
         problems.append(
@@ -261,7 +261,7 @@ def metaserver_settings(
     environment: Mapping[str, str] | None = None,
 ) -> MetaserverSettings:
     """
-    Read the settings from a TOML file, the environment and flags; a flag of None was not given.
+    Read the settings from a TOML file, the environment and flags; None means a flag was not given.
 
     Raises:
         ConfigError: the file is unreadable, names are unknown or missing, or values are invalid.
@@ -271,9 +271,9 @@ def metaserver_settings(
 
 DATABASE_URL_VARIABLE = "KEYLANE_METASERVER_DATABASE_URL"
 SOURCES = SettingSources("metaserver", MetaserverSettings, _problems)
-"""The places from which the settings of a metaserver are read."""
+"""The sources of a metaserver's settings."""
 RELOADED = frozenset({"log_level", "audit_retention_ms", "audit_rows_max"}) | RELOADED_TLS
-"""Settings that a running metaserver reads again at SIGHUP; the others need a restart."""
+"""Settings that a running metaserver reloads on SIGHUP; the others need a restart."""
 
 
 def warning_about_flags(flags: Mapping[str, Any]) -> str:
@@ -289,22 +289,22 @@ def warning_about_flags(flags: Mapping[str, Any]) -> str:
 
 def prepare_folder(data: Path) -> Path:
     """
-    Create the data folder if it does not exist.
+    Create the data folder unless it exists.
 
     Raises:
-        DataFolderError: it cannot be created.
+        DataFolderError: the folder cannot be created.
     """
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
+        why = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror
         raise DataFolderError(f"cannot use {data} as data folder: {why}", path=data) from error
     return data
 
 
 def machine_boot() -> str:
-    """Return the id of the machine's present boot; the boot-time clock begins again with each."""
+    """Return the id of the machine's current boot; the boot-time clock restarts with each boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return ""  # unknown: every start counts as a new boot, and sessions live one ttl longer
+        return ""  # unknown: each start counts as a new boot, so sessions live one ttl longer

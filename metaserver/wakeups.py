@@ -1,7 +1,7 @@
-"""Wakes the waiting calls of this process at changes, and lets many calls share one run of work.
+"""Wakes calls of this process that wait for a change, and lets concurrent calls share one run.
 
-A wake-up may be lost when the process ends, because the state is in SQL. A call registers before it
-reads, so that it sees an earlier change in its read, and is woken by a later one.
+Wake-ups are not stored: the state is in SQL, and a restarted process reads it. A call registers
+before it reads, so it sees an earlier change in that read and is woken by a later one.
 """
 
 from __future__ import annotations
@@ -19,27 +19,22 @@ T = TypeVar("T")
 
 
 class Waiter:
-    """
-    A registration of one waiting call; a call may have several.
-
-    Args:
-        event: shared by the waiters of one call, so that each change ends its wait.
-    """
+    """The registration of one waiting call."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     @property
     def woken(self) -> bool:
-        """Whether a change has come to this waiter."""
+        """True if this waiter has been woken."""
         return self._event.is_set()
 
     def wake(self) -> None:
-        """End the present wait, or the next one."""
+        """End the current wait, or the next one."""
         self._event.set()
 
     async def wait(self, wait_ms: int) -> None:
-        """Return when woken, or after `wait_ms`."""
+        """Wait until woken, at most `wait_ms` milliseconds."""
         try:
             async with asyncio.timeout(wait_ms / 1000):
                 await self._event.wait()
@@ -48,15 +43,15 @@ class Waiter:
 
 
 class Wakeups(Generic[K]):
-    """The calls that wait for changes, by key."""
+    """Calls that wait for changes, by key."""
 
     def __init__(self) -> None:
         self._waiters: dict[K, dict[Waiter, None]] = {}
-        """Key → its waiters, which are woken in the order of their registration."""
+        """Key → its waiters, in the order of registration, which is the order of waking."""
 
     @contextmanager
     def listen(self, key: K) -> Iterator[Waiter]:
-        """Register for changes of `key` until the block ends; `event` as for `Waiter`."""
+        """Register for changes of `key` until the block ends."""
         waiter = Waiter()
         self._waiters.setdefault(key, {})[waiter] = None
         try:
@@ -68,30 +63,30 @@ class Wakeups(Generic[K]):
                 del self._waiters[key]
 
     def wake(self, keys: Iterable[K]) -> None:
-        """Wake every call that waits for one of these keys."""
+        """Wake all calls that wait for one of these keys."""
         for key in keys:
             for waiter in self._waiters.get(key, ()):
                 waiter.wake()
 
     def wake_all(self) -> None:
-        """Wake every call."""
+        """Wake all calls."""
         self.wake(self._waiters)
 
     def keys(self) -> list[K]:
-        """Return the keys that calls wait for."""
+        """Return the keys for which calls wait."""
         return list(self._waiters)
 
 
 class SingleFlight(Generic[K, V, T]):
     """
-    Runs work for a key, one run at a time; calls that arrive during a run share the next run and
-    its result.
+    Runs a function for each key, one run at a time; calls that arrive during a run share the next
+    run and its result.
 
     Args:
-        work: gets the key and the items of all calls that share the run.
+        work: called with the key and the items of all calls that share the run.
         rest_ms_max: longest pause between two runs, in milliseconds. The pause is as long as the
-            previous run took, so that runs take at most half of the time, and more calls share a
-            long one.
+            previous run took, so runs take at most half of the time, and the slower they are, the
+            more calls share one.
     """
 
     def __init__(
@@ -100,10 +95,10 @@ class SingleFlight(Generic[K, V, T]):
         self._work = work
         self._rest_ms_max = rest_ms_max
         self._items: dict[K, list[V]] = {}
-        """Key → items of the run that has not begun."""
+        """Key → items of the next run."""
         self._next: dict[K, asyncio.Task[T]] = {}
         self._last: dict[K, asyncio.Task[T]] = {}
-        self._took: dict[K, float] = {}
+        self._durations_s: dict[K, float] = {}
 
     async def run(self, key: K, item: V) -> T:
         """Add an item to the next run for this key, and return that run's result."""
@@ -115,23 +110,23 @@ class SingleFlight(Generic[K, V, T]):
             task.add_done_callback(lambda done: self._forget(key, done))
         return await shield(task)
 
-    async def _run_after(self, before: asyncio.Task[T] | None, key: K) -> T:
-        if before is not None:
-            await asyncio.wait([before])
-            await asyncio.sleep(min(self._took.get(key, 0), self._rest_ms_max / 1000))
+    async def _run_after(self, previous: asyncio.Task[T] | None, key: K) -> T:
+        if previous is not None:
+            await asyncio.wait([previous])
+            await asyncio.sleep(min(self._durations_s.get(key, 0), self._rest_ms_max / 1000))
         else:
-            await asyncio.sleep(0)  # calls of the same moment share this run
+            await asyncio.sleep(0)  # calls made in the same loop iteration share this run
         del self._next[key]
         clock = asyncio.get_running_loop().time
         start = clock()
         try:
             return await self._work(key, self._items.pop(key))
         finally:
-            self._took[key] = clock() - start
+            self._durations_s[key] = clock() - start
 
     def _forget(self, key: K, task: asyncio.Task[T]) -> None:
         if self._last.get(key) is task:
             del self._last[key]
-            self._took.pop(key, None)
+            self._durations_s.pop(key, None)
         if not task.cancelled():
-            task.exception()  # every caller raises it; the event loop need not report it
+            task.exception()  # every caller raises it, so the event loop need not report it

@@ -1,4 +1,4 @@
-"""Alembic's environment: it uses the connection that the metaserver passes in, and no other."""
+"""Alembic's environment, which uses only the connection that the metaserver passes in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ attributes = context.config.attributes
 context.configure(
     connection=attributes["connection"],
     target_metadata=attributes.get("metadata"),
-    # one transaction, begun and ended by the caller; SQLite can do it as well
+    # One transaction, begun and ended by the caller; SQLite supports that too.
     transactional_ddl=True,
     compare_type=True,
 )

@@ -1,1 +1,1 @@
-"""Access to the database of a user's program; `outbox/` and `sink/` are built on it."""
+"""Access to a user program's own database, on which `outbox/` and `sink/` are built."""

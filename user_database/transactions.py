@@ -1,4 +1,4 @@
-"""Runs transactions in the user's database, which is given as an engine or a URL. I/O: SQL."""
+"""Runs transactions in the user's database, given as an engine or a URL. I/O: SQL."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .autocommit import check_transaction
 P = ParamSpec("P")
 T = TypeVar("T")
 EngineOrUrl = AsyncEngine | Engine | URL | str
-AGAIN_AFTER_S = (0.05, 0.1, 0.2, 0.4)
-"""Pauses between tries to create tables, in seconds: if several processes create them at the same
-moment, all but one fail, and find the tables when they try again.
+RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.4)
+"""Backoff times, in seconds, for creating tables: if several processes create them at once, all but
+one fail, and find the tables when they retry.
 """
-_MADE_ELSEWHERE = re.compile("already exists|duplicate|unique|locked", re.IGNORECASE)
+_CREATED_BY_OTHER = re.compile("already exists|duplicate|unique|locked", re.IGNORECASE)
 
 
 class UserDatabase:
@@ -33,9 +33,9 @@ class UserDatabase:
     An async engine is used in the event loop, a blocking one in threads of the loop's executor.
 
     Args:
-        missing_error: returns the typed error if an error of SQLAlchemy says that one of our
-            tables does not exist, else None.
-        options: execution options for every database but SQLite.
+        missing_error: converts a SQLAlchemy error to our error if it says that one of our tables
+            does not exist; returns None for other errors.
+        options: execution options; ignored for SQLite.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class UserDatabase:
         driver is installed.
         """
         self._missing_error = missing_error
-        self._own = not isinstance(engine_or_url, AsyncEngine | Engine)
+        self._owns_engine = not isinstance(engine_or_url, AsyncEngine | Engine)
         engine = (
             engine_or_url
             if isinstance(engine_or_url, AsyncEngine | Engine)
@@ -62,33 +62,33 @@ class UserDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """
-        Return what `work` returns in a transaction of its own.
+        Call `work` in a new transaction, and return its result. If `work` raises an error, nothing
+        is committed.
 
         Raises:
             KeylaneError: a table is missing.
             InvalidRequestError: the engine has AUTOCOMMIT.
-            StorageError: the database answered with an error; the transaction may be committed.
-            What `work` raises; nothing is committed.
+            StorageError: the database reported an error; the transaction may be committed.
         """
         engine = self._engine
 
-        def checked(connection: Connection) -> T:
+        def checked_work(connection: Connection) -> T:
             check_transaction(connection)
             return work(connection, *args, **kwargs)
 
         try:
             if isinstance(engine, AsyncEngine):
                 async with engine.begin() as connection:
-                    return await connection.run_sync(checked)
-            return await asyncio.to_thread(_run, engine, checked)
+                    return await connection.run_sync(checked_work)
+            return await asyncio.to_thread(_run, engine, checked_work)
         except SQLAlchemyError as error:
             raise self._missing_error(error) or _storage_error(error) from error
         except OSError as error:
             raise _storage_error(error) from error
 
     async def close(self) -> None:
-        """Close what was opened here; an engine that was given stays open."""
-        if not self._own:
+        """Close the engine if it was created from a URL; an engine of the caller stays open."""
+        if not self._owns_engine:
             return
         if isinstance(self._engine, AsyncEngine):
             await self._engine.dispose()
@@ -98,18 +98,18 @@ class UserDatabase:
 
 async def make_tables(make: Callable[[], Awaitable[None]]) -> None:
     """
-    Call `make`, which creates missing tables, and repeat it if another process creates them at the
-    same moment.
+    Call `make`, which creates missing tables, and retry if another process creates them at the same
+    time.
 
     Raises:
-        StorageError: it failed for another reason, or every time.
+        StorageError: `make` failed for another reason, or on every attempt.
     """
-    for pause_s in (*AGAIN_AFTER_S, None):
+    for pause_s in (*RETRY_PAUSES_S, None):
         try:
             await make()
             break
         except StorageError as error:
-            if pause_s is None or _MADE_ELSEWHERE.search(error.message) is None:
+            if pause_s is None or _CREATED_BY_OTHER.search(error.message) is None:
                 raise
             await asyncio.sleep(pause_s)
 
@@ -122,17 +122,17 @@ def _run(engine: Engine, work: Callable[[Connection], T]) -> T:
 def _engine(url: URL | str) -> AsyncEngine | Engine:
     try:
         parsed = make_url(url)
-        if isinstance(url, str) and (unescaped := url_problem(url)):
-            raise ConfigError(f"the URL of the database cannot be read: {unescaped}")
+        if isinstance(url, str) and (problem := url_problem(url)):
+            raise ConfigError(f"the URL of the database cannot be read: {problem}")
         if parsed.get_dialect().is_async:
             return create_async_engine(parsed)
         return create_engine(parsed)
     except (ArgumentError, ImportError, SQLAlchemyError) as error:
         raise ConfigError(f"an engine or the URL of a database is needed: {error}") from error
-    except ValueError:  # its text may contain a part of the password
+    except ValueError:  # the error's text may contain a part of the password
         raise ConfigError(f"the URL of the database cannot be read: {UNREADABLE_URL}") from None
 
 
 def _storage_error(error: Exception) -> StorageError:
-    said = str(getattr(error, "orig", None) or error).partition("\n")[0]
-    return StorageError(f"the user's database answered: {said}", operation="query")
+    text = str(getattr(error, "orig", None) or error).partition("\n")[0]
+    return StorageError(f"the user's database reported an error: {text}", operation="query")

@@ -1,7 +1,5 @@
 """Stores audit events of this metaserver and of brokers in SQL, lists them, and removes them by age
 and number.
-
-Rows of the audit log: append, list, and remove by age and number.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ from ..sql.database import Database
 from ..sql.schema import access_audit
 
 ROWS_AT_ONCE = 10_000
-"""Most rows that one transaction deletes: a statement on PostgreSQL has 10 s, and other writers
-wait.
+"""Most rows that one transaction deletes: statements on PostgreSQL time out after 10 s, and other
+writers wait.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSearch:
-    """The filter of a listing; None matches everything."""
+    """The filter of a listing; None matches all values."""
 
     who: str | None
     subject: str | None
@@ -54,14 +52,14 @@ def append_events(connection: Connection, events: Sequence[AuditEvent]) -> None:
 def read_events(connection: Connection, search: AuditSearch) -> AuditPage:
     """Return a page of events, the newest first."""
     columns = access_audit.c
-    chosen = sa.select(access_audit).where(
+    query = sa.select(access_audit).where(
         columns.audit_id < search.before, columns.at_ms >= search.since_ms
     )
     for name in ("who", "subject", "outcome"):
-        wanted = getattr(search, name)
-        if wanted is not None:
-            chosen = chosen.where(columns[name] == wanted)
-    page = chosen.order_by(columns.audit_id.desc()).limit(search.limit + 1)
+        value = getattr(search, name)
+        if value is not None:
+            query = query.where(columns[name] == value)
+    page = query.order_by(columns.audit_id.desc()).limit(search.limit + 1)
     rows = [
         AuditRow(
             audit_id=row["audit_id"],
@@ -69,27 +67,26 @@ def read_events(connection: Connection, search: AuditSearch) -> AuditPage:
         )
         for row in connection.execute(page).mappings()
     ]
-    more = len(rows) > search.limit
+    has_more = len(rows) > search.limit
     rows = rows[: search.limit]
-    return AuditPage(rows=rows, before=rows[-1].audit_id if more else None)
+    return AuditPage(rows=rows, before=rows[-1].audit_id if has_more else None)
 
 
 def remove_events(connection: Connection, *, older_than_ms: int, rows_max: int) -> bool:
     """
-    Remove events that are too old, and the oldest ones above a number.
+    Remove a batch of events that are too old, or exceed `rows_max`.
 
     Returns:
-        True if more are left: the caller continues in another transaction.
+        True if more remain: the caller continues in another transaction.
     """
     columns = access_audit.c
     newest = connection.execute(sa.select(sa.func.max(columns.audit_id))).scalar_one() or 0
-    old = (columns.at_ms < older_than_ms) | (columns.audit_id <= newest - rows_max)
-    some = list(
-        connection.execute(sa.select(columns.audit_id).where(old).limit(ROWS_AT_ONCE)).scalars()
-    )
-    if some:
-        connection.execute(sa.delete(access_audit).where(columns.audit_id.in_(some)))
-    return len(some) == ROWS_AT_ONCE
+    is_old = (columns.at_ms < older_than_ms) | (columns.audit_id <= newest - rows_max)
+    query = sa.select(columns.audit_id).where(is_old).limit(ROWS_AT_ONCE)
+    ids = list(connection.execute(query).scalars())
+    if ids:
+        connection.execute(sa.delete(access_audit).where(columns.audit_id.in_(ids)))
+    return len(ids) == ROWS_AT_ONCE
 
 
 log = logging.getLogger("keylane.metaserver")
@@ -103,8 +100,8 @@ class AuditLog:
     The audit log of one database.
 
     Args:
-        retention_ms: older events are removed, in milliseconds.
-        rows_max: most events; the oldest above it are removed.
+        retention_ms: events older than this many milliseconds are removed.
+        rows_max: most events in the database; the oldest events above it are removed.
     """
 
     def __init__(
@@ -118,20 +115,22 @@ class AuditLog:
 
     async def run(self) -> None:
         """Store new events and remove old ones until cancelled; then store the rest."""
-        removed_ms = 0
+        last_removal_ms = 0
         try:
             while True:
                 await asyncio.sleep(STORE_S)
                 await self.store()
-                if self._clock.boot_ms() - removed_ms >= REMOVE_S * 1000:
-                    began_ms = self._clock.boot_ms()
-                    if not await self._remove():
-                        removed_ms = began_ms
+                if self._clock.boot_ms() - last_removal_ms >= REMOVE_S * 1000:
+                    started_ms = self._clock.boot_ms()
+                    if not await self._remove_old():
+                        last_removal_ms = started_ms
         finally:
             await self.store()
 
     async def store(self) -> None:
-        """Store the events in the buffer; they stay there while the database does not answer."""
+        """Store the buffered events; they stay in the buffer while the database does not
+        respond.
+        """
         while events := self.buffer.take():
             try:
                 await self._database.write(append_events, events)
@@ -140,9 +139,9 @@ class AuditLog:
                 log.warning("cannot store audit events: %s", error.message)
                 return
 
-    async def _remove(self) -> bool:
-        """Remove a portion of the old events; returns True if more are left for the next turn, so
-        that new events are stored in between.
+    async def _remove_old(self) -> bool:
+        """Remove a batch of old events; returns True if more remain. The caller stores new events
+        before it continues.
         """
         oldest_ms = self._clock.wall_ms() - self.retention_ms
         try:

@@ -1,4 +1,4 @@
-"""Reads all rows of access at once. SQL, synchronous."""
+"""Reads the whole access state at once. SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.access.rights import AccessGrant
 from ..sql.schema import access_keys, access_principals, access_tokens
-from .book import AccessBook, KnownToken
+from .book import AccessState, KnownToken
 from .quota_rows import quotas_of, read_quotas
 from .rows import STATE, read_grants
 
 
-def read_book(connection: Connection, now_ms: int) -> AccessBook:
-    """Return the state of access."""
+def read_access_state(connection: Connection, now_ms: int) -> AccessState:
+    """Return the current access state."""
     state = connection.execute(STATE).one()
     tokens = connection.execute(sa.select(access_tokens).where(access_tokens.c.revoked_at == 0))
     grants: dict[str, list[AccessGrant]] = {}
-    for row in read_grants(connection, None):
-        grants.setdefault(row[0], []).append(row[1])
+    for principal, grant in read_grants(connection, None):
+        grants.setdefault(principal, []).append(grant)
     keys = connection.execute(sa.select(access_keys).where(access_keys.c.ends_at > now_ms))
     rows = read_quotas(connection)
     quotas, subject_bytes = quotas_of(rows)
-    return AccessBook(
+    return AccessState(
         cluster=state.cluster,
         version=state.version,
         tokens={row.hash: KnownToken(row.principal, row.begins_at, row.ends_at) for row in tokens},
-        grants={principal: tuple(given) for principal, given in grants.items()},
+        grants={principal: tuple(its_grants) for principal, its_grants in grants.items()},
         changed={
             row.principal: (row.version, row.changed_at)
             for row in connection.execute(sa.select(access_principals))

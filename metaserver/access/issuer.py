@@ -24,13 +24,13 @@ from ...rpc.access.settings import IssuerSettings
 
 TEXT_CHARS_MAX: Final = 8_000
 GROUPS_MAX: Final = 50
-KNOWN_MAX: Final = 10_000
+CACHE_MAX: Final = 10_000
 _KINDS: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 _CURVES: Final = {"ES256": "P-256", "ES384": "P-384", "ES512": "P-521"}
 
 
 class VerifiedIdentity(NamedTuple):
-    """A principal that an issuer vouches for; the end is in milliseconds since 1970."""
+    """A principal that an issuer vouches for; `ends_at_ms` is in milliseconds since 1970."""
 
     principal: str
     groups: tuple[str, ...]
@@ -44,43 +44,45 @@ class Issuer:
         self._settings = settings
         self._clock = clock
         self._keys = KeySet(settings.jwks, ca=settings.jwks_ca, boot_ms=clock.boot_ms)
-        self._known: OrderedDict[bytes, tuple[str, VerifiedIdentity]] = OrderedDict()
-        """SHA-256 of a token → id of its key, and the principal."""
-        self._known_of = 0
+        self._cache: OrderedDict[bytes, tuple[str, VerifiedIdentity]] = OrderedDict()
+        """SHA-256 of a token → its key id and the verified identity; at most CACHE_MAX entries."""
+        self._cached_version = 0
+        """Version of the key set under which the cached tokens were verified."""
 
     @staticmethod
     def looks_like(text: str) -> bool:
-        """True if the text may be a JWT."""
+        """Return whether the text may be a JWT."""
         return text.count(".") == 2 and len(text) <= TEXT_CHARS_MAX
 
     async def verify(self, text: str) -> VerifiedIdentity:
         """
-        Verify a token, and return its principal.
+        Verify a token, and return the identity in it.
 
         Raises:
             UnauthenticatedError: the token is not valid.
-            UnavailableError: the issuer's keys are not known.
+            UnavailableError: the issuer's keys cannot be read.
         """
         digest = hashlib.sha256(text.encode()).digest()
-        known = self._known.get(digest)
-        kid = known[0] if known is not None else _header(text, self._settings.algorithms)[0]
+        cached = self._cache.get(digest)
+        kid = cached[0] if cached is not None else _header(text, self._settings.algorithms)[0]
         key = await self._keys.find(kid)
-        if self._known_of != self._keys.version:
-            self._known.clear()
-            self._known_of = self._keys.version
-        known = self._known.get(digest)
-        if known is not None and self._clock.wall_ms() < known[1].ends_at_ms:
-            return known[1]
+        if self._cached_version != self._keys.version:
+            self._cache.clear()
+            self._cached_version = self._keys.version
+        cached = self._cache.get(digest)
+        if cached is not None and self._clock.wall_ms() < cached[1].ends_at_ms:
+            return cached[1]
         _kid, algorithm = _header(text, self._settings.algorithms)
         if key is None:
             raise _refused("its key is not one of the issuer's", "unknown key")
-        identity = self._judge(text, _key_for(key, algorithm), algorithm)
-        self._known[digest] = kid, identity
-        if len(self._known) > KNOWN_MAX:
-            self._known.popitem(last=False)
+        identity = self._decode(text, _key_for(key, algorithm), algorithm)
+        self._cache[digest] = kid, identity
+        if len(self._cache) > CACHE_MAX:
+            self._cache.popitem(last=False)
         return identity
 
-    def _judge(self, text: str, key: jwt.PyJWK, algorithm: str) -> VerifiedIdentity:
+    def _decode(self, text: str, key: jwt.PyJWK, algorithm: str) -> VerifiedIdentity:
+        """Check a token's signature and claims. Raises UnauthenticatedError."""
         settings = self._settings
         try:
             claims = jwt.decode(
@@ -93,7 +95,7 @@ class Issuer:
                 options={"require": ["exp", "iss", "aud"]},
             )
         except jwt.ExpiredSignatureError:
-            raise _refused("it has ended", "ended") from None
+            raise _refused("it has expired", "ended") from None
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as error:
             raise _refused(str(error)[:200], type(error).__name__) from None
         name = claims.get(settings.principal_claim)
@@ -104,9 +106,9 @@ class Issuer:
         return VerifiedIdentity(principal, self._groups(claims), ends_at_ms)
 
     def _groups(self, claims: dict[str, Any]) -> tuple[str, ...]:
-        """Return the groups in a token, without those whose names no principal may have."""
-        given = claims.get(self._settings.groups_claim, ()) if self._settings.groups_claim else ()
-        names = given.split() if isinstance(given, str) else given
+        """Return the groups in a token, without those whose names are not valid principals."""
+        claim = claims.get(self._settings.groups_claim, ()) if self._settings.groups_claim else ()
+        names = claim.split() if isinstance(claim, str) else claim
         if not isinstance(names, list | tuple):
             return ()
         groups = (f"{GROUP}{name}" for name in names[:GROUPS_MAX] if isinstance(name, str))
@@ -130,13 +132,13 @@ def _header(text: str, allowed: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _key_for(key: dict[str, Any], algorithm: str) -> jwt.PyJWK:
-    """Return the key if its kind fits the algorithm. Raises UnauthenticatedError."""
-    fits = (
+    """Return the key if its type matches the algorithm. Raises UnauthenticatedError."""
+    matches = (
         key.get("kty") == _KINDS[algorithm[:2]]
         and key.get("alg", algorithm) == algorithm
         and key.get("crv") == _CURVES.get(algorithm, key.get("crv"))
     )
-    if not fits:
+    if not matches:
         raise _refused("its key is for another algorithm", "algorithm")
     try:
         return jwt.PyJWK(key, algorithm=algorithm)
@@ -144,7 +146,7 @@ def _key_for(key: dict[str, Any], algorithm: str) -> jwt.PyJWK:
         raise _refused("the issuer's key cannot be used", "unusable key") from None
 
 
-def _refused(why: str, reason: str) -> UnauthenticatedError:
+def _refused(why: str, problem: str) -> UnauthenticatedError:
     return UnauthenticatedError(
-        f"the token of the outside issuer is refused: {why}", problem=reason
+        f"the token of the outside issuer is refused: {why}", problem=problem
     )

@@ -1,4 +1,4 @@
-"""Rows of quotas of principals and limits of subjects. SQL, synchronous."""
+"""Rows of principals' quotas and subjects' limits. SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from ..sql.dialect import insert_or_replace
 from ..sql.schema import access_quotas, name_limits
 from .rows import PRINCIPALS_MAX, raise_version, touch
 
-_MOST = {PRINCIPAL: PRINCIPALS_MAX, SUBJECT: SUBJECT_LIMITS_MAX}
+_QUOTAS_MAX = {PRINCIPAL: PRINCIPALS_MAX, SUBJECT: SUBJECT_LIMITS_MAX}
 
 
-def set_quota(connection: Connection, ask: SetQuota, *, now_ms: int) -> None:
+def set_quota(connection: Connection, request: SetQuota, *, now_ms: int) -> None:
     """
     Store limits; a repeat changes nothing.
 
@@ -36,37 +36,37 @@ def set_quota(connection: Connection, ask: SetQuota, *, now_ms: int) -> None:
         InvalidRequestError
         OverloadedError: there are too many quotas.
     """
-    _check_name(ask.kind, ask.name)
-    together = (ask.subjects, ask.scheduled_bytes)
-    if not any((*together, ask.sessions)) or ask.quota != NO_QUOTA:
-        check_quota(ask.quota)
-    check_together(ask.name, *together, of_subjects=ask.kind == SUBJECT)
-    check_sessions(ask.sessions, of_subjects=ask.kind == SUBJECT)
-    if ask.kind == SUBJECT and (ask.quota.requests_per_s or ask.quota.connections):
+    _check_name(request.kind, request.name)
+    extra_limits = (request.subjects, request.scheduled_bytes)
+    if not any((*extra_limits, request.sessions)) or request.quota != NO_QUOTA:
+        check_quota(request.quota)
+    check_together(request.name, *extra_limits, of_subjects=request.kind == SUBJECT)
+    check_sessions(request.sessions, of_subjects=request.kind == SUBJECT)
+    if request.kind == SUBJECT and (request.quota.requests_per_s or request.quota.connections):
         raise InvalidRequestError("the limit of a subject is bytes_per_s alone")
-    quotas = {row.name: row for row in read_quotas(connection) if row.kind == ask.kind}
+    quotas = {row.name: row for row in read_quotas(connection) if row.kind == request.kind}
     row = QuotaRow(
-        ask.kind,
-        ask.name,
-        ask.quota.bytes_per_s,
-        ask.quota.requests_per_s,
-        ask.quota.connections,
-        *together,
-        ask.sessions,
+        request.kind,
+        request.name,
+        request.quota.bytes_per_s,
+        request.quota.requests_per_s,
+        request.quota.connections,
+        *extra_limits,
+        request.sessions,
     )
-    if quotas.get(ask.name) == row:
+    if quotas.get(request.name) == row:
         return
-    if len(quotas) >= _MOST[ask.kind] and ask.name not in quotas:
-        raise OverloadedError("too many quotas", limit=_MOST[ask.kind])
-    _changed(connection, ask.kind, ask.name, now_ms)
-    _store(connection, row, access_quotas, kept=ask.quota != NO_QUOTA or ask.sessions > 0)
-    if ask.kind == SUBJECT:
-        _store(connection, row, name_limits, kept=any(together))
+    if len(quotas) >= _QUOTAS_MAX[request.kind] and request.name not in quotas:
+        raise OverloadedError("too many quotas", limit=_QUOTAS_MAX[request.kind])
+    _invalidate(connection, request.kind, request.name, now_ms)
+    _store(connection, row, access_quotas, keep=request.quota != NO_QUOTA or request.sessions > 0)
+    if request.kind == SUBJECT:
+        _store(connection, row, name_limits, keep=any(extra_limits))
 
 
-def _store(connection: Connection, row: QuotaRow, table: sa.Table, *, kept: bool) -> None:
-    """Store a table's part of a quota in place of the earlier row, or delete that row."""
-    if kept:
+def _store(connection: Connection, row: QuotaRow, table: sa.Table, *, keep: bool) -> None:
+    """Store the columns of a quota that belong to a table; unless `keep`, delete its row."""
+    if keep:
         values = {str(column.name): getattr(row, column.name) for column in table.columns}
         insert_or_replace(connection, table, values)
     else:
@@ -74,23 +74,23 @@ def _store(connection: Connection, row: QuotaRow, table: sa.Table, *, kept: bool
 
 
 def _delete(connection: Connection, kind: str, name: str, table: sa.Table) -> bool:
-    """Delete the row of a table; returns False if there was none."""
-    same = table.c.name == name
+    """Delete a quota's row in a table; returns False if there was none."""
+    condition = table.c.name == name
     if "kind" in table.c:
-        same &= table.c.kind == kind
-    return bool(connection.execute(sa.delete(table).where(same)).rowcount)
+        condition &= table.c.kind == kind
+    return bool(connection.execute(sa.delete(table).where(condition)).rowcount)
 
 
-def unset_quota(connection: Connection, ask: UnsetQuota, *, now_ms: int) -> None:
+def unset_quota(connection: Connection, request: UnsetQuota, *, now_ms: int) -> None:
     """Delete limits; a repeat changes nothing. Raises InvalidRequestError."""
-    _check_name(ask.kind, ask.name)
-    tables = (access_quotas, name_limits) if ask.kind == SUBJECT else (access_quotas,)
-    if sum(_delete(connection, ask.kind, ask.name, table) for table in tables):
-        _changed(connection, ask.kind, ask.name, now_ms)
+    _check_name(request.kind, request.name)
+    tables = (access_quotas, name_limits) if request.kind == SUBJECT else (access_quotas,)
+    if sum(_delete(connection, request.kind, request.name, table) for table in tables):
+        _invalidate(connection, request.kind, request.name, now_ms)
 
 
 def read_quotas(connection: Connection) -> list[QuotaRow]:
-    """Return all quotas, sorted."""
+    """Return all quotas, sorted by kind and name."""
     quotas = connection.execute(sa.select(access_quotas))
     rows = {(row.kind, row.name): QuotaRow(**row._mapping) for row in quotas}
     for limits in connection.execute(sa.select(name_limits)).mappings():
@@ -118,9 +118,9 @@ def _check_name(kind: str, name: str) -> None:
         check_principal(name)
 
 
-def _changed(connection: Connection, kind: str, name: str, now_ms: int) -> None:
-    """End the capabilities of a principal. Those of EVERYBODY are renewed within minutes, so that a
-    version is enough.
+def _invalidate(connection: Connection, kind: str, name: str, now_ms: int) -> None:
+    """Invalidate a principal's capabilities. For EVERYBODY a new version is enough, because all
+    capabilities are renewed within minutes.
     """
     if kind == PRINCIPAL and name != EVERYBODY:
         touch(connection, name, now_ms)

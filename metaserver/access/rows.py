@@ -1,11 +1,11 @@
 """Rows of principals, tokens, grants and signing keys. SQL, synchronous.
 
 Invariants
-    Every change raises the version of the state, and gives it to the principal: capabilities that
-    were signed before have ended.
+    Every change raises the version of the access state and stores it with the principal, which
+    invalidates the capabilities that were signed before.
     A token is stored as its SHA-256 only.
-    Times are those of the metaserver's calendar, because people give the dates of tokens.
-    A token that was revoked or has ended stays listed until a new one needs its place.
+    Times are wall-clock times of the metaserver, because people choose the dates of tokens.
+    A revoked or expired token stays listed until its row is needed for a new token.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ _changed = sa.select(
     sa.func.coalesce(sa.func.max(access_principals.c.version), 0)
 ).scalar_subquery()
 _version = sa.case((_changed > access_state.c.version, _changed), else_=access_state.c.version)
-"""The version of access, at least the version of every principal, even if a row was copied from
-another database.
+"""The version of the access state: at least the version of every principal, even if a row was
+copied from another database.
 """
 STATE = sa.select(access_state.c.cluster, _version.label("version"))
 
 
 def read_version(connection: Connection) -> tuple[str, int] | None:
-    """Return the cluster's access id and the version; None before the state is made."""
+    """Return the cluster's access id and the version; None before `create_access_state`."""
     row = connection.execute(STATE).one_or_none()
     return None if row is None else (row.cluster, row.version)
 
 
-def begin_access(connection: Connection, cluster: str) -> None:
-    """Make the state of access unless it exists; `cluster` is drawn at random."""
+def create_access_state(connection: Connection, cluster: str) -> None:
+    """Create the access state unless it exists; `cluster` is a random id."""
     insert_new(connection, access_state, {"one": 1, "cluster": cluster, "version": 1})
 
 
 def store_key(
     connection: Connection, key_id: str, public: bytes, *, ends_at: int, now_ms: int
 ) -> None:
-    """Store the public key of a metaserver, and delete those that have ended."""
+    """Store a metaserver's public key, and delete expired keys."""
     connection.execute(sa.delete(access_keys).where(access_keys.c.ends_at <= now_ms))
     row = {"key_id": key_id, "public": public.hex(), "ends_at": ends_at}
     insert_or_replace(connection, access_keys, row)
@@ -64,28 +64,28 @@ def store_key(
 
 
 def create_token(
-    connection: Connection, ask: CreateToken, hashed: str, *, now_ms: int
+    connection: Connection, request: CreateToken, hashed: str, *, now_ms: int
 ) -> TokenView:
     """
     Store a new token.
 
     Raises:
-        InvalidRequestError
-        InvalidRequestError: it would end before it begins, or before now.
+        InvalidRequestError: the principal is not valid, or the token would end before it begins, or
+            before now.
         OverloadedError: there are too many valid tokens, or too many principals.
     """
-    check_name("principal", ask.principal)
-    if ask.ends_at_ms and ask.ends_at_ms <= max(now_ms, ask.begins_at_ms):
-        raise InvalidRequestError("the token would end before it begins, or has ended already")
-    _make_room(connection, now_ms)
-    touch(connection, ask.principal, now_ms)
+    check_name("principal", request.principal)
+    if request.ends_at_ms and request.ends_at_ms <= max(now_ms, request.begins_at_ms):
+        raise InvalidRequestError("the token would end before it begins, or has expired already")
+    _evict_token(connection, now_ms)
+    touch(connection, request.principal, now_ms)
     row = {
-        "principal": ask.principal,
+        "principal": request.principal,
         "hash": hashed,
-        "label": ask.label,
+        "label": request.label,
         "made_at": now_ms,
-        "begins_at": ask.begins_at_ms,
-        "ends_at": ask.ends_at_ms,
+        "begins_at": request.begins_at_ms,
+        "ends_at": request.ends_at_ms,
     }
     token_id = connection.execute(
         sa.insert(access_tokens).values(row).returning(access_tokens.c.token_id)
@@ -93,32 +93,32 @@ def create_token(
     return _token(connection, token_id, now_ms)
 
 
-def _make_room(connection: Connection, now_ms: int) -> None:
+def _evict_token(connection: Connection, now_ms: int) -> None:
     """
     Delete one token if there are TOKENS_MAX: the one that was revoked first, else the one that
-    ended first.
+    expired first.
 
-    It deletes one at a time, so that a wrong calendar removes few tokens that have not really
-    ended.
+    It deletes only one at a time, so that a wrong wall clock removes few tokens that have not
+    really expired.
 
     Raises:
-        OverloadedError: no token was revoked or has ended.
+        OverloadedError: no token was revoked or has expired.
     """
     tokens = access_tokens.c
     count = sa.select(sa.func.count()).select_from(access_tokens)
     if connection.execute(count).scalar_one() < TOKENS_MAX:
         return
-    first_over = (
+    first_unusable = (
         sa.select(tokens.token_id)
-        .where(_is_over(now_ms))
+        .where(_is_unusable(now_ms))
         .order_by(sa.case((tokens.revoked_at > 0, 0), else_=1), tokens.revoked_at, tokens.ends_at)
         .limit(1)
     )
-    token_id = connection.execute(first_over).scalar()
+    token_id = connection.execute(first_unusable).scalar()
     if token_id is None:
         raise OverloadedError(
-            f"there are {TOKENS_MAX:,} tokens, and none was revoked or has ended: revoke those "
-            f"that nothing uses",
+            f"there are {TOKENS_MAX:,} tokens, and none was revoked or has expired: revoke "
+            f"unused ones",
             limit=TOKENS_MAX,
         )
     connection.execute(sa.delete(access_tokens).where(tokens.token_id == token_id))
@@ -126,17 +126,17 @@ def _make_room(connection: Connection, now_ms: int) -> None:
 
 def read_tokens(connection: Connection, principal: str | None, now_ms: int) -> list[TokenView]:
     """Return all tokens, or those of a principal, by id."""
-    chosen = sa.select(access_tokens).order_by(access_tokens.c.token_id)
+    query = sa.select(access_tokens).order_by(access_tokens.c.token_id)
     if principal is not None:
-        chosen = chosen.where(access_tokens.c.principal == principal)
-    return [_view(row, now_ms) for row in connection.execute(chosen)]
+        query = query.where(access_tokens.c.principal == principal)
+    return [_view(row, now_ms) for row in connection.execute(query)]
 
 
 def revoke_token(connection: Connection, token_id: int, *, now_ms: int) -> TokenView:
     """Revoke a token; a repeat changes nothing. Raises NotFoundError."""
-    before = _token(connection, token_id, now_ms)
-    if not before.revoked_at_ms:
-        touch(connection, before.principal, now_ms)
+    token = _token(connection, token_id, now_ms)
+    if not token.revoked_at_ms:
+        touch(connection, token.principal, now_ms)
         connection.execute(
             sa.update(access_tokens)
             .where(access_tokens.c.token_id == token_id)
@@ -145,7 +145,7 @@ def revoke_token(connection: Connection, token_id: int, *, now_ms: int) -> Token
     return _token(connection, token_id, now_ms)
 
 
-def grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
+def grant(connection: Connection, request: ChangeGrant, *, now_ms: int) -> None:
     """
     Store a right; a repeat changes nothing.
 
@@ -154,82 +154,82 @@ def grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
         OverloadedError: the principal's rights would not fit into a capability, or there are too
             many principals.
     """
-    check_principal(ask.principal)
-    check_grant(ask.grant)
-    given = [row[1] for row in read_grants(connection, ask.principal)]
-    if ask.grant in given:
+    check_principal(request.principal)
+    check_grant(request.grant)
+    grants = [row[1] for row in read_grants(connection, request.principal)]
+    if request.grant in grants:
         return
-    given.append(ask.grant)
-    size = sum(len(each.right) + len(each.subject) + len(each.group) for each in given)
-    if len(given) > GRANTS_MAX or size > GRANT_BYTES_MAX:
+    grants.append(request.grant)
+    size = sum(len(each.right) + len(each.subject) + len(each.group) for each in grants)
+    if len(grants) > GRANTS_MAX or size > GRANT_BYTES_MAX:
         raise OverloadedError(
-            f"{ask.principal!r} has too many rights: at most {GRANTS_MAX}, of {GRANT_BYTES_MAX} "
-            f"letters together; "
-            "a pattern such as orders.* means many subjects",
+            f"{request.principal!r} has too many rights: at most {GRANTS_MAX}, of "
+            f"{GRANT_BYTES_MAX} characters together; a pattern such as orders.* stands for many "
+            "subjects",
             limit=GRANTS_MAX,
         )
-    touch(connection, ask.principal, now_ms)
-    insert_new(connection, access_grants, _grant_row(ask))
+    touch(connection, request.principal, now_ms)
+    insert_new(connection, access_grants, _grant_row(request))
 
 
-def revoke_grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
+def revoke_grant(connection: Connection, request: ChangeGrant, *, now_ms: int) -> None:
     """Delete a right; a repeat changes nothing. Raises InvalidRequestError."""
-    check_principal(ask.principal)
-    row = _grant_row(ask)
-    same = sa.and_(*(access_grants.c[name] == value for name, value in row.items()))
-    if connection.execute(sa.delete(access_grants).where(same)).rowcount:
-        touch(connection, ask.principal, now_ms)
+    check_principal(request.principal)
+    row = _grant_row(request)
+    this_grant = sa.and_(*(access_grants.c[name] == value for name, value in row.items()))
+    if connection.execute(sa.delete(access_grants).where(this_grant)).rowcount:
+        touch(connection, request.principal, now_ms)
 
 
 def read_grants(connection: Connection, principal: str | None) -> list[tuple[str, AccessGrant]]:
     """Return all rights, or those of a principal, as (principal, right), sorted."""
-    chosen = sa.select(access_grants)
+    query = sa.select(access_grants)
     if principal is not None:
-        chosen = chosen.where(access_grants.c.principal == principal)
+        query = query.where(access_grants.c.principal == principal)
     return sorted(
         (row.principal, AccessGrant(Rights(row.right), row.subject, row.group))
-        for row in connection.execute(chosen)
+        for row in connection.execute(query)
     )
 
 
-def _grant_row(ask: ChangeGrant) -> dict[str, str]:
+def _grant_row(request: ChangeGrant) -> dict[str, str]:
     return {
-        "principal": ask.principal,
-        "right": ask.grant.right.value,
-        "subject": ask.grant.subject,
-        "group": ask.grant.group,
+        "principal": request.principal,
+        "right": request.grant.right.value,
+        "subject": request.grant.subject,
+        "group": request.grant.group,
     }
 
 
 def raise_version(connection: Connection) -> int:
-    """Raise the version of access, and return it."""
-    raised = sa.update(access_state).values(version=_version + 1)
-    version: int = connection.execute(raised.returning(access_state.c.version)).scalar_one()
+    """Raise the version of the access state, and return it."""
+    statement = sa.update(access_state).values(version=_version + 1)
+    version: int = connection.execute(statement.returning(access_state.c.version)).scalar_one()
     return version
 
 
 def touch(connection: Connection, principal: str, now_ms: int) -> None:
-    """Record a change of a principal; the first change creates it."""
+    """Record a change of a principal; the first change creates the principal's row."""
     version = raise_version(connection)
-    known = connection.execute(
+    updated = connection.execute(
         sa.update(access_principals)
         .where(access_principals.c.principal == principal)
         .values(version=version, changed_at=now_ms)
     )
-    if known.rowcount:
+    if updated.rowcount:
         return
-    _make_room_for_principal(connection, now_ms)
+    _evict_principal(connection, now_ms)
     row = {"principal": principal, "version": version, "changed_at": now_ms}
     insert_new(connection, access_principals, row)
 
 
-def _make_room_for_principal(connection: Connection, now_ms: int) -> None:
+def _evict_principal(connection: Connection, now_ms: int) -> None:
     """
-    Delete the principal that has had no right and no valid token for the longest time, if there are
-    PRINCIPALS_MAX.
+    Delete one principal if there are PRINCIPALS_MAX: the one that has had no right and no valid
+    token for the longest time.
 
     Raises:
-        OverloadedError: each has a right or a valid token.
+        OverloadedError: each principal has a right or a valid token.
     """
     count = sa.select(sa.func.count()).select_from(access_principals)
     if connection.execute(count).scalar_one() < PRINCIPALS_MAX:
@@ -237,9 +237,9 @@ def _make_room_for_principal(connection: Connection, now_ms: int) -> None:
     principals = access_principals.c
     has_right = sa.exists().where(access_grants.c.principal == principals.principal)
     has_token = sa.exists().where(
-        access_tokens.c.principal == principals.principal, sa.not_(_is_over(now_ms))
+        access_tokens.c.principal == principals.principal, sa.not_(_is_unusable(now_ms))
     )
-    # A change is told to brokers until what was signed before it has ended.
+    # A change is sent to brokers until the capabilities signed before it have expired.
     idle = (
         sa.select(principals.principal)
         .where(sa.not_(has_right), sa.not_(has_token), principals.changed_at < now_ms - CHANGED_MS)
@@ -249,23 +249,23 @@ def _make_room_for_principal(connection: Connection, now_ms: int) -> None:
     principal = connection.execute(idle).scalar()
     if principal is None:
         raise OverloadedError(
-            f"there are {PRINCIPALS_MAX:,} principals, each with a right or a token that is in "
-            f"use: revoke what nothing uses",
+            f"there are {PRINCIPALS_MAX:,} principals, each with a right or a valid token: "
+            f"revoke unused ones",
             limit=PRINCIPALS_MAX,
         )
     for table in (access_tokens, access_principals):
         connection.execute(sa.delete(table).where(table.c.principal == principal))
 
 
-def _is_over(now_ms: int) -> sa.ColumnElement[bool]:
-    """Return the condition for tokens that were revoked or have ended."""
+def _is_unusable(now_ms: int) -> sa.ColumnElement[bool]:
+    """Return the condition for tokens that were revoked or have expired."""
     tokens = access_tokens.c
     return (tokens.revoked_at > 0) | ((tokens.ends_at > 0) & (tokens.ends_at <= now_ms))
 
 
 def _token(connection: Connection, token_id: int, now_ms: int) -> TokenView:
-    chosen = sa.select(access_tokens).where(access_tokens.c.token_id == token_id)
-    row = connection.execute(chosen).one_or_none()
+    query = sa.select(access_tokens).where(access_tokens.c.token_id == token_id)
+    row = connection.execute(query).one_or_none()
     if row is None:
         raise NotFoundError(
             Reason.TOKEN_ID_UNKNOWN, f"there is no token {token_id}", token_id=token_id

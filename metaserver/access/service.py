@@ -1,14 +1,12 @@
-"""Access control of a metaserver: knows tokens and rights, signs capabilities, and keeps brokers
+"""Access control of a metaserver: identifies callers, signs capabilities, and keeps brokers
 informed.
 
-    SQL ──every POLL_MS──▶ AccessBook ──▶ who calls, and what they may do
-    own key, new every KEY_MS ──▶ public part in SQL ──▶ every metaserver ──▶ every broker
+    SQL ──every POLL_MS──▶ AccessState ──▶ callers and their rights
+    signing key, new every KEY_MS ──▶ public key in SQL ──▶ every metaserver ──▶ every broker
 
 Invariants
     The private key stays in this process.
     Nothing is signed before the public key is in SQL.
-
-Refuses the calls about access at a metaserver without access control.
 """
 
 from __future__ import annotations
@@ -72,12 +70,12 @@ from ...rpc.access.signing import OwnKey
 from ...rpc.server import ControlRoute, Params, whole_number
 from ..sql.database import Database
 from .audit_log import AuditLog
-from .book import AccessBook
-from .book_rows import read_book
+from .book import AccessState
+from .book_rows import read_access_state
 from .quota_rows import read_quotas, set_quota, unset_quota
-from .readings import Readings
+from .readings import ReadOrder
 from .rows import (
-    begin_access,
+    create_access_state,
     create_token,
     grant,
     read_grants,
@@ -97,8 +95,8 @@ log = logging.getLogger("keylane.metaserver")
 POLL_MS = 1_000
 KEY_MS = 3_600_000
 REREAD_MS = 30_000
-"""Interval, in milliseconds, at which everything is read again, in case rows were put into the
-database by other means than a metaserver's calls.
+"""Interval, in milliseconds, at which the whole state is read again, in case somebody has changed
+rows in the database directly.
 """
 METASERVER = "metaserver"
 
@@ -108,9 +106,9 @@ class AccessService:
     Access control over one database; call `start` before use.
 
     Args:
-        known: token hash → principal (ADMIN, CLUSTER or a broker), from the settings.
+        settings_tokens: token hash → principal (ADMIN, CLUSTER or a broker), from the settings.
         audit: the audit log.
-        issuer: an outside issuer whose tokens are accepted; None: there is none.
+        issuer: an outside issuer whose tokens are accepted, or None.
     """
 
     def __init__(
@@ -118,7 +116,7 @@ class AccessService:
         database: Database,
         *,
         clock: Clock,
-        known: Mapping[str, str],
+        settings_tokens: Mapping[str, str],
         audit: AuditLog,
         issuer: Issuer | None = None,
     ) -> None:
@@ -126,19 +124,19 @@ class AccessService:
         self._issuer = issuer
         self._database = database
         self._clock = clock
-        self._file_tokens = dict(known)
-        self._file_grants = {
+        self._settings_tokens = dict(settings_tokens)
+        self._settings_grants = {
             principal: ADMIN_GRANTS if principal == ADMIN else CLUSTER_GRANTS
-            for principal in known.values()
+            for principal in settings_tokens.values()
         }
-        self._key = OwnKey()
+        self._signing_key = OwnKey()
         self._key_made_ms = self._read_ms = 0
-        self._own = OwnKey()
-        self.book = AccessBook()
-        self._readings = Readings()
+        self._holder_key = OwnKey()
+        self.state = AccessState()
+        self._read_order = ReadOrder()
 
     async def start(self) -> None:
-        """Read everything, and store the public key. Raises StorageError."""
+        """Read the access state, and store the public key. Raises StorageError."""
         await self._new_key()
 
     async def run(self) -> None:
@@ -146,41 +144,41 @@ class AccessService:
         while True:
             await asyncio.sleep(POLL_MS / 1000)
             try:
-                await self._follow()
+                await self._poll()
             except StorageError as error:
                 log.warning(
                     "cannot read rights; the last known ones stay in force: %s", error.message
                 )
 
-    async def _follow(self) -> None:
+    async def _poll(self) -> None:
         """Read changes, and store a new key if the key is due or the database lacks it."""
         now_ms = self._clock.boot_ms()
         stored = await self._database.read(read_version)
-        known = (self.book.cluster, self.book.version)
-        if stored is not None and (stored != known or now_ms - self._read_ms > REREAD_MS):
+        current = (self.state.cluster, self.state.version)
+        if stored is not None and (stored != current or now_ms - self._read_ms > REREAD_MS):
             await self.refresh()
-        # Without the row or the key it is another database, as after a restore.
-        is_stored = stored is not None and self._key.key_id in self.book.keys
+        # A database that lacks the row or the key was replaced, for example by a restore.
+        is_stored = stored is not None and self._signing_key.key_id in self.state.keys
         if not is_stored or now_ms - self._key_made_ms > KEY_MS:
             await self._new_key()
 
     async def refresh(self) -> None:
-        """Read everything again: `book` then has everything that was committed before this call.
-        Raises StorageError.
+        """Read the whole state again: `state` then has everything that was committed before this
+        call. Raises StorageError.
         """
-        number, self._read_ms = self._readings.begin(), self._clock.boot_ms()
-        book = await self._database.read(read_book, self._clock.wall_ms())
-        if self._readings.is_newest(number, book.version):
-            self.book = book.with_files(self._file_tokens, self._file_grants)
+        number, self._read_ms = self._read_order.begin(), self._clock.boot_ms()
+        state = await self._database.read(read_access_state, self._clock.wall_ms())
+        if self._read_order.is_newest(number, state.version):
+            self.state = state.with_settings(self._settings_tokens, self._settings_grants)
 
     async def _new_key(self) -> None:
-        await self._database.write(begin_access, secrets.token_hex(16))
+        await self._database.write(create_access_state, secrets.token_hex(16))
         key, now_ms = OwnKey(), self._clock.wall_ms()
         ends_at = now_ms + KEY_MS + 2 * CAPABILITY_MS
         await self._database.write(
             store_key, key.key_id, key.public, ends_at=ends_at, now_ms=now_ms
         )
-        self._key = key
+        self._signing_key = key
         self._key_made_ms = self._clock.boot_ms()
         await self.refresh()
 
@@ -189,8 +187,8 @@ class AccessService:
         UnavailableError.
         """
         if self._issuer is not None and self._issuer.looks_like(text):
-            return self.book.caller_named(*await self._issuer.verify(text))
-        return self.book.caller_of(text, self._clock.wall_ms())
+            return self.state.caller_named(*await self._issuer.verify(text))
+        return self.state.caller_of(text, self._clock.wall_ms())
 
     def certified(self, peer: Peer) -> Caller:
         """Return the caller of a client certificate that TLS has verified. Raises
@@ -198,15 +196,15 @@ class AccessService:
         """
         if self._clock.wall_ms() >= peer.ends_at_ms:
             raise UnauthenticatedError("the client's certificate has expired", problem="ended")
-        return self.book.caller_named(peer.principal, ends_at_ms=peer.ends_at_ms)
+        return self.state.caller_named(peer.principal, ends_at_ms=peer.ends_at_ms)
 
     def version(self) -> int:
         """Return the version of the access state."""
-        return self.book.version
+        return self.state.version
 
     def news(self) -> AccessNews:
-        """Return the changes that brokers have to know."""
-        return self.book.news(self._clock.wall_ms(), operators=self._file_tokens)
+        """Return the recent changes for brokers."""
+        return self.state.news(self._clock.wall_ms(), operators=self._settings_tokens)
 
     # ── capabilities ──────────────────────────────────────────────────────────────────────────────
     def sign(self, caller: Caller, holder: bytes = b"") -> str:
@@ -214,16 +212,16 @@ class AccessService:
         Sign a capability of the caller.
 
         Raises:
-            OverloadedError: its rights, with those of its groups, do not fit into an HTTP header.
+            OverloadedError: the rights of the caller and its groups do not fit into an HTTP header.
         """
-        text = self._key.sign(
+        text = self._signing_key.sign(
             Capability(
-                cluster=self.book.cluster,
-                key=self._key.key_id,
+                cluster=self.state.cluster,
+                key=self._signing_key.key_id,
                 principal=caller.principal,
-                # Of the rights: those of the book may have changed while the body of the call came.
-                version=caller.version or self.book.version,
-                ends_at_ms=self._end_of(caller),
+                # The version of these grants: the state may have changed since.
+                version=caller.version or self.state.version,
+                ends_at_ms=self._capability_end_ms(caller),
                 grants=caller.grants,
                 holder=holder,
                 groups=caller.groups,
@@ -233,19 +231,18 @@ class AccessService:
         if len(text) > TEXT_CHARS_MAX:
             raise OverloadedError(
                 f"{caller.principal!r} has too many rights with those of its {len(caller.groups)} "
-                f"groups: its capability has "
-                f"{len(text)} characters of at most {TEXT_CHARS_MAX}; grant patterns instead of "
-                f"names, or fewer groups",
+                f"groups: its capability has {len(text)} characters of at most "
+                f"{TEXT_CHARS_MAX}; grant patterns instead of names, or fewer groups",
                 limit=TEXT_CHARS_MAX,
             )
         return text
 
-    def _end_of(self, caller: Caller) -> int:
-        """Return when a capability ends: after CAPABILITY_MS, or earlier with the caller's token or
-        certificate.
+    def _capability_end_ms(self, caller: Caller) -> int:
+        """Return when a new capability expires: after CAPABILITY_MS, or earlier with the caller's
+        token or certificate.
         """
-        most = self._clock.wall_ms() + CAPABILITY_MS
-        return min(most, caller.ends_at_ms) if caller.ends_at_ms else most
+        latest_ms = self._clock.wall_ms() + CAPABILITY_MS
+        return min(latest_ms, caller.ends_at_ms) if caller.ends_at_ms else latest_ms
 
     def know_metaservers(self, addresses: Sequence[str]) -> None:
         """Do nothing: a metaserver calls no other metaserver."""
@@ -256,8 +253,8 @@ class AccessService:
 
     async def held(self) -> ShownCapability | None:
         """See `Credentials`."""
-        text = self.sign(Caller(METASERVER, CLUSTER_GRANTS), self._own.public)
-        return ShownCapability(text, self._own, CAPABILITY_MS / 2_000)
+        text = self.sign(Caller(METASERVER, CLUSTER_GRANTS), self._holder_key.public)
+        return ShownCapability(text, self._holder_key, CAPABILITY_MS / 2_000)
 
     def refused(self, _text: str) -> bool:
         """See `Credentials`: each capability is new."""
@@ -317,13 +314,13 @@ class AccessService:
     async def _grants(self, _body: object, params: Params) -> GrantList:
         principal = params.get("principal")
         rows = await self._database.read(read_grants, principal)
-        files = {
+        from_settings = {
             (name, each)
-            for name, given in self._file_grants.items()
-            for each in given
+            for name, grants in self._settings_grants.items()
+            for each in grants
             if principal in (None, name)
         }
-        return GrantList(grants=[GrantRow(*row) for row in sorted({*rows, *files})])
+        return GrantList(grants=[GrantRow(*row) for row in sorted({*rows, *from_settings})])
 
     async def _set_quota(self, body: SetQuota, _params: Params) -> Done:
         await self._database.write(set_quota, body, now_ms=self._clock.wall_ms())
@@ -340,7 +337,7 @@ class AccessService:
 
     async def _check(self, body: CheckAccess, _params: Params) -> Decision:
         check_grant(AccessGrant(body.right))
-        for each in self.book.grants.get(body.principal, ()):
+        for each in self.state.grants.get(body.principal, ()):
             if allows((each,), body.right, body.subject, body.group):
                 return Decision(allowed=True, by=each)
         return Decision(allowed=False)
@@ -353,7 +350,7 @@ class AccessService:
             principal=caller.principal,
             bearer=self.sign(caller),
             held=self.sign(caller, body.holder) if body.holder else "",
-            ends_in_ms=max(0, self._end_of(caller) - self._clock.wall_ms()),
+            ends_in_ms=max(0, self._capability_end_ms(caller) - self._clock.wall_ms()),
         )
 
     async def _news(self, _body: object, _params: Params) -> AccessNews:
@@ -361,7 +358,7 @@ class AccessService:
 
 
 class AccessOff:
-    """Takes the place of `AccessService` where there is no access control."""
+    """Replaces `AccessService` on a metaserver without access control: it refuses all its calls."""
 
     def routes(self) -> list[ControlRoute]:
         """Return a route for each of `endpoints.ACCESS`."""

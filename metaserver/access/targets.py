@@ -1,5 +1,5 @@
-"""Finds the subjects and groups that a call to a metaserver is about: from its path, its body, or
-its consumer session, which SQL knows.
+"""Finds the subjects and groups to which a call to a metaserver refers: by its path, its body, or
+its consumer session, which is looked up in SQL.
 """
 
 from __future__ import annotations
@@ -24,52 +24,58 @@ SESSIONS_MAX = 100_000
 _OF_BROKERS = frozenset({CORDON.path, ACCEPT_FOLDER.path})
 """Paths in which {group} is a broker group."""
 _OF_SUBJECT = frozenset({OperationKind.RESIZE, OperationKind.GROW})
-"""Operations whose body names a subject; the others name partitions or a broker group, and need the
-right on everything.
+"""Operations whose body names a subject; the others name partitions or a broker group, and need
+rights on all subjects.
 """
-_CANCELED = _OF_SUBJECT | {OperationKind.SET}
-"""Operations that an administrator of their subject may have begun, and may cancel."""
-_WHOLE = (AccessTarget(),)
+_CANCELABLE = _OF_SUBJECT | {OperationKind.SET}
+"""Operations that an administrator of only their subject may begin and cancel."""
+_WHOLE_CLUSTER = (AccessTarget(),)
 
 
-class MetaTargets:
+class MetaserverTargets:
     """Finds the access targets of calls."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._sessions: OrderedDict[str, AccessTarget] = OrderedDict()
-        """Session → its subject and group, which never change."""
+        """Session → its subject and group, which never change; least recently added first."""
 
     async def __call__(
         self, endpoint: Endpoint[Any], body: Any, params: Mapping[str, str]
     ) -> Sequence[AccessTarget]:
         """
-        Return the subjects and groups that a call is about.
+        Return the subjects and groups to which a call refers.
 
-        An unknown session has no target: the call itself reports that it is unknown.
+        An unknown session has no target: the call itself will report it as unknown.
         """
         if endpoint.path in _OF_BROKERS:
-            return _WHOLE
+            return _WHOLE_CLUSTER
         if endpoint is CANCEL_OPERATION:
-            subject = await self._database.read(_read_changed, plain_number(params["id"]))
-            return _WHOLE if subject is None else (AccessTarget(subject, "", "this operation"),)
+            subject = await self._database.read(_read_operation_subject, plain_number(params["id"]))
+            return (
+                _WHOLE_CLUSTER
+                if subject is None
+                else (AccessTarget(subject, "", "this operation"),)
+            )
         if "{subject}" in endpoint.path:
-            # Only the path counts: a parameter of the same name in the query means something else.
+            # Only the path counts: a query parameter of the same name means something else.
             group = params["group"] if "{group}" in endpoint.path else ""
-            other = getattr(body, "hidden", None) or getattr(body, "target", None)
+            second_subject = getattr(body, "hidden", None) or getattr(body, "target", None)
             targets = [AccessTarget(params["subject"], group)]
-            return [*targets, AccessTarget(other)] if isinstance(other, str) else targets
+            if isinstance(second_subject, str):
+                targets.append(AccessTarget(second_subject))
+            return targets
         if isinstance(body, Reshape):
-            return (AccessTarget(body.subject),) if body.kind in _OF_SUBJECT else _WHOLE
+            return (AccessTarget(body.subject),) if body.kind in _OF_SUBJECT else _WHOLE_CLUSTER
         if isinstance(body, CreateSubject | Join):
             return (AccessTarget(body.subject, getattr(body, "group", "")),)
         session = getattr(body, "session", None)
         if isinstance(session, str):
-            target = await self._of_session(session)
+            target = await self._session_target(session)
             return () if target is None else (target,)
-        return _WHOLE
+        return _WHOLE_CLUSTER
 
-    async def _of_session(self, session: str) -> AccessTarget | None:
+    async def _session_target(self, session: str) -> AccessTarget | None:
         target = self._sessions.get(session)
         if target is None:
             target = await self._database.read(_read_session, session)
@@ -95,13 +101,13 @@ def _read_session(connection: Connection, session: str) -> AccessTarget | None:
     return None if row is None else AccessTarget(row.subject, row.group_name, "this session")
 
 
-def _read_changed(connection: Connection, operation_id: int | None) -> str | None:
-    """Return the subject of an operation that an administrator of the subject may begin and cancel;
-    None: it is another kind of operation.
+def _read_operation_subject(connection: Connection, operation_id: int | None) -> str | None:
+    """Return the subject of an operation that an administrator of the subject may cancel; None if
+    the operation is of another kind.
     """
-    chosen = (
+    query = (
         sa.select(subjects.c.name)
         .join(operations, operations.c.subject_id == subjects.c.subject_id)
-        .where(operations.c.operation_id == operation_id, operations.c.kind.in_(_CANCELED))
+        .where(operations.c.operation_id == operation_id, operations.c.kind.in_(_CANCELABLE))
     )
-    return connection.execute(chosen).scalar_one_or_none()
+    return connection.execute(query).scalar_one_or_none()

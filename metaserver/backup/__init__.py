@@ -1,1 +1,1 @@
-"""Writes backups of the database while metaservers run, and restores them to an empty one."""
+"""Backs up the database while metaservers use it, and restores a backup into an empty database."""

@@ -1,4 +1,4 @@
-"""The file of a backup: JSON lines, with a head, the rows, and an end with their number and
+"""The format of a backup file: JSON lines with a head, the rows, and an end with their number and
 checksum. Pure.
 
 {"format":1,"program":"0.2.0","revision":"0200","cluster":"k…","cluster_version":"0.2"}
@@ -19,7 +19,7 @@ FORMAT = 1
 
 
 class BackupHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line: the database that was backed up, and the program that did it."""
+    """The first line: the program that wrote the backup, and its cluster."""
 
     format: int
     program: str
@@ -29,7 +29,7 @@ class BackupHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackupEnd(msgspec.Struct, frozen=True):
-    """The last line: it shows that the file is complete."""
+    """The last line, which proves that the file is complete."""
 
     rows: int
     sha256: str
@@ -39,7 +39,7 @@ Row = tuple[str, dict[str, Any]]
 
 
 def encode_backup(head: BackupHead, rows: Iterable[Row]) -> Iterator[bytes]:
-    """Yield the lines of a file."""
+    """Yield the lines of a backup file."""
     digest = hashlib.sha256()
     count = 0
     line = msgspec.json.encode(head) + b"\n"
@@ -55,16 +55,16 @@ def encode_backup(head: BackupHead, rows: Iterable[Row]) -> Iterator[bytes]:
 
 def decode_backup(content: bytes, path: str) -> tuple[BackupHead, list[Row]]:
     """
-    Return the head and the rows of a file.
+    Return the head and the rows of a backup file.
 
     Raises:
-        ConfigError: the file is not a backup, has another format, is cut off, or is damaged.
+        ConfigError: the file is not a backup, has another format, or is truncated or damaged.
     """
     lines = content.splitlines(keepends=True)
     try:
         if len(lines) < 2:
             raise ConfigError(
-                Reason.BACKUP_FILE, f"{path} is not a backup, or is cut off", path=path
+                Reason.BACKUP_FILE, f"{path} is not a backup, or is truncated", path=path
             )
         head = msgspec.json.decode(lines[0], type=BackupHead)
         if head.format != FORMAT:
@@ -76,11 +76,9 @@ def decode_backup(content: bytes, path: str) -> tuple[BackupHead, list[Row]]:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
             Reason.BACKUP_FILE,
-            f"{path} is cut off or damaged, or is not a backup: {error}",
+            f"{path} is truncated or damaged, or is not a backup: {error}",
             path=path,
         ) from error
     if end != BackupEnd(len(rows), hashlib.sha256(b"".join(lines[:-1])).hexdigest()):
-        raise ConfigError(
-            Reason.BACKUP_FILE, f"{path} is damaged: its checksum is wrong", path=path
-        )
+        raise ConfigError(Reason.BACKUP_FILE, f"{path} is damaged: checksum mismatch", path=path)
     return head, rows

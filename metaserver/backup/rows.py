@@ -1,13 +1,13 @@
-"""All rows of a database as plain values, and the way back into an empty one, on SQLite and
+"""Reads all rows of a database as plain values, and stores them in an empty one, on SQLite and
 PostgreSQL. SQL, synchronous.
 
-Rows that belong to running programs are left out: sessions, duties, metaservers, refused brokers,
-and the machine's boot.
+A backup does not contain the rows that belong to running programs: sessions, duties, metaservers,
+refused brokers, and the machine's boot.
 
 Invariants
     After a restore, tokens, partition ids and route versions are above all that were issued after
-    the backup was taken, as far as `AHEAD` and `IDS_AHEAD` reach: the next token is above every
-    fence that a broker has seen since.
+    the backup was taken, within the limits of `TOKENS_AHEAD` and `IDS_AHEAD`. So the next token is
+    above every fence that a broker has seen.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from ..sql.schema import (
     subjects,
 )
 
-AHEAD = 1 << 32
-"""Number that a restore adds to every group's last token; there are fewer grants between a backup
-and its restore.
+TOKENS_AHEAD = 1 << 32
+"""Number that a restore adds to every group's last token: more than the grants between a backup and
+its restore.
 """
 IDS_AHEAD = 1 << 20
-"""Number of ids that a restore skips, because rows made after the backup may have them."""
+"""Number of ids that a restore skips, because rows inserted after the backup may have them."""
 HOLD_MS = 30_000
-"""Time, in milliseconds, for which nothing is granted after a restore, because earlier sessions may
-still work.
+"""Milliseconds after a restore for which nothing is granted, because consumers of earlier sessions
+may still run.
 """
-_LEFT_OUT = {sessions.name, duties.name, metaservers.name, refused_brokers.name}
-_KEPT_FACTS = (CLUSTER, CLUSTER_VERSION)
+_EXCLUDED_TABLES = {sessions.name, duties.name, metaservers.name, refused_brokers.name}
+_INCLUDED_FACTS = (CLUSTER, CLUSTER_VERSION)
 
 
 def backup_tables() -> list[sa.Table]:
-    """Return the tables in a backup, referenced tables before those that refer to them."""
-    return [table for table in metadata.sorted_tables if table.name not in _LEFT_OUT]
+    """Return the tables of a backup; referenced tables come before those that refer to them."""
+    return [table for table in metadata.sorted_tables if table.name not in _EXCLUDED_TABLES]
 
 
 def read_rows(
     connection: Connection, tables: Sequence[sa.Table] | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """
-    Yield every row as of one instant: the name of its table, and its values by column.
+    Yield (table name, values by column) for every row of one snapshot.
 
     Args:
         tables: the tables to read; None: all tables of a backup.
@@ -66,7 +66,7 @@ def read_rows(
     begin_snapshot(connection)
     for table in backup_tables() if tables is None else tables:
         for row in connection.execute(sa.select(table)).mappings():
-            if table is not facts or row["name"] in _KEPT_FACTS:
+            if table is not facts or row["name"] in _INCLUDED_FACTS:
                 yield str(table.name), {str(name): value for name, value in row.items()}
 
 
@@ -92,7 +92,7 @@ def store_rows(
     Store the rows of a backup in an empty database.
 
     Args:
-        route_version: the lowest version of every route, above every version that clients know.
+        route_version: the lowest version of the routes, above every version that clients know.
 
     Raises:
         ConfigError
@@ -105,22 +105,26 @@ def store_rows(
         else:
             connection.execute(sa.insert(tables[name]), values)
     connection.execute(sa.update(leases).values(session=None, wanted=None, withdrawn=False))
-    connection.execute(sa.update(groups).values(last_token=groups.c.last_token + AHEAD))
-    opened = sa.and_(subjects.c.route_version > 0, subjects.c.route_version < route_version)
-    connection.execute(sa.update(subjects).where(opened).values(route_version=route_version))
+    connection.execute(sa.update(groups).values(last_token=groups.c.last_token + TOKENS_AHEAD))
+    has_lower_route = sa.and_(
+        subjects.c.route_version > 0, subjects.c.route_version < route_version
+    )
+    connection.execute(
+        sa.update(subjects).where(has_lower_route).values(route_version=route_version)
+    )
     for group_id in connection.execute(sa.select(groups.c.group_id)).scalars().all():
         take_duty(connection, rebuilt_duty(group_id), holder="restore", lease_ms=HOLD_MS)
     for table in tables.values():
-        number_ahead(connection, table)
-    held = sa.select(duties.c.name, duties.c.holder, duties.c.held_until)
-    kept = [dict(row) for row in connection.execute(held).mappings()]
-    restart_times(connection, broker_ttl_ms=broker_ttl_ms)  # which ends duties as well
-    if kept:
-        connection.execute(sa.insert(duties), kept)
+        skip_ids(connection, table)
+    query = sa.select(duties.c.name, duties.c.holder, duties.c.held_until)
+    held_duties = [dict(row) for row in connection.execute(query).mappings()]
+    restart_times(connection, broker_ttl_ms=broker_ttl_ms)  # which also ends all duties
+    if held_duties:
+        connection.execute(sa.insert(duties), held_duties)
 
 
-def number_ahead(connection: Connection, table: sa.Table) -> None:
-    """Let the database continue its ids above those of rows that were made after the backup."""
+def skip_ids(connection: Connection, table: sa.Table) -> None:
+    """Skip IDS_AHEAD ids of a table, which rows inserted after the backup may have."""
     (column, *more) = table.primary_key.columns
     if more or column.autoincrement is not True:
         return
@@ -129,6 +133,6 @@ def number_ahead(connection: Connection, table: sa.Table) -> None:
         sequence = sa.func.pg_get_serial_sequence(table.name, column.name)
         connection.execute(sa.select(sa.func.setval(sequence, highest + IDS_AHEAD)))
         return
-    given = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
-    connection.execute(sa.delete(given).where(given.c.name == table.name))
-    connection.execute(sa.insert(given).values(name=table.name, seq=highest + IDS_AHEAD))
+    sequences = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
+    connection.execute(sa.delete(sequences).where(sequences.c.name == table.name))
+    connection.execute(sa.insert(sequences).values(name=table.name, seq=highest + IDS_AHEAD))

@@ -1,4 +1,4 @@
-"""Backs up a database, and restores it. Shell around SQL."""
+"""Backs up and restores a database. I/O: SQL."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .file import FORMAT, BackupHead, Row, decode_backup, encode_backup
 from .rows import check_unused, read_rows, store_rows
 
 
-def _rows(connection: Connection, tables: Sequence[sa.Table]) -> list[Row]:
+def _read_tables(connection: Connection, tables: Sequence[sa.Table]) -> list[Row]:
     return list(read_rows(connection, tables))
 
 
-def _backup(connection: Connection) -> tuple[BackupHead, list[bytes]]:
+def _encode_database(connection: Connection) -> tuple[BackupHead, list[bytes]]:
     rows = list(read_rows(connection))
-    known = read_facts(connection)
+    cluster = read_facts(connection)
     head = BackupHead(
         format=FORMAT,
         program=VERSION,
         revision=HEAD,
-        cluster=known.name,
-        cluster_version=str(known.version),
+        cluster=cluster.name,
+        cluster_version=str(cluster.version),
     )
     return head, [*encode_backup(head, rows)]
 
@@ -41,33 +41,35 @@ async def backup_database(
     settings: MetaserverSettings, write: Callable[[bytes], None]
 ) -> BackupHead:
     """
-    Back up a database while metaservers use it; `write` gets the whole file.
+    Back up a database while metaservers use it; `write` is called once with the whole file.
 
     Raises:
         DataFolderError: the data folder has no database.
-        ConfigError: its schema is of another version; nothing was changed.
+        ConfigError: the schema has another version; nothing was changed.
         ConflictError, VersionError, StorageError
     """
-    async with _stored(settings) as database:
-        head, lines = await database.read(_backup)
+    async with _open_existing(settings) as database:
+        head, lines = await database.read(_encode_database)
     write(b"".join(lines))
     return head
 
 
 async def read_tables(settings: MetaserverSettings, tables: Sequence[sa.Table]) -> list[Row]:
-    """Read the rows of some tables, as of one instant. Raises as `backup_database`."""
-    async with _stored(settings) as database:
-        return await database.read(_rows, tables)
+    """Read the rows of some tables in one snapshot. Raises the same errors as `backup_database`."""
+    async with _open_existing(settings) as database:
+        return await database.read(_read_tables, tables)
 
 
-def _stored(
+def _open_existing(
     settings: MetaserverSettings,
 ) -> AbstractAsyncContextManager[SqlDatabase]:
-    """Return an existing database, to be opened by `async with`. Raises as `backup_database`."""
+    """Return a context manager that opens an existing database. Raises the same errors as
+    `backup_database`.
+    """
     if settings.database_url is None and not (settings.data / FILE).exists():
-        missing = DataFolderError(f"{settings.data} has no {FILE}", path=settings.data)
-        missing.hint = "Name the data folder of the metaserver: --data DIR"
-        raise missing
+        error = DataFolderError(f"{settings.data} has no {FILE}", path=settings.data)
+        error.hint = "Name the data folder of the metaserver: --data DIR"
+        raise error
     return open_database(
         folder=settings.data,
         url=settings.database_url,
@@ -83,7 +85,7 @@ def read_backup(
     settings: MetaserverSettings, content: bytes, path: str
 ) -> tuple[BackupHead, list[Row]]:
     """
-    Decode a backup, and check that it is of this version and cluster.
+    Decode a backup, and check that its schema and cluster are those of this program.
 
     Raises:
         ConfigError, ConflictError
@@ -107,16 +109,15 @@ async def restore_database(
     Fill an empty database from a backup, and return its head and the number of rows.
 
     Raises:
-        ConfigError: the file is damaged, or of another version.
+        ConfigError: the file is damaged or has another version, or the database is not empty.
         ConflictError: the settings or the database belong to another cluster.
         VersionError: the cluster's version does not allow this program.
-        ConfigError: the database is not empty.
         DataFolderError, StorageError
     """
     head, rows = read_backup(settings, content, path)
     check_member(VERSION, parse_version(head.cluster_version), "this program")
     clock = SystemClock()
-    opening = open_database(
+    opened = open_database(
         folder=prepare_folder(settings.data),
         url=settings.database_url,
         clock=clock,
@@ -124,7 +125,7 @@ async def restore_database(
         broker_ttl_ms=settings.broker_ttl_ms,
         before=partial(_check_target, head),
     )
-    async with opening as database:
+    async with opened as database:
         await database.write(
             store_rows, rows, route_version=clock.wall_ms(), broker_ttl_ms=settings.broker_ttl_ms
         )

@@ -1,1 +1,1 @@
-"""Handles the calls about brokers and subjects: reports, creations, accepted copies and routes."""
+"""Handles calls for brokers and subjects: reports, creations, accepted folder copies and routes."""

@@ -1,11 +1,11 @@
-"""Accepts a data folder on behalf of an operator although it is an older copy. SQL, synchronous.
+"""Accepts an older copy of a data folder on behalf of an operator. SQL, synchronous.
 
 Invariants
-    The copy may lack consumer groups. From this transaction on, the metaserver assumes that its
-    broker knows none, and announces all of them to it before retention removes anything there.
-    No earlier token stays valid: the copy assigns again offsets that consumers have handled, and a
-    late ack would be one of another message. The leases end here. The answer to the broker's report
-    has the highest of their tokens, which the broker refuses before it serves.
+    The copy may lack consumer groups. After this transaction, the metaserver assumes that the
+    copy's broker knows none, and announces all of them before retention removes anything there.
+    No earlier token stays valid, because the copy reassigns offsets that consumers have handled:
+    a late ack would concern another message. So the transaction ends the leases, and the reply to
+    the broker's report has a token up to which the broker refuses all, before it serves.
 """
 
 from __future__ import annotations
@@ -50,36 +50,39 @@ from ..sql.schema import (
 )
 
 
-def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) -> RefusedBroker:
+def accept_folder(
+    connection: Connection, broker_group: str, request: AcceptFolder
+) -> RefusedBroker:
     """
-    Accept a refused older copy of a broker group's data folder, and store that it was accepted.
+    Accept a refused older copy of a broker group's data folder, and journal that.
 
-    Every consumer group will be announced to the broker again. Leases of its partitions end; those
-    of shared groups get another token.
+    All consumer groups will be announced to the broker again. The leases of its partitions end;
+    those of shared groups get a new token instead.
 
     Raises:
-        InvalidRequestError
-        NotFoundError: it has never reported itself.
-        InvalidRequestError: the group's own broker is alive, or the number of such copies that
-            report themselves is not one.
+        NotFoundError: the broker group has never reported itself.
+        InvalidRequestError: the name is not valid, the group's own broker is alive, or the number
+            of such copies that report themselves is not one.
     """
     check_name("broker group", broker_group)
-    here = {"of_group": broker_group, "for_ms": 0}
+    parameters = {"of_group": broker_group, "for_ms": 0}
     wait_turn(connection, alone=True)
-    row = connection.execute(known_broker, here).one_or_none()
+    row = connection.execute(known_broker, parameters).one_or_none()
     if row is None:
         raise unknown_group(connection, broker_group)
     if row.alive:
         report = last_report(connection, broker_group)
         raise InvalidRequestError(
-            f"broker group {broker_group!r} {report.age}, from {row.address}: nothing of it "
-            f"is given up. If that broker is dead, {report.ask_again}"
+            f"broker group {broker_group!r} {report.age}, from {row.address}, so no copy is "
+            f"accepted. If that broker is dead, {report.ask_again}"
         )
-    of_group = refused_now.where(
+    refused_copies = refused_now.where(
         refused_brokers.c.broker_group == broker_group,
         refused_brokers.c.broker_id == brokers.c.broker_id,
     )
-    copies = [copy for copy in connection.execute(of_group) if ask.address in {"", copy.address}]
+    copies = [
+        copy for copy in connection.execute(refused_copies) if request.address in {"", copy.address}
+    ]
     if len(copies) != 1:
         addresses = ", ".join(copy.address for copy in copies) or "none"
         raise InvalidRequestError(
@@ -88,25 +91,28 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
             copies=len(copies),
         )
     (copy,) = copies
-    if not ask.dry_run:
-        group = brokers.c.broker_group == broker_group
-        now = {"opening": copy.opening, "log_end": copy.log_end}
-        connection.execute(sa.update(brokers).where(group).values(now))
-        known = {"known_opening": row.opening, "known_log_end": row.log_end}
+    if not request.dry_run:
+        this_broker = brokers.c.broker_group == broker_group
+        accepted = {"opening": copy.opening, "log_end": copy.log_end}
+        connection.execute(sa.update(brokers).where(this_broker).values(accepted))
+        previous = {"known_opening": row.opening, "known_log_end": row.log_end}
         forget_heard(connection, broker_group)
         fence = _end_leases(connection, broker_group)
-        journal = {"broker_group": broker_group, **now, **known, "fence": fence}
-        connection.execute(sa.insert(accepted_folders).values(journal))
+        journal_row = {"broker_group": broker_group, **accepted, **previous, "fence": fence}
+        connection.execute(sa.insert(accepted_folders).values(journal_row))
     return refused_view(copy)
 
 
 def accept_complete(
-    connection: Connection, broker_group: str, ask: AcceptFolder, hosted: Iterable[PartitionStatus]
+    connection: Connection,
+    broker_group: str,
+    request: AcceptFolder,
+    hosted: Iterable[PartitionStatus],
 ) -> RefusedBroker:
-    """Call `accept_folder` and `check_complete` in one transaction: a driver may have finished
-    another step since the last check.
+    """Call `accept_folder` and `check_complete` in one transaction, because an operation may have
+    advanced since the last check.
     """
-    accepted = accept_folder(connection, broker_group, ask)
+    accepted = accept_folder(connection, broker_group, request)
     check_complete(connection, broker_group, hosted)
     return accepted
 
@@ -115,54 +121,56 @@ def check_complete(
     connection: Connection, broker_group: str, hosted: Iterable[PartitionStatus]
 ) -> None:
     """
-    Check that a copy has every partition of the group, and the end of each sealed one.
+    Check that a copy has every partition of its broker group, and the end of each sealed one.
 
     No broker could serve a partition that the copy lacks, or that is open in the copy and sealed in
     SQL.
 
     Raises:
-        InvalidRequestError: the text has the partitions that the copy lacks, and a way out.
+        InvalidRequestError: the text lists the partitions that the copy lacks, and says how to
+            continue.
     """
     in_copy = {status.partition_id: status for status in hosted}
-    hosts = sa.select(steps.c.partition_id).where(steps.c.action == StepAction.HOST, steps.c.done)
-    wanted = (
+    hosted_ids = sa.select(steps.c.partition_id).where(
+        steps.c.action == StepAction.HOST, steps.c.done
+    )
+    required = (
         sa.select(partitions.c.partition_id, partitions.c.end_offset)
         .where(
             partitions.c.broker_group == broker_group,
             sa.or_(
                 partitions.c.state.in_((PartitionState.OPEN, PartitionState.SEALED)),
-                # Its broker has answered that it hosts it, and is not asked again.
+                # The broker has confirmed that it hosts the partition, and is not asked again.
                 sa.and_(
                     partitions.c.state == PartitionState.PLANNED,
-                    partitions.c.partition_id.in_(hosts),
+                    partitions.c.partition_id.in_(hosted_ids),
                 ),
             ),
         )
         .order_by(partitions.c.partition_id)
     )
-    lacking = []
-    for partition_id, end_offset in connection.execute(wanted):
+    missing = []
+    for partition_id, end_offset in connection.execute(required):
         status = in_copy.get(partition_id)
         if status is None:
-            lacking.append(f"{partition_id} (not in the copy)")
-        elif (
-            end_offset is not None
-        ):  # the end is known before the state is SEALED, while other parents are being sealed
-            ends = status.state is PartitionState.SEALED and status.next_offset == end_offset
-            lacking += [] if ends else [f"{partition_id} (sealed since, at {end_offset})"]
-    if lacking:
+            missing.append(f"{partition_id} (not in the copy)")
+        elif end_offset is not None:
+            # The end is known before the state is SEALED, while other parents are being sealed.
+            is_complete = status.state is PartitionState.SEALED and status.next_offset == end_offset
+            missing += [] if is_complete else [f"{partition_id} (sealed since, at {end_offset})"]
+    if missing:
         raise InvalidRequestError(
             f"the copy of the data folder of {broker_group!r} is older than a change of "
             f"partitions: it lacks "
-            f"{listed(lacking)}; stop it, and give the disk up: keylane broker evacuate "
+            f"{listed(missing)}; stop it, and give the disk up: keylane broker evacuate "
             f"{broker_group} --accept-loss",
-            partitions=len(lacking),
+            partitions=len(missing),
         )
 
 
 def accepted_fence(connection: Connection, broker_group: str) -> int:
-    """Return the highest token that was granted before the group's data folder was accepted; 0 if
-    no folder was accepted.
+    """Return the token up to which the broker must refuse all since a copy of the group's data
+    folder was accepted; 0 if none was accepted.
     """
     highest = sa.select(sa.func.max(accepted_folders.c.fence)).where(
         accepted_folders.c.broker_group == broker_group
@@ -172,36 +180,42 @@ def accepted_fence(connection: Connection, broker_group: str) -> int:
 
 def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
     """
-    End the leases of a broker group's partitions, and lock their consumer groups and mark them
+    End the leases of a broker group's partitions; lock their consumer groups, and mark them
     unsettled.
 
     Returns:
-        A token above every one that was granted to a consumer group with partitions there. All
-        later grants of all groups are above it.
+        A token above all those that were granted to consumer groups with partitions there, and
+        below all later grants of any group.
     """
-    there = sa.select(partitions.c.partition_id).where(partitions.c.broker_group == broker_group)
+    partition_ids = sa.select(partitions.c.partition_id).where(
+        partitions.c.broker_group == broker_group
+    )
     subject_ids = sa.select(partitions.c.subject_id).where(
         partitions.c.broker_group == broker_group
     )
-    concerned = (
+    affected = (
         sa.select(groups.c.group_id)
         .where(groups.c.subject_id.in_(subject_ids))
         .order_by(groups.c.group_id)
     )
-    group_ids = connection.execute(concerned).scalars().all()
+    group_ids = connection.execute(affected).scalars().all()
     locked = [lock_group(connection, group_id) for group_id in group_ids]
     fence = FencingToken(max((group.last_token for group in locked), default=0) + 1)
     for group in locked:
-        mine = sa.and_(leases.c.group_id == group.group_id, leases.c.partition_id.in_(there))
-        ids = connection.execute(sa.select(leases.c.partition_id).where(mine)).scalars().all()
-        through = sa.and_(drained.c.group_id == group.group_id, drained.c.partition_id.in_(there))
-        done = set(connection.execute(sa.select(drained.c.partition_id).where(through)).scalars())
+        leased = sa.select(leases.c.partition_id).where(
+            leases.c.group_id == group.group_id, leases.c.partition_id.in_(partition_ids)
+        )
+        leased_ids = connection.execute(leased).scalars().all()
+        done = sa.select(drained.c.partition_id).where(
+            drained.c.group_id == group.group_id, drained.c.partition_id.in_(partition_ids)
+        )
+        drained_ids = set(connection.execute(done).scalars())
         last_token = fence
         ended = []
-        for lease in read_leases_of(connection, group.group_id, ids).values():
-            if lease.partition_id in done:
-                # A higher token would say that messages were parked there anew, and children would
-                # take over all again.
+        for lease in read_leases_of(connection, group.group_id, leased_ids).values():
+            if lease.partition_id in drained_ids:
+                # A higher token would mean that messages were parked there again, and children
+                # would adopt all of them a second time.
                 ended.append(replace(lease, session=None, wanted=None, withdrawn=False))
             elif group.shared:
                 last_token = FencingToken(last_token + 1)
@@ -214,7 +228,7 @@ def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
         columns = {"version": version, "last_token": last_token, "settled": False}
         set_group(connection, group.group_id, **columns)
     raise_group_versions(connection, [group.group_id for group in locked])
-    # The broker refuses tokens up to the fence of every group, also of groups that join later.
-    below = sa.update(groups).where(groups.c.last_token < fence)
-    connection.execute(below.values(last_token=fence))
+    # The broker refuses tokens up to the fence for all groups, even those that join later.
+    has_lower_token = sa.update(groups).where(groups.c.last_token < fence)
+    connection.execute(has_lower_token.values(last_token=fence))
     return fence

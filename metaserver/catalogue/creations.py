@@ -1,13 +1,12 @@
-"""Creations of subjects that cannot continue: they are planned again on other brokers, or fail.
-SQL, synchronous.
+"""Replans creations of subjects that cannot continue, or marks them as failed. SQL, synchronous.
 
     PLANNED on a silent broker ─▶ EXPIRED, sealed there by a canceled operation
                                └▶ PLANNED elsewhere, under a new id and a new name
 
 Invariants
-    An id that may have been sent to a broker is never used for another partition.
+    An id that may have been sent to a broker is never reused for another partition.
     An open subject is not changed.
-    If a broker refuses a partition for good, the creation fails: its name can be used again, and
+    If a broker refuses a partition permanently, the creation fails: its name can be used again, and
     its hosted partitions are sealed.
 """
 
@@ -49,26 +48,25 @@ _planned = (
 
 def replan_creation(connection: Connection, subject_id: int) -> bool:
     """
-    Move planned partitions of a creation from brokers that are silent or accept no writes to
-    others.
+    Move a creation's planned partitions away from brokers that are silent or accept no writes.
 
     Returns:
-        True if the plan has changed. It has not if all brokers are available, if no other broker
-        is, or if the subject is open or hidden: the partitions of a hidden subject have the names
-        and parents of its target.
+        True if the plan has changed. It stays if all its brokers are available, if no other broker
+        is available, or if the subject is open or hidden: the partitions of a hidden subject have
+        the names and parents of its target.
     """
     lock_brokers(connection)
     subject = connection.execute(_not_hidden, {"of_subject": subject_id}).one_or_none()
     if subject is None:
         return False
     rows = connection.execute(_planned, {"of_subject": subject_id}).all()
-    left = [row for row in rows if not row.takes_writes]
+    unavailable = [row for row in rows if not row.takes_writes]
     hosts = writable_groups(connection)
-    if not left or not hosts:
+    if not unavailable or not hosts:
         return False
-    _abandon(connection, subject_id, [row.partition_id for row in left])
+    _abandon(connection, subject_id, [row.partition_id for row in unavailable])
     used = Counter(row.broker_group for row in rows if row.takes_writes)
-    for number, row in enumerate(left, subject.partitions_named):
+    for number, row in enumerate(unavailable, subject.partitions_named):
         host = min(hosts, key=lambda group: (used[group], hosts[group], group))
         used[host] += 1
         connection.execute(
@@ -85,7 +83,7 @@ def replan_creation(connection: Connection, subject_id: int) -> bool:
     connection.execute(
         sa.update(subjects)
         .where(subjects.c.subject_id == subject_id)
-        .values(partitions_named=subject.partitions_named + len(left))
+        .values(partitions_named=subject.partitions_named + len(unavailable))
     )
     return True
 
@@ -94,10 +92,10 @@ def fail_creation(
     connection: Connection, subject_id: int, problem: str, *, in_use: Collection[int]
 ) -> bool:
     """
-    Mark a creation as failed; returns False if the subject is open by now.
+    Mark a creation as failed; returns False if the subject is already open.
 
     Args:
-        in_use: ids that brokers use for other partitions, which are not touched.
+        in_use: ids that brokers use for other partitions, which are left alone.
     """
     if connection.execute(_creation, {"of_subject": subject_id}).one_or_none() is None:
         return False
@@ -120,9 +118,12 @@ def fail_creation(
 
 
 def _abandon(connection: Connection, subject_id: int, ids: list[int]) -> None:
-    """Mark planned partitions EXPIRED, and journal that their brokers seal those that they host."""
-    here = partitions.c.partition_id.in_(ids)
-    connection.execute(sa.update(partitions).where(here).values(state=PartitionState.EXPIRED))
+    """Mark planned partitions EXPIRED, and journal steps that seal them if brokers host them."""
+    connection.execute(
+        sa.update(partitions)
+        .where(partitions.c.partition_id.in_(ids))
+        .values(state=PartitionState.EXPIRED)
+    )
     operation_id = connection.execute(
         sa.insert(operations)
         .values(
@@ -135,6 +136,6 @@ def _abandon(connection: Connection, subject_id: int, ids: list[int]) -> None:
         )
         .returning(operations.c.operation_id)
     ).scalar_one()
-    action = {"operation_id": operation_id, "action": StepAction.SEAL, "done": False}
-    rows = [{"partition_id": partition_id, **action} for partition_id in ids]
+    seal = {"operation_id": operation_id, "action": StepAction.SEAL, "done": False}
+    rows = [{"partition_id": partition_id, **seal} for partition_id in ids]
     connection.execute(sa.insert(steps), rows)

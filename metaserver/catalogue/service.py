@@ -1,11 +1,12 @@
-"""Brokers and subjects: reports, creation in two steps, routes as a long poll. Shell around SQL.
+"""Brokers and subjects: reports, creation in two steps, long polls for routes. Network I/O around
+SQL.
 
     create ─▶ PLANNED rows in SQL ─▶ every broker hosts its part ─▶ OPEN rows, route version 1
                      │                          │ a broker fails, or this process ends
                      └◀── a repeated call, or a periodic task, continues here
 
-Every step is idempotent: hosting at the broker, planning and opening in SQL.
-Until the subject is open, partitions planned on a silent broker move to another one.
+Every step is idempotent: planning and opening in SQL, and hosting at the broker.
+Until the subject is open, partitions planned on a silent broker move to another broker.
 """
 
 from __future__ import annotations
@@ -95,31 +96,31 @@ T = TypeVar("T")
 PROBE_TIMEOUT_MS = 1_000
 REPORTS_MS_MIN = 2_000
 """Shortest wait, in milliseconds, for the reports of live brokers after a start: a broker retries
-each second while no metaserver answers.
+each second while no metaserver responds.
 """
 PLANS_MAX = 4
-"""Most plans that one call makes for a creation."""
+"""Most attempts of one call to plan a creation."""
 HOSTED_AT_ONCE_MAX = 64
-"""Most concurrent calls to brokers; each waits for a disk, and a broker syncs many at once."""
+"""Most concurrent calls to brokers; each waits for an fsync, and brokers sync many at once."""
 
 
 CREATION_WAIT_S = 5.0
-"""Longest time, in seconds, for which a call waits for a creation, which then continues without it;
-well below the time-outs of clients.
+"""Seconds for which a call waits for a creation, which continues after that; well below client
+timeouts.
 """
 
 
 @dataclass(slots=True)
 class _Creation:
-    """A creation that this metaserver is completing; all calls that wait for it share it."""
+    """A creation in progress, shared by all calls that wait for it."""
 
     hosted: set[int] = field(default_factory=set)
-    """Ids of the partitions that their brokers host."""
+    """Ids of the partitions that are already hosted."""
     task: asyncio.Task[None] | None = None
 
 
 class ClusterChecks(Protocol):
-    """Checks which brokers may join the cluster, and has its version."""
+    """Provides the cluster's version, and checks which brokers may join the cluster."""
 
     @property
     def version(self) -> str:
@@ -127,12 +128,12 @@ class ClusterChecks(Protocol):
         ...
 
     def check(self, report: BrokerHeartbeat) -> None:
-        """Raise an error if a broker may not join the cluster."""
+        """Check that a broker may join the cluster. Raises the errors of `ClusterMember.check`."""
         ...
 
 
 class Catalogue:
-    """Broker groups, subjects and routes, over one database."""
+    """Manages the broker groups, subjects and routes of one database."""
 
     def __init__(
         self,
@@ -148,7 +149,8 @@ class Catalogue:
         Args:
             news: returns the access state for brokers; None: there is no access control.
             member: checks which brokers may join the cluster; None: all may.
-            doubt: called with a broker group that may have more than the database.
+            doubt: called with a broker group that may have partitions or changes that the database
+                lacks.
         """
         self._doubt = doubt
         self._database = database
@@ -158,31 +160,27 @@ class Catalogue:
         self._settings = settings
         self._wakeups: Wakeups[Subject] = Wakeups()
         self._versions: dict[str, int] = {}
-        self._patient_until: float | None = None
-        """Time until which an unknown subject is asked for again, in seconds of the event loop's
-        clock; None before the first unknown subject.
+        self._retry_until_s: float | None = None
+        """Time, in seconds of the event loop's clock, until which lookups of unknown subjects are
+        retried; None before the first unknown subject.
         """
         self._unannounced: dict[str, tuple[int, ...]] = {}
-        """Broker group → ids of its partitions whose consumer groups it was never told."""
-        self._creating: dict[int, _Creation] = {}
+        """Broker group → ids of its partitions whose consumer groups were never announced."""
+        self._creations: dict[int, _Creation] = {}
         """Subject id → its running creation."""
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────
     async def report(self, report: BrokerHeartbeat) -> BrokerWelcome:
         """
-        Process a broker's report; its first report registers it.
+        Process a broker's report; the first report registers the broker.
 
         Raises:
-            InvalidRequestError
-            InvalidRequestError: its address is not on loopback, and this metaserver serves loopback
-                only.
-            FolderRefusedError: its group belongs to another data folder, or its folder is a copy
-                of one in use.
-            FolderRefusedError: its folder is an older copy of one that was in use.
-            FolderRefusedError: the loss of its folder was accepted.
-            ConflictError: it belongs to another cluster.
-            VersionError: the cluster's version does not admit its
-                version.
+            InvalidRequestError: the report is not valid, or the broker's address is not a loopback
+                address although this metaserver serves only loopback.
+            FolderRefusedError: the broker group belongs to another data folder; the folder is a
+                copy of one in use, or an older copy; or the loss of the folder was accepted.
+            ConflictError: the broker belongs to another cluster.
+            VersionError: the cluster does not admit the broker's version.
         """
         check_name("broker group", report.broker_group)
         if not report.broker_id.isprintable() or not report.broker_id:
@@ -192,22 +190,22 @@ class Catalogue:
         settings = self._settings
         check_broker_address(report.address, anywhere=settings.is_open)
         ttl_ms = settings.broker_ttl_ms
-        renewed, higher = await self._database.renew(_renew, report, ttl_ms=ttl_ms)
+        renewed, has_new_ids = await self._database.renew(_renew, report, ttl_ms=ttl_ms)
         if not renewed:
             try:
                 await self._check_no_copy(report)
                 changed = await self._database.write_first(report_broker, report, ttl_ms=ttl_ms)
             except FolderRefusedError as error:
-                if not await self._is_past(report):
+                if not await self._is_outdated(report):
                     await self._database.write(note_refused, report, error.message, ttl_ms=ttl_ms)
                 raise
             self._wakeups.wake(await self._database.read(subject_names, changed))
-        if higher or (report.hosted and not renewed):
+        if has_new_ids or (report.hosted and not renewed):
             self._doubt(report.broker_group)
         if report.untold:
             self._unannounced[report.broker_group] = report.untold
         missed, fence = False, 0
-        if not renewed or report.opened_after:  # the broker may have read no answer yet
+        if not renewed or report.opened_after:  # the broker may not have received a reply yet
             missed = await self._database.read(groups_missed, report.broker_group)
             fence = await self._database.read(accepted_fence, report.broker_group)
         return BrokerWelcome(
@@ -221,71 +219,73 @@ class Catalogue:
 
     @property
     def has_unannounced(self) -> bool:
-        """Whether a broker has asked for the consumer groups of partitions."""
+        """True if a broker has reported partitions whose consumer groups it does not know."""
         return bool(self._unannounced)
 
     def take_unannounced(self) -> list[tuple[int, ...]]:
-        """Return, and forget, the partitions whose brokers asked for their consumer groups; one
-        tuple a broker.
+        """Return and clear the partitions whose consumer groups were never announced; one tuple of
+        ids for each broker.
         """
         unannounced, self._unannounced = self._unannounced, {}
         return list(unannounced.values())
 
     async def _check_no_copy(self, report: BrokerHeartbeat) -> None:
         """
-        Check that a broker with a new address is not a copy, whose data folder is in use at the old
-        address too.
+        Check that a broker with a new address does not run on a copy of a data folder that is still
+        in use at the old address.
 
         Raises:
-            FolderRefusedError: another opening of the same data folder answers at the old
-                address.
+            FolderRefusedError: another opening of the data folder responds at the old address.
         """
-        known = await self._database.read(find_broker, report.broker_group)
-        if known is None or known.broker_id != report.broker_id or known.address == report.address:
+        registered = await self._database.read(find_broker, report.broker_group)
+        if (
+            registered is None
+            or registered.broker_id != report.broker_id
+            or registered.address == report.address
+        ):
             return
         try:
-            there, opening = await self._identity(known.address)
+            broker_id, opening = await self._probe(registered.address)
         except KeylaneError:
-            return  # no answer: the broker has moved
+            return  # no reply: the broker has moved
         if opening and opening == report.opening:
             return  # the same broker under another name of its host
-        if there == report.broker_id:
+        if broker_id == report.broker_id:
             copy = FolderRefusedError(
                 Reason.BROKER_GROUP_TAKEN,
                 f"the data folder of broker group {report.broker_group!r} is in use at "
-                f"{known.address} "
-                f"too: the one at {report.address} is a copy",
+                f"{registered.address} too: the one at {report.address} is a copy",
                 broker_group=report.broker_group,
-                address=known.address,
+                address=registered.address,
             )
             copy.hint = "Stop this broker: the folder is in use elsewhere"  # nothing is lost
             raise copy
 
-    async def _is_past(self, report: BrokerHeartbeat) -> bool:
+    async def _is_outdated(self, report: BrokerHeartbeat) -> bool:
         """
-        Return whether a refused report is a late one, sent before the broker moved, and not one of
-        a second broker.
+        Return whether a refused report was sent before the broker moved, and not by a second
+        broker.
 
-        It is if the data folder is the known one and its opening does not answer at the address:
-        nothing listens there, or another program, a broker of another data folder, or another
-        opening of the same folder.
+        This is the case if the report has the known data folder, and the reported opening does not
+        respond at the reported address: nothing listens there, or another program, a broker of
+        another data folder, or another opening of the same folder.
         """
-        known = await self._database.read(find_broker, report.broker_group)
-        if known is None or known.broker_id != report.broker_id:
+        registered = await self._database.read(find_broker, report.broker_group)
+        if registered is None or registered.broker_id != report.broker_id:
             return False
-        if known.alive and known.address == report.address:
-            return True  # only one broker can listen there: the report is of an earlier opening
+        if registered.alive and registered.address == report.address:
+            return True  # only one broker can listen there, so an earlier opening sent the report
         try:
-            broker_id, opening = await self._identity(report.address)
-        except (NotSentError, InvalidRequestError):  # no program, or no broker
+            broker_id, opening = await self._probe(report.address)
+        except (NotSentError, InvalidRequestError):  # nothing listens there, or not a broker
             return True
         except KeylaneError:
-            return False  # it does not answer, and may be there
+            return False  # it does not respond, but may be running
         return (broker_id, opening or report.opening) != (report.broker_id, report.opening)
 
-    async def _identity(self, address: str) -> tuple[str, str]:
+    async def _probe(self, address: str) -> tuple[str, str]:
         """
-        Ask the broker at an address for the id of its data folder, and for its opening.
+        Ask the broker at an address for its data folder's id and its opening.
 
         Raises:
             NotSentError, OutcomeUnknownError
@@ -295,21 +295,23 @@ class Catalogue:
         details = (await broker.health()).details
         return str(details.get("broker_id", "")), str(details.get("opening", ""))
 
-    async def accept_folder(self, broker_group: str, ask: AcceptFolder) -> RefusedBroker:
+    async def accept_folder(self, broker_group: str, request: AcceptFolder) -> RefusedBroker:
         """
         Accept a data folder that was refused as an older copy.
 
         Raises:
             InvalidRequestError, NotFoundError
-            NotSentError, OutcomeUnknownError: its broker did not report its partitions.
+            NotSentError, OutcomeUnknownError: the copy's broker did not list its partitions.
         """
-        would = replace(ask, dry_run=True)
-        copy = await self._database.write(accept_folder, broker_group, would)
+        dry_run = replace(request, dry_run=True)
+        copy = await self._database.write(accept_folder, broker_group, dry_run)
         hosted = await BrokerClient(self._network, copy.address).partitions()
         await self._database.read(check_complete, broker_group, hosted.partitions)
-        if ask.dry_run:
+        if request.dry_run:
             return copy
-        accepted = await self._database.write(accept_complete, broker_group, ask, hosted.partitions)
+        accepted = await self._database.write(
+            accept_complete, broker_group, request, hosted.partitions
+        )
         log.warning(
             "broker group %s continues with the data folder at %s, whose log ends at %d; the last "
             "reported log ended at %d",
@@ -321,7 +323,7 @@ class Catalogue:
         return accepted
 
     async def lost(self) -> UnavailableError | None:
-        """Return the error if brokers have partitions and the database has no subject, else
+        """Return an error if brokers have partitions but the database has no subject, else
         None.
         """
         return await self._database.read(database_lost)
@@ -330,36 +332,34 @@ class Catalogue:
         """Return the refused brokers that report themselves, by broker group."""
         return await self._database.read(refused_views)
 
-    async def cordon(self, broker_group: str, ask: Cordon) -> BrokerView:
+    async def cordon(self, broker_group: str, request: Cordon) -> BrokerView:
         """Cordon or uncordon a broker group. Raises InvalidRequestError, NotFoundError."""
-        await self._database.write(cordon_broker, broker_group, ask.cordoned)
+        await self._database.write(cordon_broker, broker_group, request.cordoned)
         views = await self._database.read(broker_views)
         return next(view for view in views if view.broker_group == broker_group)
 
     async def brokers(self) -> list[BrokerView]:
-        """Return every known broker group, by name."""
+        """Return all known broker groups, by name."""
         return await self._database.read(broker_views)
 
     # ── subjects ──────────────────────────────────────────────────────────────────────────────────
-    async def create(self, ask: CreateSubject) -> SubjectView:
+    async def create(self, request: CreateSubject) -> SubjectView:
         """
         Create a subject and host its partitions; a repeat with the same settings changes nothing.
 
         Raises:
             InvalidRequestError
-            ConflictError: the subject exists with other settings.
+            ConflictError: the subject exists with other settings; or a broker refused its
+                partitions permanently, so that the name can be used again.
             SubjectDeletedError: the earlier subject of this name is being deleted.
-            UnavailableError: no broker is available, or one did not host its partitions; a
-                retry continues.
-            ConflictError: a broker refused its partitions for good; the name can be used
-                again.
-            UnfinishedError: it takes longer than CREATION_WAIT_S, and continues; a repeat
-                waits for it.
-            UnavailableError: the database was lost.
+            UnavailableError: no broker is available, or one did not host its partitions, and a
+                retry continues; or the database was lost.
+            UnfinishedError: the creation takes longer than CREATION_WAIT_S; it continues, and a
+                repeat waits for it.
         """
         row = await self._database.write(
             plan_subject,
-            ask,
+            request,
             subjects_max=self._settings.subjects_max,
             limited=self._settings.is_guarded,
         )
@@ -367,15 +367,15 @@ class Catalogue:
             await self.complete(row)
         return await self.subject(row.name)
 
-    async def auto_create(self, name: str, ask: AutoCreate) -> SubjectView:
+    async def auto_create(self, name: str, request: AutoCreate) -> SubjectView:
         """
         Create a subject for its first message, if the setting `auto_create` allows it.
 
         Raises:
             InvalidRequestError
             SubjectUnknownError: `auto_create` does not allow it, or an operator is creating it.
-            SubjectDeletedError: the earlier subject of the name was deleted, or is being deleted,
-                which programs that still send must not undo.
+            SubjectDeletedError: the earlier subject of this name was deleted, or is being deleted;
+                programs that still send to it must not create it again.
             KeylaneError: any error of `create`.
         """
         try:
@@ -385,14 +385,14 @@ class Catalogue:
                 raise
         partitions = self._settings.auto_create_partitions
         create = CreateSubject(
-            subject=name, partitions=partitions, order_strategy=ask.order_strategy
+            subject=name, partitions=partitions, order_strategy=request.order_strategy
         )
         try:
             view = await self.create(create)
         except ConflictError as error:
             if error.reason is not Reason.SUBJECT_EXISTS:
                 raise
-            # Another call is creating it, with other settings.
+            # Another call is creating it with other settings.
             row = await self._database.read(find_subject, name)
             if row is not None:
                 await self.complete(row)
@@ -401,8 +401,8 @@ class Catalogue:
         return view
 
     async def _was_deleted(self, name: str) -> bool:
-        """Call `check_not_deleted`. The deletion is remembered as long as programs ask for the
-        subject.
+        """Call `check_not_deleted`. The record of the deletion is kept as long as programs request
+        the subject.
         """
         try:
             return await self._database.read(check_not_deleted, name)
@@ -428,21 +428,21 @@ class Catalogue:
 
     async def complete(self, row: SubjectRow) -> None:
         """
-        Host every planned partition, on another broker if its own is silent, and open the subject.
+        Host all planned partitions and open the subject. Partitions of silent brokers move to other
+        brokers, except those of a hidden subject.
 
-        A hidden subject waits for its brokers. Calls for one subject share one task, which
-        continues without them.
+        Calls for the same subject share one task, which continues even if they are cancelled.
 
         Raises:
             UnavailableError: a broker did not host its partitions, and no other is available.
-            ConflictError: a broker refused its partitions for good.
-            UnfinishedError: it takes longer than CREATION_WAIT_S.
+            ConflictError: a broker refused its partitions permanently.
+            UnfinishedError: the creation takes longer than CREATION_WAIT_S.
         """
-        creation = self._creating.get(row.subject_id)
+        creation = self._creations.get(row.subject_id)
         if creation is None:
-            creation = self._creating[row.subject_id] = _Creation()
+            creation = self._creations[row.subject_id] = _Creation()
             creation.task = asyncio.create_task(self._complete(row, creation.hosted))
-            creation.task.add_done_callback(partial(self._completed, row.subject_id))
+            creation.task.add_done_callback(partial(self._finish_creation, row.subject_id))
         assert creation.task is not None
         done, _ = await asyncio.wait([creation.task], timeout=CREATION_WAIT_S)
         if done:
@@ -459,13 +459,15 @@ class Catalogue:
             partitions_hosted=hosted,
         )
 
-    def _completed(self, subject_id: int, task: asyncio.Task[None]) -> None:
-        del self._creating[subject_id]
+    def _finish_creation(self, subject_id: int, task: asyncio.Task[None]) -> None:
+        del self._creations[subject_id]
         if not task.cancelled():
-            task.exception()  # those who wait raise it
+            task.exception()  # the waiting calls raise it
 
     async def _complete(self, row: SubjectRow, hosted_ids: set[int]) -> None:
-        """Complete a creation without a limit of time; adds hosted partitions to `hosted_ids`."""
+        """Complete a creation without a timeout; adds the ids of hosted partitions to
+        `hosted_ids`.
+        """
         problem = ""
         for _ in range(PLANS_MAX):
             planned = await self._database.read(planned_partitions, row.subject_id)
@@ -481,8 +483,8 @@ class Catalogue:
                 break
         raise UnavailableError(
             Reason.NOT_ENOUGH_BROKERS,
-            f"{problem or 'its plan has changed meanwhile'}; the creation continues by itself when "
-            "the broker can host the partition, or on another broker once this one is silent",
+            f"{problem or 'its plan has changed meanwhile'}; the creation continues automatically "
+            "when the broker can host the partition, or on another broker once this one is silent",
             subject=row.name,
         )
 
@@ -490,10 +492,10 @@ class Catalogue:
         self, row: SubjectRow, planned: Sequence[Partition], hosted_ids: set[int]
     ) -> str:
         """
-        Ask brokers to host partitions; returns the reason why some are not hosted, or "".
+        Ask brokers to host partitions; returns why some are not hosted, or "".
 
         Raises:
-            ConflictError: a broker refused its partitions for good.
+            ConflictError: a broker refused its partitions permanently.
         """
         in_use: dict[int, str] = {}
         slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
@@ -504,19 +506,19 @@ class Catalogue:
             ]
         if in_use:
             await self._fail(row, in_use)
-        refused = [task.result() for task in tasks if task.result()]
-        if not refused:
+        problems = [task.result() for task in tasks if task.result()]
+        if not problems:
             return ""
-        count = f"{len(refused)} of {counted(len(planned), 'partition')} of {row.name!r}"
-        return f"{count} have no broker yet: {refused[0]}"
+        count = f"{len(problems)} of {counted(len(planned), 'partition')} of {row.name!r}"
+        return f"{count} have no broker yet: {problems[0]}"
 
     async def _fail(self, row: SubjectRow, in_use: Mapping[int, str]) -> None:
-        """Mark a creation as failed because partition ids are in use; does nothing if the subject
-        is open by now.
+        """Mark a creation as failed because partition ids are in use, unless the subject is already
+        open. Raises ConflictError.
         """
         problem = (
             f"the creation of {row.name!r} failed: {next(iter(in_use.values()))}; the id was "
-            "issued earlier, by a newer database or another one"
+            "issued earlier, by a newer database or by a different one"
         )
         if await self._database.write(fail_creation, row.subject_id, problem, in_use=set(in_use)):
             raise ConflictError(Reason.CREATION_FAILED, problem, subject=row.name)
@@ -530,15 +532,16 @@ class Catalogue:
         hosted_ids: set[int],
     ) -> str | None:
         """
-        Ask a broker to host a partition; returns the reason if it has to be asked again.
+        Ask a broker to host a partition; returns why the request must be retried, or None.
 
         Args:
-            in_use: gets partition id → reason if the broker refuses for good because the id is in
-                use.
+            in_use: gets partition id → reason if the broker refuses permanently, because the id is
+                in use.
+            hosted_ids: gets the partition id if the broker hosts it.
         """
         if partition.address is None:
             return f"broker group {partition.broker_group!r} is silent"
-        # PLANNED is a state of the metaserver only: for the broker the partition is OPEN.
+        # Brokers do not know the state PLANNED: they host the partition as OPEN.
         body = HostPartition(
             subject=row.hosted_name,
             partition=replace(partition, state=PartitionState.OPEN),
@@ -546,8 +549,8 @@ class Catalogue:
             partitions_wanted=row.partitions_wanted,
             retention=row.retention,
             static=row.static,
-            # No group exists before the subject is open; those of a target are told when it is
-            # published.
+            # No group exists before the subject is open; a target's groups are announced when the
+            # subject is published.
             groups=None if row.hidden_for else (),
             message_bytes_max=hosted_limit(row.message_bytes_max),
             hidden=row.name if row.hidden_for else "",
@@ -588,34 +591,35 @@ class Catalogue:
         return await self._database.read(read_queues, name)
 
     def trust_database(self) -> None:
-        """Assume that an empty database was not lost: an unknown subject is an error at once, even
-        right after a start.
+        """Assume that an empty database was not lost, so that lookups of unknown subjects fail
+        immediately, even right after a start.
         """
-        self._patient_until = 0.0
+        self._retry_until_s = 0.0
 
-    async def retry_while_empty(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def retry_while_empty(self, call: Callable[[], Awaitable[T]]) -> T:
         """
-        Call `ask`, and once more after a pause if the subject is unknown and the database is empty.
+        Return the result of `call`; if the subject is unknown and the database is empty right after
+        a start, wait and call once more.
 
-        Only the brokers' reports distinguish an empty database from a lost one, and right after a
-        start they have not arrived yet. Clients end when a subject is unknown, and wait when a
-        database is lost.
+        Only the brokers' reports show whether an empty database was lost, and right after a start
+        they have not arrived yet. Clients give up if a subject is unknown, but wait if the database
+        was lost.
         """
         try:
-            return await ask()
+            return await call()
         except SubjectUnknownError:
             loop = asyncio.get_running_loop()
-            if self._patient_until is None:
+            if self._retry_until_s is None:
                 settings = self._settings
                 heartbeat_ms = settings.broker_heartbeat_ms
                 silence_ms = max(heartbeat_ms, quiet_limit_ms(settings.broker_ttl_ms))
                 wait_ms = max(REPORTS_MS_MIN, silence_ms + heartbeat_ms)
-                self._patient_until = loop.time() + wait_ms / 1000
-            left_s = self._patient_until - loop.time()
-            if left_s <= 0 or not await self._database.read(is_empty):
+                self._retry_until_s = loop.time() + wait_ms / 1000
+            remaining_s = self._retry_until_s - loop.time()
+            if remaining_s <= 0 or not await self._database.read(is_empty):
                 raise
-        await asyncio.sleep(left_s)
-        return await ask()
+        await asyncio.sleep(remaining_s)
+        return await call()
 
     # ── routes ────────────────────────────────────────────────────────────────────────────────────
     async def route(
@@ -631,7 +635,7 @@ class Catalogue:
         Return the route as soon as it is newer than `known_version`, or after `wait_ms`.
 
         Args:
-            subject_id: id of the subject that the caller knows under this name; 0: it knows none.
+            subject_id: the subject id that the caller knows under this name, or 0.
 
         Raises:
             InvalidRequestError, SubjectUnknownError, SubjectDeletedError, ConflictError
@@ -647,8 +651,8 @@ class Catalogue:
             if route.version > known_version or not wait_ms:
                 return route
             if self._versions.setdefault(name, route.version) > route.version:
-                # Another metaserver changed it since the read; or it is a subject made anew, whose
-                # versions begin anew.
+                # Another metaserver has changed it since the read, or a subject was created under
+                # the name of a deleted one, so that its versions restart.
                 route = await read()
                 if route.version > known_version:
                     return route
@@ -679,18 +683,18 @@ class Catalogue:
         self._wakeups.wake(names)
 
     def close(self) -> None:
-        """Answer every call that waits. Another metaserver, or this one after its next start,
-        continues the creations.
+        """End all waiting calls with a reply, and cancel the running creations. Another metaserver,
+        or this one after its next start, continues them.
         """
         self._wakeups.wake_all()
-        for creation in self._creating.values():
+        for creation in self._creations.values():
             if creation.task is not None:
                 creation.task.cancel()
 
 
 def _renew(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> tuple[bool, bool]:
-    """Renew a broker; returns whether that was enough, and whether it has a partition with a higher
-    id than any in the database.
+    """Renew a broker. Returns whether that was enough, so that the full report need not be stored,
+    and whether the broker has a partition with a higher id than any in the database.
     """
     renewed = renew_broker(connection, report, ttl_ms=ttl_ms)
     return renewed, has_higher_id(connection, report.highest_id)

@@ -1,3 +1,3 @@
-"""Hidden subjects: made beside their target, filled, and published in it by one change of its
-route.
+"""Hidden subjects: created for a target, filled by a job, and published in the target by one change
+of its route.
 """

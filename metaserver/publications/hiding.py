@@ -1,9 +1,9 @@
-"""Plans hidden subjects: partitions that will continue the open ones of a target, if there is one.
-SQL, synchronous.
+"""Plans hidden subjects, whose partitions will continue the open ones of an existing target. SQL,
+synchronous.
 
 Invariants
-    Brokers host the partitions under the name of the target and with their parents, so that
-    publishing changes nothing at brokers.
+    Brokers host the partitions under the target's name and with their parents, so that publishing
+    changes nothing at brokers.
     A hidden subject has the ranges, queues and settings of its target.
 """
 
@@ -33,35 +33,34 @@ from ..sql.schema import partition_parents, partitions, publications, subjects
 def plan_hidden(
     connection: Connection,
     target: str,
-    ask: HideSubject,
+    request: HideSubject,
     *,
     subjects_max: int,
     limited: bool = False,
 ) -> SubjectRow:
     """
-    Store a hidden subject and its PLANNED partitions; changes nothing if it exists.
+    Store a hidden subject and its PLANNED partitions, unless it exists already.
 
     Raises:
-        InvalidRequestError, SubjectDeletedError, ConflictError,
-            UnavailableError, OverloadedError
-        SubjectUnknownError: there is no target, and `ask` gives no number of partitions for it.
-        PublishError: the hidden subject's name is taken or was published.
-        PublishError: another job fills it.
-        ConflictError: the target itself is hidden.
+        InvalidRequestError, SubjectDeletedError, UnavailableError, OverloadedError
+        SubjectUnknownError: there is no target, and `request` has no number of partitions for it.
+        PublishError: the hidden subject's name is taken or was published, or another job fills
+            the subject.
+        ConflictError: the target is hidden itself, or the request conflicts with it.
         BusyError: the target's partitions are being changed.
     """
     check_name("subject", target)
-    check_name("subject", ask.hidden)
-    if ask.hidden == target:
+    check_name("subject", request.hidden)
+    if request.hidden == target:
         raise InvalidRequestError("a hidden subject needs another name than its target")
     check_not_lost(connection)
     lock_brokers(connection)
-    _check_unpublished(connection, ask.hidden, target)
-    known = find_subject(connection, ask.hidden)
-    if known is not None:
-        return _check_same(connection, known, target, ask)
-    row = find_subject(connection, target)
-    if row is None and not ask.partitions:
+    _check_unpublished(connection, request.hidden, target)
+    existing = find_subject(connection, request.hidden)
+    if existing is not None:
+        return _renew_existing(connection, existing, target, request)
+    target_row = find_subject(connection, target)
+    if target_row is None and not request.partitions:
         raise SubjectUnknownError(
             f"there is no subject {target!r}: create it, or give the number of its partitions",
             subject=target,
@@ -69,126 +68,143 @@ def plan_hidden(
     hosts = Counter(writable_groups(connection))
     if not hosts:
         raise no_host(connection)
-    for name in (ask.hidden,) if row is not None else (ask.hidden, target):
+    for name in (request.hidden,) if target_row is not None else (request.hidden, target):
         check_subject_room(connection, name, subjects_max=subjects_max, limited=limited)
-    if row is None:
-        _insert_new(connection, target, ask, hosts)
+    if target_row is None:
+        _insert_new(connection, target, request, hosts)
     else:
-        _insert_beside(connection, free_subject(connection, target), ask, hosts)
-    made = find_subject(connection, ask.hidden)
-    assert made is not None
-    return made
+        _insert_beside(connection, free_subject(connection, target), request, hosts)
+    row = find_subject(connection, request.hidden)
+    assert row is not None
+    return row
 
 
 def _check_unpublished(connection: Connection, hidden: str, target: str) -> None:
-    published = sa.select(publications.c.target, publications.c.subject_id)
-    there = connection.execute(published.where(publications.c.hidden == hidden)).one_or_none()
-    if there is not None:
+    """Check that no hidden subject of this name was published. Raises PublishError."""
+    query = sa.select(publications.c.target, publications.c.subject_id)
+    published = connection.execute(query.where(publications.c.hidden == hidden)).one_or_none()
+    if published is not None:
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"{hidden!r} was published in {there.target!r} before; choose another name",
+            f"{hidden!r} was published in {published.target!r} before; choose another name",
             subject=hidden,
             target=target,
-            published_id=there.subject_id,
+            published_id=published.subject_id,
         )
 
 
-def _check_same(
-    connection: Connection, known: SubjectRow, target: str, ask: HideSubject
+def _renew_existing(
+    connection: Connection, existing: SubjectRow, target: str, request: HideSubject
 ) -> SubjectRow:
-    if known.deleting:
-        raise being_deleted(connection, known.subject_id, known.name)
-    if known.hidden_for != target:
-        what = f"made for {known.hidden_for!r}" if known.hidden_for else "not hidden"
+    """
+    Restart the idle time of an existing hidden subject, and return it.
+
+    Raises:
+        SubjectDeletedError: it is being deleted.
+        PublishError: it is not the requested hidden subject, or another job fills it.
+    """
+    if existing.deleting:
+        raise being_deleted(connection, existing.subject_id, existing.name)
+    if existing.hidden_for != target:
+        what = f"made for {existing.hidden_for!r}" if existing.hidden_for else "not hidden"
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"subject {known.name!r} exists and is {what}",
-            subject=known.name,
+            f"subject {existing.name!r} exists and is {what}",
+            subject=existing.name,
             target=target,
         )
-    if ask.filled_by and known.filled_by not in {"", ask.filled_by}:
+    if request.filled_by and existing.filled_by not in {"", request.filled_by}:
         raise PublishError(
             Reason.HIDDEN_TAKEN,
-            f"{known.name!r} is filled by {known.filled_by}",
-            subject=known.name,
-            filled_by=known.filled_by,
+            f"{existing.name!r} is filled by {existing.filled_by}",
+            subject=existing.name,
+            filled_by=existing.filled_by,
         )
-    here = subjects.c.subject_id == known.subject_id
-    filler = known.filled_by or ask.filled_by
+    this_subject = subjects.c.subject_id == existing.subject_id
+    filler = existing.filled_by or request.filled_by
     connection.execute(
-        sa.update(subjects).where(here).values(hidden_since=now_ms(), filled_by=filler)
+        sa.update(subjects).where(this_subject).values(hidden_since=now_ms(), filled_by=filler)
     )
-    return known
+    return existing
 
 
-def _insert_new(connection: Connection, target: str, ask: HideSubject, hosts: Counter[Any]) -> None:
-    """Insert a hidden subject whose target does not exist, whose name it takes when it is
-    published.
+def _insert_new(
+    connection: Connection, target: str, request: HideSubject, hosts: Counter[Any]
+) -> None:
+    """Insert a hidden subject whose target does not exist; publishing it will give it the target's
+    name.
     """
     subject_id = _insert_subject(
         connection,
-        name=ask.hidden,
-        filled_by=ask.filled_by,
+        name=request.hidden,
+        filled_by=request.filled_by,
         hidden_for=target,
         hidden_since=now_ms(),
         order_strategy=OrderStrategy.STRICT,
-        partitions_wanted=ask.partitions,
-        partitions_named=ask.partitions,
+        partitions_wanted=request.partitions,
+        partitions_named=request.partitions,
         retention=Retention.ACKED,
-        static=ask.static,
-        message_bytes_max=ask.message_bytes_max,
+        static=request.static,
+        message_bytes_max=request.message_bytes_max,
     )
-    for number, bounds in enumerate(split_ranges(ask.partitions)):
+    for number, bounds in enumerate(split_ranges(request.partitions)):
         _insert_partition(
-            connection, subject_id, partition_name(target, number), number, bounds, _next(hosts)
+            connection,
+            subject_id,
+            partition_name(target, number),
+            number,
+            bounds,
+            _take_host(hosts),
         )
 
 
 def _insert_beside(
-    connection: Connection, row: SubjectRow, ask: HideSubject, hosts: Counter[Any]
+    connection: Connection, target: SubjectRow, request: HideSubject, hosts: Counter[Any]
 ) -> None:
     """Insert a hidden subject with one child for each open partition of its target."""
     subject_id = _insert_subject(
         connection,
-        name=ask.hidden,
-        filled_by=ask.filled_by,
-        hidden_for=row.name,
+        name=request.hidden,
+        filled_by=request.filled_by,
+        hidden_for=target.name,
         hidden_since=now_ms(),
-        order_strategy=row.order_strategy,
-        partitions_wanted=row.partitions_wanted,
-        partitions_named=row.partitions_wanted + row.partitions_named,
-        retention=row.retention,
-        static=row.static,
-        message_bytes_max=row.message_bytes_max,
+        order_strategy=target.order_strategy,
+        partitions_wanted=target.partitions_wanted,
+        partitions_named=target.partitions_wanted + target.partitions_named,
+        retention=target.retention,
+        static=target.static,
+        message_bytes_max=target.message_bytes_max,
     )
-    opened = open_partitions(connection, row)
-    for number, parent in enumerate(opened, row.partitions_named):
-        here = parent.broker_group if parent.broker_group in hosts else _next(hosts)
+    parents = open_partitions(connection, target)
+    for number, parent in enumerate(parents, target.partitions_named):
+        host = parent.broker_group if parent.broker_group in hosts else _take_host(hosts)
         child = _insert_partition(
             connection,
             subject_id,
-            partition_name(row.name, number),
-            parent.queue if row.static else number,
+            partition_name(target.name, number),
+            parent.queue if target.static else number,
             (parent.range_start, parent.range_end),
-            here,
+            host,
         )
-        line = {"partition_id": child, "parent_id": parent.partition_id}
-        connection.execute(sa.insert(partition_parents), line)
-    named = row.partitions_named + len(opened)
-    here_row = subjects.c.subject_id == row.subject_id
-    connection.execute(sa.update(subjects).where(here_row).values(partitions_named=named))
+        link = {"partition_id": child, "parent_id": parent.partition_id}
+        connection.execute(sa.insert(partition_parents), link)
+    named = target.partitions_named + len(parents)
+    this_target = subjects.c.subject_id == target.subject_id
+    connection.execute(sa.update(subjects).where(this_target).values(partitions_named=named))
 
 
-def _next(hosts: Counter[Any]) -> str:
-    """Return the broker group with the fewest partitions, and count one more for it."""
+def _take_host(hosts: Counter[Any]) -> str:
+    """Return the broker group with the fewest partitions, and add one to its count."""
     group: str = min(hosts, key=lambda host: (hosts[host], host))
     hosts[group] += 1
     return group
 
 
 def _insert_subject(connection: Connection, **values: Any) -> int:
-    row = sa.insert(subjects).values(route_version=0, **values).returning(subjects.c.subject_id)
-    subject_id: int = connection.execute(row).scalar_one()
+    statement = (
+        sa.insert(subjects).values(route_version=0, **values).returning(subjects.c.subject_id)
+    )
+    subject_id: int = connection.execute(statement).scalar_one()
     return subject_id
 
 
@@ -200,7 +216,7 @@ def _insert_partition(
     bounds: tuple[int, int],
     broker_group: str,
 ) -> int:
-    row = sa.insert(partitions).values(
+    statement = sa.insert(partitions).values(
         subject_id=subject_id,
         name=name,
         queue=queue,
@@ -209,5 +225,7 @@ def _insert_partition(
         broker_group=broker_group,
         state=PartitionState.PLANNED,
     )
-    partition_id: int = connection.execute(row.returning(partitions.c.partition_id)).scalar_one()
+    partition_id: int = connection.execute(
+        statement.returning(partitions.c.partition_id)
+    ).scalar_one()
     return partition_id

@@ -1,20 +1,20 @@
 """Publishes hidden subjects: their partitions become their target's. SQL, synchronous.
 
-    no target     The hidden subject takes the name, in this one transaction.
-    a target      An operation seals its open partitions, then one transaction changes the route:
-                  the partitions of the hidden subject, which are children of the sealed ones, are
-                  open; with `replaces`, all older ones expire.
-    a cut         An operation seals the hidden partitions, then one transaction changes the route:
-                  they are readable, and the older ones, which the cut has sealed, expire; the open
-                  ones, which continue both, stay as they are.
+    no target     One transaction gives the hidden subject the target's name.
+    a target      An operation seals the target's open partitions. Then one transaction changes the
+                  route: the hidden partitions, which are children of the sealed ones, are open;
+                  with `replaces`, all older ones expire.
+    a cut         An operation seals the hidden partitions. Then one transaction changes the route:
+                  the hidden partitions are readable, the older ones, which the cut has sealed,
+                  expire, and the open ones, which continue both, stay as they are.
 
 Invariants
-    A publication is journaled with its changes, so that a repeat finds it and changes nothing.
-    The open partitions of the target are the parents with which the hidden subject's partitions are
-    hosted; otherwise the publication is refused. With a cut any operation may come in between,
-    because the replaced partitions were sealed by the cut.
-    With a cut no message is deleted that the caller does not know: ends are compared, and sealed
-    partitions have their ends for ever.
+    A publication is journaled together with its changes, so that a repeat changes nothing.
+    Without a cut, a publication is refused unless the target's open partitions are the parents with
+    which the hidden partitions are hosted. With a cut, any operation may come in between, because
+    the cut has sealed the partitions that are replaced.
+    With a cut, no message is deleted of which the caller does not know: the publication compares
+    ends, and the end of a sealed partition never changes.
 """
 
 from __future__ import annotations
@@ -54,67 +54,62 @@ from ..sql.schema import (
     steps,
     subjects,
 )
-from .cuts import check_continues, check_cut, cut_of, outdated, parents_of
+from .cuts import check_continues, check_cut, cut_of, outdated_error, parents_of
 
 
 def begin_publication(
-    connection: Connection, hidden: str, ask: PublishSubject, *, driver: str, lease_ms: int
+    connection: Connection, hidden: str, request: PublishSubject, *, driver: str, lease_ms: int
 ) -> int:
     """
     Publish a hidden subject, or begin the operation that publishes it; a repeat changes nothing.
 
     Returns:
-        The id of the operation, leased to `driver`; 0 if there was no target and everything is
-        done.
+        The id of the operation, leased to `driver`; 0 if there was no target, so that the
+        publication is already done.
 
     Raises:
-        InvalidRequestError, SubjectUnknownError, SubjectDeletedError,
-            UnavailableError
-        PublishError: the subject is not hidden, or was made for another target.
-        PublishError: the target's partitions have changed, or the target was created or
-            deleted since.
-        BusyError: the target's partitions are being changed.
-        PublishError, BusyError: the target is to be replaced, and a group of it has no
-            position, or has live consumers.
-        PublishError: the target is to be replaced, and a group of it has changed since its
-            cursors were read.
-        PublishError: the target is to be replaced, and has messages that the hidden subject
-            lacks.
+        InvalidRequestError, SubjectUnknownError, SubjectDeletedError, UnavailableError
+        PublishError: the subject is not hidden, or was made for another target; or the target was
+            created, deleted or changed since. If the target is to be replaced: one of its groups
+            has no position, or has changed since its cursors were read; or the target has messages
+            that the hidden subject lacks.
+        BusyError: the target's partitions are being changed; or it is to be replaced, and one of
+            its groups has live consumers.
     """
-    check_name("subject", ask.target)
-    known = _published(connection, hidden, ask)
-    if known is not None:
-        return known
+    check_name("subject", request.target)
+    done_id = _published_operation(connection, hidden, request)
+    if done_id is not None:
+        return done_id
     rows = {
-        name: find_subject(connection, name, lock=True) for name in sorted({hidden, ask.target})
+        name: find_subject(connection, name, lock=True) for name in sorted({hidden, request.target})
     }
-    known = _published(connection, hidden, ask)  # another transaction may have held the locks
-    if known is not None:
-        return known
-    row, target = rows[hidden], rows[ask.target]
-    row = _check_hidden(connection, hidden, row, ask)
+    # Check again: another transaction may have held the locks.
+    done_id = _published_operation(connection, hidden, request)
+    if done_id is not None:
+        return done_id
+    row, target = rows[hidden], rows[request.target]
+    row = _check_hidden(connection, hidden, row, request)
     parents = parents_of(connection, row)
     if target is None:
-        # A subject made beside a target counts the target's names too; the lineage goes with the
-        # target.
+        # More names than partitions: the subject was made for a target, whose names it counts.
         if row.partitions_named > len(parents):
-            raise outdated(row, "its target was deleted")
-        _take_name(connection, row, ask.target)
+            raise outdated_error(row, "its target was deleted")
+        _take_name(connection, row, request.target)
         operation_id = 0
     else:
-        check_open(connection, ask.target, target)
-        todo = _steps_of(connection, row, target, ask, parents)
+        check_open(connection, request.target, target)
+        planned = _plan_steps(connection, row, target, request, parents)
         operation_id = _journal(
-            connection, row, target, ask, todo, driver=driver, lease_ms=lease_ms
+            connection, row, target, request, planned, driver=driver, lease_ms=lease_ms
         )
-        if ask.replace:
-            _place_groups(connection, target, ask, list(parents))
+        if request.replace:
+            _move_groups(connection, target, request, list(parents))
     connection.execute(
         sa.insert(publications).values(
             hidden=hidden,
-            target=ask.target,
+            target=request.target,
             operation_id=operation_id,
-            replaces=ask.replace,
+            replaces=request.replace,
             subject_id=row.subject_id,
         )
     )
@@ -123,114 +118,127 @@ def begin_publication(
 
 def _take_name(connection: Connection, row: SubjectRow, target: str) -> None:
     """Give the hidden subject the name of its target, which does not exist."""
-    taken = {
+    values = {
         "name": target,
         "hidden_for": "",
         "hidden_since": None,
         "filled_by": "",
         "route_version": row.route_version + 1,
     }
-    here = subjects.c.subject_id == row.subject_id
-    connection.execute(sa.update(subjects).where(here).values(**taken))
+    this_subject = subjects.c.subject_id == row.subject_id
+    connection.execute(sa.update(subjects).where(this_subject).values(**values))
 
 
-def _published(connection: Connection, hidden: str, ask: PublishSubject) -> int | None:
-    chosen = sa.select(publications).where(publications.c.hidden == hidden)
-    known = connection.execute(chosen).one_or_none()
-    if known is None:
+def _published_operation(
+    connection: Connection, hidden: str, request: PublishSubject
+) -> int | None:
+    """
+    Return the operation id of an earlier publication, as `begin_publication` does; None if there is
+    none.
+
+    Raises:
+        PublishError: it was published in another target, or in another way.
+        SubjectDeletedError
+    """
+    query = sa.select(publications).where(publications.c.hidden == hidden)
+    publication = connection.execute(query).one_or_none()
+    if publication is None:
         return None
-    if (known.target, known.replaces) != (ask.target, ask.replace):
-        how = ", replacing it" if known.replaces else ""
+    if (publication.target, publication.replaces) != (request.target, request.replace):
+        how = ", replacing it" if publication.replaces else ""
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"{hidden!r} was published in {known.target!r}{how}",
+            f"{hidden!r} was published in {publication.target!r}{how}",
             subject=hidden,
-            target=ask.target,
+            target=request.target,
         )
-    _check_id(hidden, known.subject_id, ask)
-    return int(known.operation_id)
+    _check_id(hidden, publication.subject_id, request)
+    return int(publication.operation_id)
 
 
-def _check_id(hidden: str, subject_id: int, ask: PublishSubject) -> None:
-    """Check that the subject is the one that is meant, and not a later one of its name. Raises
+def _check_id(hidden: str, subject_id: int, request: PublishSubject) -> None:
+    """Check that the request means this subject, and not an earlier one of the same name. Raises
     SubjectDeletedError.
     """
-    if ask.subject_id and ask.subject_id != subject_id:
+    if request.subject_id and request.subject_id != subject_id:
         raise SubjectDeletedError(
-            f"hidden subject {hidden!r} with id {ask.subject_id} was deleted, and another one was "
-            "made under its name, which is not published in its place",
+            f"hidden subject {hidden!r} with id {request.subject_id} was deleted; a later subject "
+            "of the same name is not published in its place",
             subject=hidden,
         )
 
 
 def _check_hidden(
-    connection: Connection, hidden: str, row: SubjectRow | None, ask: PublishSubject
+    connection: Connection, hidden: str, row: SubjectRow | None, request: PublishSubject
 ) -> SubjectRow:
+    """Return the row if it is a hidden subject that can be published in the target. Raises the same
+    errors as `begin_publication`.
+    """
     if row is None:
         check_not_lost(connection)
         raise SubjectUnknownError(subject=hidden)
     if row.deleting:
         raise being_deleted(connection, row.subject_id, hidden)
-    _check_id(hidden, row.subject_id, ask)
+    _check_id(hidden, row.subject_id, request)
     if not row.hidden_for:
         raise PublishError(
             Reason.PUBLISH_TARGET,
             f"subject {hidden!r} is not hidden",
             subject=hidden,
-            target=ask.target,
+            target=request.target,
         )
-    if row.hidden_for != ask.target:
+    if row.hidden_for != request.target:
         raise PublishError(
             Reason.PUBLISH_TARGET,
             f"{hidden!r} was made for {row.hidden_for!r}",
             subject=hidden,
-            target=ask.target,
+            target=request.target,
         )
     if row.route_version == 0:
         raise SubjectUnknownError(f"the creation of {hidden!r} is not finished yet", subject=hidden)
     return row
 
 
-def _steps_of(
+def _plan_steps(
     connection: Connection,
     row: SubjectRow,
     target: SubjectRow,
-    ask: PublishSubject,
+    request: PublishSubject,
     parents: Mapping[int, set[int]],
 ) -> list[tuple[int, StepAction, bool]]:
-    """Return (partition id, action, done) of each step of a publication. Raises as
+    """Return (partition id, action, done) for each step of a publication. Raises the same errors as
     `begin_publication`.
     """
     cut = cut_of(connection, list(parents))
     if cut is not None:
-        check_cut(connection, row, target, ask, cut, parents)
+        check_cut(connection, row, target, request, cut, parents)
         return [(hidden_id, StepAction.SEAL, False) for hidden_id in parents]
-    if ask.ends is not None:
+    if request.ends is not None:
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"{row.name!r} was made without a cut: messages that are sent meanwhile would be "
+            f"{row.name!r} was made without a cut: messages sent since then would be "
             "deleted unread; delete it, and reprocess the subject into itself again",
             subject=row.name,
             target=target.name,
         )
     check_continues(connection, row, target, parents)
-    todo = [(child, StepAction.HOST, True) for child in parents]
-    sealed = sorted(set().union(*parents.values()))
-    return todo + [(parent, StepAction.SEAL, False) for parent in sealed]
+    hosted = [(child, StepAction.HOST, True) for child in parents]
+    to_seal = sorted(set().union(*parents.values()))
+    return hosted + [(parent, StepAction.SEAL, False) for parent in to_seal]
 
 
 def _journal(
     connection: Connection,
     row: SubjectRow,
     target: SubjectRow,
-    ask: PublishSubject,
-    todo: Sequence[tuple[int, StepAction, bool]],
+    request: PublishSubject,
+    planned: Sequence[tuple[int, StepAction, bool]],
     *,
     driver: str,
     lease_ms: int,
 ) -> int:
-    """Journal the operation, and give the target the hidden subject's partitions, which are hosted
-    already and become visible when the operation is done.
+    """Journal the operation, and give the hidden subject's partitions to the target. Brokers host
+    them already; they become visible when the operation is done.
     """
     operation_id: int = connection.execute(
         sa.insert(operations)
@@ -243,7 +251,7 @@ def _journal(
             running=target.subject_id,
             driver=driver,
             driven_until=now_ms() + lease_ms,
-            replaces=ask.replace,
+            replaces=request.replace,
         )
         .returning(operations.c.operation_id)
     ).scalar_one()
@@ -257,7 +265,7 @@ def _journal(
                 "done": done,
                 "given_up": False,
             }
-            for partition_id, action, done in todo
+            for partition_id, action, done in planned
         ],
     )
     connection.execute(
@@ -270,35 +278,34 @@ def _journal(
 
 
 # ── groups of a subject that is replaced ──────────────────────────────────────────────────────────
-def _place_groups(
-    connection: Connection, target: SubjectRow, ask: PublishSubject, children: list[int]
+def _move_groups(
+    connection: Connection, target: SubjectRow, request: PublishSubject, children: list[int]
 ) -> None:
     """
-    Fix where the groups of the target continue in the new partitions. Brokers store it like the
-    starts of new groups.
+    Store where the target's groups continue in the new partitions. Brokers apply it like the starts
+    of new groups.
 
     Raises:
         InvalidRequestError: a position belongs to another partition.
-        PublishError: a group has no position.
-        PublishError: a group has changed since its cursors were read.
+        PublishError: a group has no position, or has changed since its cursors were read.
         BusyError: a group has live consumers, or its cursors are being set.
     """
-    mine = sa.and_(groups.c.subject_id == target.subject_id, sa.not_(groups.c.deleting))
-    known = connection.execute(
-        sa.select(groups).where(mine).order_by(groups.c.group_id).with_for_update()
+    its_groups = sa.and_(groups.c.subject_id == target.subject_id, sa.not_(groups.c.deleting))
+    group_rows = connection.execute(
+        sa.select(groups).where(its_groups).order_by(groups.c.group_id).with_for_update()
     ).all()
-    lacking = sorted({group.name for group in known} - set(ask.starts))
-    if lacking:
+    missing = sorted({group.name for group in group_rows} - set(request.starts))
+    if missing:
         raise PublishError(
             Reason.PUBLISH_GROUPS,
-            f"{counted(len(lacking), 'consumer group')} of {target.name!r} would have no position: "
-            f"{', '.join(lacking[:10])}",
+            f"{counted(len(missing), 'consumer group')} of {target.name!r} would have no position: "
+            f"{', '.join(missing[:10])}",
             subject=target.name,
-            groups=", ".join(lacking),
+            groups=", ".join(missing),
         )
-    for group in known:
-        _check_quiet(connection, group.group_id, group.name)
-        revision = ask.revisions.get(group.name)
+    for group in group_rows:
+        _check_idle(connection, group.group_id, group.name)
+        revision = request.revisions.get(group.name)
         if revision and revision != revision_of(group.group_id, group.version, group.last_token):
             raise PublishError(
                 Reason.PUBLISH_CURSORS,
@@ -307,7 +314,7 @@ def _place_groups(
                 subject=target.name,
                 group=group.name,
             )
-        cursors = ask.starts[group.name]
+        cursors = request.starts[group.name]
         if set(cursors) != set(children):
             raise InvalidRequestError(
                 f"group {group.name!r} needs a position in each of these partitions: "
@@ -324,21 +331,26 @@ def _place_groups(
         ]
         connection.execute(sa.insert(starts), rows)
         values = {"last_token": group.last_token + len(rows), "told": False, "settled": False}
-        here = groups.c.group_id == group.group_id
+        this_group = groups.c.group_id == group.group_id
         connection.execute(
-            sa.update(groups).where(here).values(version=groups.c.version + 1, **values)
+            sa.update(groups).where(this_group).values(version=groups.c.version + 1, **values)
         )
 
 
-def _check_quiet(connection: Connection, group_id: int, name: str) -> None:
-    left_ms = duty_left_ms(connection, reset_duty(group_id))
+def _check_idle(connection: Connection, group_id: int, name: str) -> None:
+    """Check that a group has no live consumer, and that its cursors are not being set. Raises
+    BusyError.
+    """
+    reset_remaining_ms = duty_left_ms(connection, reset_duty(group_id))
     sweep_sessions(connection, group_id)
     live = connection.execute(
         sa.select(sa.func.count()).where(sessions.c.group_id == group_id)
     ).scalar_one()
-    if live or left_ms:
+    if live or reset_remaining_ms:
         what = (
-            "its progress is being set" if left_ms else f"it has {counted(live, 'live consumer')}"
+            "its progress is being set"
+            if reset_remaining_ms
+            else f"it has {counted(live, 'live consumer')}"
         )
         raise BusyError(
             Reason.GROUP_BUSY,

@@ -1,8 +1,8 @@
-"""Makes hidden subjects and publishes them. Shell around SQL, the creation of subjects and the
-driver of operations.
+"""Creates hidden subjects and publishes them. Network I/O around SQL, the creation of subjects and
+the driver of operations.
 
 hide ─▶ planned ─▶ hosted, open ─▶ perhaps a cut: an operation ─▶ filled by clients ─▶ publish
-     ─▶ an operation, or the name at once
+     ─▶ an operation; without a target only a new name
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .publishing import begin_publication
 
 class PublicationService:
     """
-    Makes and publishes the hidden subjects of one database.
+    Creates and publishes the hidden subjects of one database.
 
     Args:
         after_step: called with the name of each finished step: hidden (a hidden subject is
@@ -45,32 +45,32 @@ class PublicationService:
         self._operations = operations
         self._after_step = after_step
 
-    async def hide(self, target: str, ask: HideSubject) -> SubjectView:
+    async def hide(self, target: str, request: HideSubject) -> SubjectView:
         """
-        Make a hidden subject and host its partitions; a repeat continues. Returns before its cut is
-        done.
+        Create a hidden subject and host its partitions; a repeat continues an interrupted call.
+        Does not wait for the cut.
 
         Raises:
-            The errors of `plan_hidden`, `Catalogue.complete` and `begin_cut`.
+            KeylaneError: any error of `plan_hidden`, `Catalogue.complete` or `begin_cut`.
         """
         row = await self._database.write(
             plan_hidden,
             target,
-            ask,
+            request,
             subjects_max=self._settings.subjects_max,
             limited=self._settings.is_guarded,
         )
         self._after_step("hidden")
         if row.route_version == 0:
             await self._catalogue.complete(row)
-        if ask.cut:
-            await self._cut(target, ask)
-        return await self._catalogue.subject(ask.hidden)
+        if request.cut:
+            await self._cut(target, request)
+        return await self._catalogue.subject(request.hidden)
 
-    async def _cut(self, target: str, ask: HideSubject) -> None:
+    async def _cut(self, target: str, request: HideSubject) -> None:
         operation_id = await self._database.write(
             begin_cut,
-            ask.hidden,
+            request.hidden,
             target,
             driver=self._operations.driver_id,
             lease_ms=self._settings.operation_lease_ms,
@@ -79,30 +79,30 @@ class PublicationService:
         if operation_id:
             await self._operations.drive(operation_id)
 
-    async def publish(self, hidden: str, ask: PublishSubject) -> Publication:
+    async def publish(self, hidden: str, request: PublishSubject) -> Publication:
         """
-        Publish a hidden subject, or report the progress. Returns before the operation is done.
+        Publish a hidden subject, or report the progress. Does not wait for the operation.
 
         Raises:
-            The errors of `begin_publication`; nothing was changed then.
+            KeylaneError: any error of `begin_publication`; nothing was changed.
         """
         operation_id = await self._database.write(
             begin_publication,
             hidden,
-            ask,
+            request,
             driver=self._operations.driver_id,
             lease_ms=self._settings.operation_lease_ms,
         )
         self._after_step("published")
-        self._catalogue.wake([Subject(hidden), Subject(ask.target)])
+        self._catalogue.wake([Subject(hidden), Subject(request.target)])
         if not operation_id:
-            return Publication(hidden=hidden, target=ask.target)
+            return Publication(hidden=hidden, target=request.target)
         view = await self._operations.drive(operation_id)
         if view is None:
-            return Publication(hidden=hidden, target=ask.target)
+            return Publication(hidden=hidden, target=request.target)
         return Publication(
             hidden=hidden,
-            target=ask.target,
+            target=request.target,
             operation_id=operation_id,
             state=view.state,
             problem=view.problem,

@@ -1,1 +1,1 @@
-"""Rebuilds a lost database from the facts that brokers keep."""
+"""Rebuilds a lost database from the facts that brokers store."""

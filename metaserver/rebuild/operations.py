@@ -3,12 +3,12 @@ lost. Pure.
 
     no parent sealed                    CANCELED: the children are sealed and never opened
     some parents sealed                 SEAL
-    children in use, a parent open      FENCE: the parent was left behind
+    children in use, a parent open      FENCE: the parent was abandoned
     all parents sealed                  DONE
 
 Invariants
     At most one operation runs on a subject.
-    Each operation in FENCE has a row of its own, so that the running operation opens only its own
+    Each operation in FENCE has its own row, so that the running operation opens only its own
     children.
 """
 
@@ -27,23 +27,23 @@ from .rows import RebuiltOperation, RebuiltPartition
 
 SEALED = PartitionState.SEALED
 NO_PARENT = 0
-"""Stands for the parent of partitions without parents; ids begin at 1."""
+"""Placeholder id for the parent of a partition without parents; real ids begin at 1."""
 
 
-def forget_canceled(statuses: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]) -> None:
+def expire_canceled(statuses: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]) -> None:
     """
     Mark the children of canceled operations as EXPIRED: they were never opened.
 
     A child belongs to a canceled operation if it has no children, is unused, and one of these
     holds:
 
-    - It is sealed and empty. A partition that was sealed to be continued has children, because
-      these are hosted before the seal.
-    - A younger partition has the same parent and a part of the same range. Only one operation runs
-      at a time, and none begins on a parent whose children were opened.
+    - It is sealed and empty. A partition that was sealed in order to be continued has children,
+      because these are hosted before the seal.
+    - A newer partition has the same parent and an overlapping range. Only one operation runs at a
+      time, and none begins on a parent whose children were opened.
 
-    Partitions of a creation have no parents. If two of them share a range, the older one was left
-    on a silent broker.
+    Partitions of a creation have no parents. If two of them share a range, the older one was
+    abandoned on a silent broker.
     """
     continued = {parent for row in rows.values() for parent in row.partition.parents}
     used = {status.partition_id for status in statuses if is_used(status)}
@@ -51,29 +51,29 @@ def forget_canceled(statuses: Sequence[PartitionStatus], rows: dict[int, Rebuilt
     for partition_id, row in sorted(rows.items(), reverse=True):
         partition = row.partition
         parents = partition.parents or (NO_PARENT,)
-        younger = (other for parent in parents for other in by_parent[parent])
-        replaced = any(
+        newer = (other for parent in parents for other in by_parent[parent])
+        is_replaced = any(
             other.range_start < partition.range_end and partition.range_start < other.range_end
-            for other in younger
+            for other in newer
         )
         for parent in parents:
             by_parent[parent].append(partition)
         if partition_id in continued or partition_id in used:
             continue
-        if replaced or (partition.parents and row.end_offset == 0):
+        if is_replaced or (partition.parents and row.end_offset == 0):
             set_state(rows, partition_id, PartitionState.EXPIRED)
 
 
 def is_used(status: PartitionStatus) -> bool:
-    """Return whether a partition was opened: it has messages, or a consumer acquired it. Known
-    groups alone prove nothing.
+    """Return whether a partition was opened: it has messages, or a consumer has acquired it. That
+    its broker knows groups does not prove it.
     """
     return status.next_offset > 0 or any(group.token for group in status.groups)
 
 
-def canceled(rows: dict[int, RebuiltPartition]) -> RebuiltOperation | None:
-    """Return the operation that seals EXPIRED children, to which a producer with an old route could
-    still append; None if there are none.
+def cancel_operation(rows: dict[int, RebuiltPartition]) -> RebuiltOperation | None:
+    """Return an operation that seals the EXPIRED children, to which a producer with an old route
+    could still append; None if there are none.
     """
     steps = {
         partition_id: (StepAction.SEAL, row.end_offset is not None)
@@ -83,22 +83,21 @@ def canceled(rows: dict[int, RebuiltPartition]) -> RebuiltOperation | None:
     return RebuiltOperation(state=OperationState.CANCELED, steps=steps) if steps else None
 
 
-def operations(
+def unfinished_operations(
     hosted: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]
 ) -> tuple[list[RebuiltOperation], RebuiltOperation | None]:
     """
     Infer the unfinished operations, and set the states of their partitions in `rows`.
 
-    A child was opened if it has messages, was acquired by a group, or has children.
+    A child counts as opened if it has messages, was acquired by a group, or has children.
 
     Returns:
         The operations in FENCE, and the running operation or None.
     """
     statuses = {status.partition_id: status for status in hosted}
     opened: set[int] = {parent for row in rows.values() for parent in row.partition.parents}
-    # A hidden subject's partitions have messages before they are published, which seals their
-    # parents.
-    opened |= {each.partition_id for each in hosted if is_used(each) and not _made_hidden(each)}
+    # A hidden subject's partitions have messages even before the publication seals their parents.
+    opened |= {each.partition_id for each in hosted if is_used(each) and not _is_hidden(each)}
     fences: list[RebuiltOperation] = []
     running: dict[int, tuple[StepAction, bool]] = {}
     for parents, children in _generations(rows):
@@ -111,8 +110,8 @@ def operations(
         steps = dict.fromkeys(children, (StepAction.HOST, True))
         steps |= {parent: (StepAction.SEAL, parent in sealed) for parent in parents}
         if not children.isdisjoint(opened):
-            # The children were opened while the brokers of these parents were silent, so that the
-            # parents still have to be sealed.
+            # The children were opened while the brokers of these parents were silent, so the
+            # parents must still be sealed.
             _set_states(rows, OperationState.FENCE, parents - sealed)
             for parent in parents - sealed:
                 rows[parent].abandoned = True
@@ -127,7 +126,7 @@ def operations(
     return fences, RebuiltOperation(state=OperationState.SEAL, steps=running)
 
 
-def _made_hidden(status: PartitionStatus) -> bool:
+def _is_hidden(status: PartitionStatus) -> bool:
     return status.facts is not None and bool(status.facts.hidden)
 
 
@@ -137,8 +136,8 @@ def _set_states(
     parents: Collection[int],
     children: Collection[int] = (),
 ) -> None:
-    """Give the rows of an operation's parents and children the partition states that belong to the
-    operation's state.
+    """Set the states of an operation's parents and children to those that belong to the operation's
+    state.
     """
     for partition_id in parents:
         set_state(rows, partition_id, RULES[state].parents)
@@ -153,8 +152,8 @@ def set_state(rows: dict[int, RebuiltPartition], partition_id: int, state: Parti
 
 
 def _generations(rows: dict[int, RebuiltPartition]) -> list[tuple[set[int], set[int]]]:
-    """Return (ids of parents, ids of children) of each operation; children that share a parent
-    belong to one operation.
+    """Return (parent ids, child ids) for each operation; children that share a parent belong to the
+    same operation.
     """
     generations: list[tuple[set[int], set[int]]] = []
     for child, row in sorted(rows.items()):
@@ -162,12 +161,12 @@ def _generations(rows: dict[int, RebuiltPartition]) -> list[tuple[set[int], set[
             continue
         parents: set[int] = set(row.partition.parents)
         children = {child}
-        apart = []
-        for other in generations:
-            if other[0] & parents:
-                parents |= other[0]
-                children |= other[1]
+        disjoint = []
+        for other_parents, other_children in generations:
+            if other_parents & parents:
+                parents |= other_parents
+                children |= other_children
             else:
-                apart.append(other)
-        generations = [*apart, (parents, children)]
+                disjoint.append((other_parents, other_children))
+        generations = [*disjoint, (parents, children)]
     return generations

@@ -4,25 +4,25 @@ operations. Pure.
     every broker's partitions ──▶ subjects, states, unfinished operations ──▶ rows, or problems
 
 Invariants
-    No fact that order depends on is guessed. A missing parent, a gap in a route, or two data
-    folders of one broker group refuse the rebuild.
+    No fact on which order depends is guessed. The rebuild is refused if a parent is missing, a
+    route has a gap, or a broker group has two data folders.
     A group counts as having drained a partition only if it has drained the partition's parents.
-    Every future token is above every fence, and above every token that was granted and never
-    reached a broker.
+    Every future token is above every fence, and above every granted token that has not reached a
+    broker.
     An operation without a sealed parent is canceled, and its children are sealed at their brokers.
     An operation with a sealed parent continues.
-    A subject from which a broker has dropped partitions is not restored: its deletion continues.
+    A subject is not restored if a broker has dropped partitions of it: its deletion continues.
 
-Infers, from the partitions that brokers have dropped, which hidden subjects had replaced messages.
+The partitions that brokers have dropped show which hidden subjects were published:
 
     P sealed, H hidden and child of P, C child of P and H
         no parent of H is dropped       H is given up: the messages from which it was made exist
-        a parent of H is dropped        H is published: what is left of its parents is dropped too
+        a parent of H is dropped        H is published: its remaining parents are dropped too
 
 Invariants
     Brokers drop partitions of a live subject only after a publication has replaced them.
-    Messages are given up only if the database had them replaced; where that is unknown, the hidden
-    subject's rows are given up.
+    Original messages are given up only if a publication has replaced them; if that is unknown, the
+    hidden subject's messages are given up.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from ...protocol.routing import (
 )
 from ..groups.leases import drained_through
 from .gone import fill_gone
-from .operations import canceled, forget_canceled, is_used, operations
+from .operations import cancel_operation, expire_canceled, is_used, unfinished_operations
 from .rows import (
     BrokerSource,
     RebuildOptions,
@@ -60,8 +60,8 @@ from .rows import (
 
 
 def was_replaced(statuses: Sequence[PartitionStatus], last_id: int) -> bool:
-    """Return whether a subject, of which partitions up to `last_id` were dropped, lives on in
-    partitions that continued them.
+    """Return whether a subject still exists, in partitions that continue the dropped ones: those up
+    to `last_id`.
     """
     return any(
         status.partition_id > last_id and any(parent <= last_id for parent in _parents(status))
@@ -70,8 +70,8 @@ def was_replaced(statuses: Sequence[PartitionStatus], last_id: int) -> bool:
 
 
 def replaced_rows(statuses: Sequence[PartitionStatus], last_id: int) -> list[RebuiltPartition]:
-    """Return the rows of partitions that a publication replaced and that brokers have not dropped
-    yet.
+    """Return the rows of partitions that a publication has replaced, but that brokers have not
+    dropped yet.
     """
     return [
         RebuiltPartition(
@@ -85,16 +85,16 @@ def replaced_rows(statuses: Sequence[PartitionStatus], last_id: int) -> list[Reb
     ]
 
 
-def lineage_left(statuses: Sequence[PartitionStatus], last_id: int) -> list[PartitionStatus]:
-    """Return the other partitions, each with the parents that it still has."""
-    known = {status.partition_id: status for status in statuses}
+def remaining_lineage(statuses: Sequence[PartitionStatus], last_id: int) -> list[PartitionStatus]:
+    """Return the partitions above `last_id`, without the parents that were dropped."""
+    by_id = {status.partition_id: status for status in statuses}
     return [
         _with_parents(
             status,
             tuple(
                 each
                 for each in _parents(status)
-                if each > last_id and (each in known or not is_dropped(each, status, known))
+                if each > last_id and (each in by_id or not is_dropped(each, status, by_id))
             ),
         )
         for status in statuses
@@ -102,31 +102,31 @@ def lineage_left(statuses: Sequence[PartitionStatus], last_id: int) -> list[Part
     ]
 
 
-def is_dropped(parent: int, status: PartitionStatus, known: Mapping[int, PartitionStatus]) -> bool:
+def is_dropped(parent: int, status: PartitionStatus, by_id: Mapping[int, PartitionStatus]) -> bool:
     """
     Return whether a parent that no broker has belonged to a deleted hidden subject.
 
-    If the ranges of a partition's other parents add up to its own, the missing parent is the hidden
-    one of a cut.
+    This is inferred if a partition's other parents cover its whole range: then the missing parent
+    is the hidden one of a cut.
     """
     if status.facts is None:
         return False
     covered = 0
     for each in _parents(status):
-        facts = known[each].facts if each in known and each != parent else None
+        facts = by_id[each].facts if each in by_id and each != parent else None
         if facts is not None and not facts.hidden:
             start = max(facts.partition.range_start, status.facts.partition.range_start)
             end = min(facts.partition.range_end, status.facts.partition.range_end)
             covered += max(0, end - start)
-    own = status.facts.partition
-    return covered >= own.range_end - own.range_start
+    child = status.facts.partition
+    return covered >= child.range_end - child.range_start
 
 
-def given_up(statuses: Sequence[PartitionStatus]) -> set[int]:
-    """Return the partitions of unpublished hidden subjects: other partitions continue them, and
-    their own parents still exist.
+def unpublished_partitions(statuses: Sequence[PartitionStatus]) -> set[int]:
+    """Return the ids of unpublished hidden partitions: other partitions continue them, and their
+    own parents still exist.
     """
-    here = {status.partition_id for status in statuses}
+    existing = {status.partition_id for status in statuses}
     continued = {parent for status in statuses for parent in _parents(status)}
     return {
         status.partition_id
@@ -134,12 +134,12 @@ def given_up(statuses: Sequence[PartitionStatus]) -> set[int]:
         if status.facts is not None
         and status.facts.hidden
         and status.partition_id in continued
-        and here.intersection(_parents(status))
+        and existing.intersection(_parents(status))
     }
 
 
 def without(statuses: Sequence[PartitionStatus], ids: set[int]) -> list[PartitionStatus]:
-    """Return the partitions except `ids`, which are also removed from the others' parents."""
+    """Return the partitions that are not in `ids`, with `ids` removed from their parents."""
     return [
         _with_parents(status, tuple(each for each in _parents(status) if each not in ids))
         for status in statuses
@@ -162,22 +162,21 @@ def _with_parents(status: PartitionStatus, parents: tuple[PartitionId, ...]) -> 
 
 NO_OPTIONS = RebuildOptions()
 TOKENS_BETWEEN = 1_000_000
-"""Number by which the next token is above the highest one at a broker; fewer tokens can have been
-granted without reaching a broker.
+"""Distance of the next token from the highest one at a broker: more than the number of tokens that
+can have been granted without reaching a broker.
 """
-PROBLEMS_SHOWN_MAX = 20
+PROBLEMS_LISTED_MAX = 20
 
 
 def plan_rebuild(
     sources: Sequence[BrokerSource], options: RebuildOptions = NO_OPTIONS
 ) -> RebuiltCluster:
     """
-    Plan the rows of a database that fits these brokers.
+    Plan the rows of a database that matches these brokers.
 
     Raises:
-        InvalidRequestError: the name of a gone broker group is not valid.
-        InvalidRequestError: the brokers contradict each other, or brokers are missing; the text
-            lists the problems.
+        InvalidRequestError: the name of a gone broker group is not valid; or the brokers contradict
+            each other, or brokers are missing, and the text lists the problems.
     """
     for name in options.gone:
         check_name("broker group", name)
@@ -191,69 +190,71 @@ def plan_rebuild(
     statuses: dict[int, PartitionStatus] = {
         status.partition_id: status for source in sources for status in source.hosted.partitions
     }
-    deleted = _deleted(sources)
-    of_subject: dict[str, list[PartitionStatus]] = defaultdict(list)
+    dropped = _dropped_subjects(sources)
+    by_subject: dict[str, list[PartitionStatus]] = defaultdict(list)
     for _, status in sorted(statuses.items()):
-        of_subject[status.subject].append(status)
-        facts = status.facts
-        parents = () if facts is None else facts.partition.parents
+        by_subject[status.subject].append(status)
         if not options.gone:
-            dropped = deleted.get(status.subject, 0)
+            last_id = dropped.get(status.subject, 0)
             problems += [
-                _missing(status, parent)
-                for parent in parents
+                _missing_parent(status, parent)
+                for parent in _parents(status)
                 if parent not in statuses
-                and parent > dropped
+                and parent > last_id
                 and not is_dropped(parent, status, statuses)
             ]
     subjects = []
     if not problems:
-        for name, hosted in sorted(of_subject.items()):
+        for name, hosted in sorted(by_subject.items()):
             try:
-                last_id = deleted.get(name, 0)
+                last_id = dropped.get(name, 0)
                 if hosted[0].partition_id <= last_id and not was_replaced(hosted, last_id):
-                    subjects.append(_deleting(name, hosted, last_id))
+                    subjects.append(_plan_deleted_subject(name, hosted, last_id))
                 else:
-                    subjects.append(_subject(name, hosted, options, last_id))
+                    subjects.append(_plan_subject(name, hosted, options, last_id))
             except InvalidRequestError as error:
                 problems.append(f"subject {name!r}: {error.message}")
     if problems:
-        shown = "; ".join(problems[:PROBLEMS_SHOWN_MAX])
+        listed = "; ".join(problems[:PROBLEMS_LISTED_MAX])
         raise InvalidRequestError(
-            f"the database cannot be rebuilt: {shown}", problems=len(problems)
+            f"the database cannot be rebuilt: {listed}", problems=len(problems)
         )
     dropped_id = max((source.hosted.dropped_id for source in sources), default=0)
     return RebuiltCluster(sources=sources, subjects=subjects, dropped_id=dropped_id)
 
 
-def _deleted(sources: Sequence[BrokerSource]) -> dict[str, int]:
-    """Return name of a deleted subject → its highest partition id, as known by the brokers that
-    dropped partitions of it.
+def _dropped_subjects(sources: Sequence[BrokerSource]) -> dict[str, int]:
+    """Return subject → the highest partition id up to which brokers have dropped partitions of
+    it.
     """
-    deleted: dict[str, int] = {}
+    dropped: dict[str, int] = {}
     for source in sources:
         for name, last_id in source.hosted.dropped.items():
-            deleted[name] = max(last_id, deleted.get(name, 0))
-    return deleted
+            dropped[name] = max(last_id, dropped.get(name, 0))
+    return dropped
 
 
-def _deleting(name: str, statuses: Sequence[PartitionStatus], last_id: int) -> RebuiltSubject:
-    """Return the rest of a deleted subject, which its brokers still have to drop."""
+def _plan_deleted_subject(
+    name: str, statuses: Sequence[PartitionStatus], last_id: int
+) -> RebuiltSubject:
+    """Plan the rest of a deleted subject, which its brokers must still drop. Raises
+    InvalidRequestError.
+    """
     later = [status.partition_id for status in statuses if status.partition_id > last_id]
     if later:
         raise InvalidRequestError(
-            f"it was deleted, and partitions up to {last_id} are left of it, but partition "
-            f"{later[0]} belongs to a later subject of this name: leave out the broker that has "
-            "the old ones"
+            f"it was deleted, and some of its partitions up to {last_id} still exist, but "
+            f"partition {later[0]} belongs to a later subject of this name: leave out the broker "
+            "that has the old ones"
         )
     facts = [_facts(status) for status in statuses]
     rows = [
         RebuiltPartition(
             partition=msgspec.structs.replace(
-                fact.partition, state=PartitionState.EXPIRED, parents=()
+                each.partition, state=PartitionState.EXPIRED, parents=()
             )
         )
-        for fact in facts
+        for each in facts
     ]
     return RebuiltSubject(
         name=name,
@@ -267,7 +268,7 @@ def _deleting(name: str, statuses: Sequence[PartitionStatus], last_id: int) -> R
     )
 
 
-def _missing(status: PartitionStatus, parent: int) -> str:
+def _missing_parent(status: PartitionStatus, parent: int) -> str:
     return (
         f"partition {status.partition_id} continues partition {parent}, which none of these "
         "brokers has: name every broker, and name with --gone the broker groups that no longer "
@@ -276,9 +277,10 @@ def _missing(status: PartitionStatus, parent: int) -> str:
 
 
 def _contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
+    """Yield a problem for each contradiction between the brokers' replies."""
     groups: dict[str, str] = {}
     ids: dict[str, str] = {}
-    homes: dict[int, str] = {}
+    hosts: dict[int, str] = {}
     for source in sources:
         hosted = source.hosted
         if hosted.broker_group in groups:
@@ -296,28 +298,28 @@ def _contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
                 yield (
                     f"{source.address} has partition {status.partition_id} of another broker group"
                 )
-            elif status.partition_id in homes:
+            elif status.partition_id in hosts:
                 yield (
-                    f"{homes[status.partition_id]} and {source.address} both have partition "
+                    f"{hosts[status.partition_id]} and {source.address} both have partition "
                     f"{status.partition_id}"
                 )
-            homes[status.partition_id] = source.address
+            hosts[status.partition_id] = source.address
 
 
-def _subject(
+def _plan_subject(
     name: str, hosted: Sequence[PartitionStatus], options: RebuildOptions, last_id: int
 ) -> RebuiltSubject:
-    """Return a live subject; partitions of it up to `last_id` were dropped and replaced by
-    others.
+    """Plan a live subject; a publication has replaced its partitions up to `last_id`. Raises
+    InvalidRequestError.
     """
     replaced = replaced_rows(hosted, last_id)
-    lineage = lineage_left(hosted, last_id)
-    unpublished = given_up(lineage)
+    lineage = remaining_lineage(hosted, last_id)
+    unpublished = unpublished_partitions(lineage)
     statuses = without(lineage, unpublished)
     facts = {status.partition_id: _facts(status) for status in statuses}
-    if len({fact.static for fact in facts.values()}) != 1:
+    if len({each.static for each in facts.values()}) != 1:
         raise InvalidRequestError("its partitions do not agree on whether it is static")
-    counts = {fact.partitions_wanted for fact in facts.values()} - {0}
+    counts = {each.partitions_wanted for each in facts.values()} - {0}
     numbers = [number for status in hosted if (number := partition_number(status.name)) is not None]
     subject = RebuiltSubject(
         name=name,
@@ -339,78 +341,82 @@ def _subject(
         for status in statuses
     }
     subject.partitions = list(rows.values())
-    forget_canceled(statuses, rows)
-    subject.fences, subject.operation = operations(statuses, rows)
+    expire_canceled(statuses, rows)
+    subject.fences, subject.operation = unfinished_operations(statuses, rows)
     for status in lineage:
         if status.partition_id in unpublished:
-            gone = msgspec.structs.replace(
+            expired = msgspec.structs.replace(
                 _facts(status).partition, state=PartitionState.EXPIRED, parents=()
             )
-            rows[status.partition_id] = RebuiltPartition(partition=gone)
+            rows[status.partition_id] = RebuiltPartition(partition=expired)
             subject.partitions.append(rows[status.partition_id])
-    subject.canceled = canceled(rows)
-    _settings(subject, {key: row for key, row in rows.items() if key in facts}, facts)
+    subject.canceled = cancel_operation(rows)
+    _set_settings(subject, {key: row for key, row in rows.items() if key in facts}, facts)
     problems = list(fill_gone(subject, statuses, rows, options))
     if problems:
         raise InvalidRequestError("; ".join(problems))
     subject.partitions += replaced
-    parents = _parents_left(subject)
+    parents = _blocking_parents(subject)
     for group in subject.groups:
-        # A reset of an ancestor alone may have come later; an owner could take nothing over there
-        # any more.
+        # Frozen partitions stay drained even if an ancestor was reset later: an owner could no
+        # longer take over anything there.
         blocking = parents | dict.fromkeys(group.frozen, frozenset[int]())
         group.drained = set(drained_through(group.drained, blocking))
     if subject.static:
         _set_logic_starts(rows, subject.partitions)
-    if not _covered(subject) and not (options.complete and _continue_creation(subject, statuses)):
+    if not _has_full_route(subject) and not (
+        options.complete and _continue_creation(subject, statuses)
+    ):
         raise InvalidRequestError(
             "its open partitions do not cover every logical partition once: name every broker"
         )
     return subject
 
 
-def _settings(
+def _set_settings(
     subject: RebuiltSubject, rows: dict[int, RebuiltPartition], facts: dict[int, HostPartition]
 ) -> None:
     """
     Give the subject the settings of its newest partitions; older ones keep earlier settings.
 
-    An unfinished change of the settings is ignored: the settings are those of the partitions that
-    it had not replaced.
+    An unfinished change of settings is ignored: the settings are those of the partitions that it
+    has not replaced yet.
 
     Raises:
         InvalidRequestError: the partitions do not agree.
     """
 
-    def changed(partition: Partition) -> bool:
+    def differs_from_parents(partition: Partition) -> bool:
         own = facts[partition.partition_id]
         parents = [facts[parent] for parent in partition.parents if parent in facts]
         return any(
             (own.order_strategy, own.retention, own.message_bytes_max)
-            != (fact.order_strategy, fact.retention, fact.message_bytes_max)
-            for fact in parents
+            != (parent.order_strategy, parent.retention, parent.message_bytes_max)
+            for parent in parents
         )
 
-    left = [row.partition for row in rows.values() if row.partition.state != PartitionState.EXPIRED]
-    continued = {parent for partition in left for parent in partition.parents}
-    leaves = [partition for partition in left if partition.partition_id not in continued]
-    unchanged = [partition for partition in leaves if not changed(partition)]
+    existing = [
+        row.partition for row in rows.values() if row.partition.state != PartitionState.EXPIRED
+    ]
+    continued = {parent for partition in existing for parent in partition.parents}
+    leaves = [partition for partition in existing if partition.partition_id not in continued]
+    unchanged = [partition for partition in leaves if not differs_from_parents(partition)]
     newest = [facts[partition.partition_id] for partition in unchanged or leaves]
     newest = newest or list(facts.values())
-    strategies = {fact.order_strategy for fact in newest} - {None}
+    strategies = {each.order_strategy for each in newest} - {None}
     if len(strategies) != 1:
         raise InvalidRequestError("its partitions do not agree on an order strategy")
     (strategy,) = strategies
     assert strategy is not None
-    kept = {fact.retention for fact in newest} - {None}
-    if len(kept) > 1:
+    retentions = {each.retention for each in newest} - {None}
+    if len(retentions) > 1:
         raise InvalidRequestError("its partitions do not agree on a retention")
-    limits = {fact.message_bytes_max or MESSAGE_BYTES_MAX for fact in newest}
+    limits = {each.message_bytes_max or MESSAGE_BYTES_MAX for each in newest}
     if len(limits) > 1:
-        raise InvalidRequestError("its partitions do not agree on a limit of one message")
+        raise InvalidRequestError("its partitions do not agree on a message size limit")
     subject.message_bytes_max = limits.pop()
     subject.order_strategy = strategy
-    subject.retention = next(iter(kept), None) or Retention.ACKED
+    subject.retention = next(iter(retentions), None) or Retention.ACKED
 
 
 def _facts(status: PartitionStatus) -> HostPartition:
@@ -422,8 +428,8 @@ def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
     """
     Return the consumer groups with their tokens and drained partitions.
 
-    A sealed partition counts as drained here if the cursor is at its end; the caller also checks
-    the parents.
+    Here a sealed partition counts as drained if the cursor is at its end; the caller also checks
+    its parents.
     """
     groups: dict[str, RebuiltGroup] = {}
     for status in statuses:
@@ -446,36 +452,36 @@ def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
     return [group for _, group in sorted(groups.items())]
 
 
-def _parents_left(subject: RebuiltSubject) -> dict[int, frozenset[int]]:
-    """Return partition id → ids of its parents, where a lost parent is replaced by its own
-    parents.
+def _blocking_parents(subject: RebuiltSubject) -> dict[int, frozenset[int]]:
+    """Return partition id → ids of its parents, with the parents of a lost parent instead of that
+    parent.
     """
     rows = {int(row.partition.partition_id): row for row in subject.partitions}
     parents = {number: row.partition.parents for number, row in rows.items()}
     lost = {number for number, row in rows.items() if row.lost}
-    known = parents.keys() | set().union(*parents.values())
-    return nearest_ancestors(parents, known - lost)
+    all_ids = parents.keys() | set().union(*parents.values())
+    return nearest_ancestors(parents, all_ids - lost)
 
 
 def _set_logic_starts(rows: dict[int, RebuiltPartition], every: Sequence[RebuiltPartition]) -> None:
     """
-    Set the logic starts of a static subject's partitions: the parent's end, or an offset above its
-    loss.
+    Set the logic starts of a static subject's partitions: the parent's end, or an offset above the
+    parent's loss.
 
-    A child of another queue than its parent's begins a new queue, at 0. A parent has a lower id
-    than its children, so that its own logic start is set first.
+    A child with another queue than its parent begins a new queue, at 0. A parent has a lower id
+    than its children, so its own logic start is set first.
 
     Args:
         rows: partition id → row, for the partitions that brokers have.
         every: these rows and those of gone partitions.
 
     Raises:
-        InvalidRequestError: no logic offsets are left above a loss.
+        InvalidRequestError: there are no logic offsets above a loss.
     """
-    known = {row.partition.partition_id: row for row in every}
+    rows_by_id = {row.partition.partition_id: row for row in every}
     for _, row in sorted(rows.items()):
         for parent_id in row.partition.parents:
-            parent = known[parent_id]
+            parent = rows_by_id[parent_id]
             if parent.partition.queue != row.partition.queue:
                 continue
             if parent.abandoned:
@@ -487,7 +493,8 @@ def _set_logic_starts(rows: dict[int, RebuiltPartition], every: Sequence[Rebuilt
             row.partition = msgspec.structs.replace(row.partition, logic_start=start)
 
 
-def _covered(subject: RebuiltSubject) -> bool:
+def _has_full_route(subject: RebuiltSubject) -> bool:
+    """Return whether the open partitions cover every logical partition once."""
     route = Route(
         subject=subject.name,  # type: ignore[arg-type]
         version=1,  # type: ignore[arg-type]
@@ -510,9 +517,9 @@ def _continue_creation(subject: RebuiltSubject, statuses: Sequence[PartitionStat
         missing.
     """
     ranges = split_ranges(subject.partitions_wanted)
-    here = {(row.partition.range_start, row.partition.range_end) for row in subject.partitions}
-    used = any(is_used(status) for status in statuses)
-    if used or len(here) != len(statuses) or not here < set(ranges):
+    hosted = {(row.partition.range_start, row.partition.range_end) for row in subject.partitions}
+    was_used = any(is_used(status) for status in statuses)
+    if was_used or len(hosted) != len(statuses) or not hosted < set(ranges):
         return False
     subject.opened = False
     subject.partitions_named = subject.partitions_wanted
@@ -520,7 +527,7 @@ def _continue_creation(subject: RebuiltSubject, statuses: Sequence[PartitionStat
         row.partition = msgspec.structs.replace(row.partition, state=PartitionState.PLANNED)
     template = subject.partitions[0].partition
     for queue, (start, end) in enumerate(ranges):
-        if (start, end) not in here:
+        if (start, end) not in hosted:
             missing = msgspec.structs.replace(
                 template,
                 partition_id=0,

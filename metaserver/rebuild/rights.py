@@ -2,8 +2,8 @@
 synchronous.
 
 Invariants
-    Earlier capabilities end: every principal counts as changed now.
-    A running metaserver notices the rows, because the version of access rises.
+    Earlier capabilities become invalid, because every principal counts as changed now.
+    A running metaserver notices the rows, because the version of the access state rises.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.errors import ConfigError, Reason
-from ..access.rows import begin_access, raise_version
-from ..backup.rows import number_ahead
+from ..access.rows import create_access_state, raise_version
+from ..backup.rows import skip_ids
 from ..sql.schema import access_grants, access_principals, access_quotas, access_tokens, name_limits
 
 RIGHTS = (access_principals, access_tokens, access_grants, access_quotas, name_limits)
-"""The copied tables; tables that others refer to come first."""
+"""The copied tables; referenced tables come before those that refer to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptRights:
-    """The rows of these tables from elsewhere; other rows are ignored."""
+    """Rows of these tables from a backup or another database; rows of other tables are ignored."""
 
     rows: Sequence[tuple[str, dict[str, Any]]]
 
@@ -54,7 +54,7 @@ class KeptRights:
 
 
 def check_no_rights(connection: Connection) -> None:
-    """Check that the database has no rights, with which others would be mixed. Raises
+    """Check that the database has no rights, because copied ones would mix with them. Raises
     ConfigError.
     """
     for table in RIGHTS:
@@ -71,13 +71,13 @@ def store_rights(connection: Connection, kept: KeptRights, *, now_ms: int) -> No
     Store tokens, grants and quotas.
 
     Args:
-        now_ms: the present time, milliseconds since 1970.
+        now_ms: the current time, milliseconds since 1970.
 
     Raises:
         ConfigError
     """
     check_no_rights(connection)
-    begin_access(connection, secrets.token_hex(16))
+    create_access_state(connection, secrets.token_hex(16))
     changed = {"version": raise_version(connection), "changed_at": now_ms}
     for table in RIGHTS:
         rows = kept.of(table)
@@ -85,4 +85,4 @@ def store_rights(connection: Connection, kept: KeptRights, *, now_ms: int) -> No
             rows = [row | changed for row in rows]
         if rows:
             connection.execute(sa.insert(table), rows)
-    number_ahead(connection, access_tokens)
+    skip_ids(connection, access_tokens)

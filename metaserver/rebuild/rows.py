@@ -15,7 +15,7 @@ from ...protocol.routing import ConsumeStrategy, OrderStrategy, Partition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSource:
-    """A broker that was asked for its partitions, with its answer."""
+    """A broker's address and the partitions that it hosts."""
 
     address: str
     hosted: PartitionStatusList
@@ -23,17 +23,17 @@ class BrokerSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildOptions:
-    """What the operator states about brokers that are not asked."""
+    """An operator's statements about brokers that take no part in the rebuild."""
 
     complete: bool = False
     """
-    True if every broker is named.
+    True if every broker takes part.
 
     Then an unused subject with partitions that no broker hosts is an unfinished creation, which
     continues.
     """
     gone: Sequence[str] = ()
-    """Names of broker groups that are gone for good."""
+    """Names of broker groups that no longer exist."""
     lose_unread: bool = False
     """True to give up messages on gone broker groups that consumer groups may not have read."""
 
@@ -47,12 +47,12 @@ class RebuiltPartition:
     abandoned: bool = False
     lost: bool = False
     replaced: bool = False
-    """True if a publication has replaced it, so that brokers still have to drop it."""
+    """True if a publication has replaced it, so that its broker must still drop it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuiltOperation:
-    """An unfinished operation; `steps` are partition id → (action, done)."""
+    """An unfinished operation; `steps` maps partition id → (action, done)."""
 
     state: OperationState
     steps: dict[int, tuple[StepAction, bool]]
@@ -60,7 +60,7 @@ class RebuiltOperation:
 
 @dataclass(slots=True, kw_only=True)
 class RebuiltGroup:
-    """The row of a consumer group; `tokens` are by partition id."""
+    """The row of a consumer group; `tokens` maps partition id → token."""
 
     name: str
     last_token: int = 0
@@ -69,20 +69,20 @@ class RebuiltGroup:
     parked: set[int] = field(default_factory=set)
     """Ids of partitions on which the group has parked messages."""
     frozen: set[int] = field(default_factory=set)
-    """Ids of parked partitions whose children have begun to adopt these messages, after the group
-    had drained them and their ancestors.
+    """Ids of partitions whose children have begun to adopt the parked messages, after the group had
+    drained these partitions and their ancestors.
     """
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    """Consume strategy under which its highest token was acquired."""
+    """The consume strategy under which the highest token was acquired."""
     ttl_ms: int = 0
-    """Longest session ttl that its brokers know, in milliseconds: an old session may handle
-    messages for this time.
+    """Longest session ttl, in milliseconds, that its brokers know: for this time an earlier session
+    may still handle messages.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GonePartition:
-    """A partition of a broker group that is gone for good."""
+    """A partition of a broker group that no longer exists."""
 
     partition: Partition
     unread_by: tuple[str, ...]
@@ -113,15 +113,17 @@ class RebuiltSubject:
     opened: bool = True
     """False if the creation is unfinished and continues."""
     deleting: bool = False
-    """True if some brokers have dropped their partitions of it, so that the deletion continues."""
+    """True if some brokers have dropped partitions of the subject, so that its deletion
+    continues.
+    """
     tokens_above: int = 0
-    """Token up to which brokers refuse those of its deleted groups."""
+    """Brokers refuse tokens of deleted groups up to this one."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuiltCluster:
-    """The whole rebuilt database."""
+    """The rows of the whole rebuilt database."""
 
     sources: Sequence[BrokerSource]
     subjects: Sequence[RebuiltSubject]

@@ -1,5 +1,5 @@
 """Rebuilds a lost database: asks the named brokers for their partitions, plans the rows, and writes
-them. Shell around `plan.py`.
+them. Network I/O around `plan.py`.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ async def rebuild_database(
     """
     Fill an empty database with the facts that these brokers keep.
 
-    Route versions start at this machine's wall clock in milliseconds, which is above every version
-    that clients know, because versions count from 1. Order does not depend on the clock: a client
-    with a higher version keeps its old route, and brokers refuse requests for partitions that are
-    sealed or that they do not have.
+    Route versions start at this machine's wall-clock time in milliseconds. That is above every
+    version that clients know, because versions count from 1. Order does not depend on the clock: a
+    client with a higher version keeps its old route, and brokers refuse requests for partitions
+    that are sealed or that they do not have.
 
     Args:
         brokers: the address of every broker, host:port.
-        options: what the operator states about brokers that are not named.
-        rights: tokens, grants and quotas to store, because brokers do not keep them; None: none.
+        options: the operator's statements about brokers that are not named.
+        rights: tokens, grants and quotas to store, because brokers do not have them; None: none.
 
     Raises:
         ConfigError: the database is not empty.
-        UnauthenticatedError: a broker has access control, and the network has no token of the
-            servers' settings.
-        InvalidRequestError: the name of a gone broker group is not valid.
-        InvalidRequestError: the brokers contradict each other, or brokers are missing.
-        UnreachableError: a broker does not answer.
+        UnauthenticatedError: a broker has access control, and the network has none of the tokens in
+            its settings.
+        InvalidRequestError: the name of a gone broker group is not valid, the brokers contradict
+            each other, or brokers are missing.
+        UnreachableError: a broker does not respond.
         DataFolderError, StorageError
     """
     if not brokers:
@@ -71,14 +71,14 @@ async def rebuild_database(
         await database.read(check_empty)
         if rights is not None:
             await database.read(check_no_rights)
-        wanted = list(dict.fromkeys(brokers))
+        addresses = list(dict.fromkeys(brokers))
         if isinstance(network, KnowsMetaservers):
-            # No metaserver gives capabilities now: brokers are shown the token, as metaservers are.
-            network.know_metaservers(wanted)
-        answers = await asyncio.gather(*(_hosted(network, address) for address in wanted))
+            # No metaserver issues capabilities now, so brokers are sent the token itself.
+            network.know_metaservers(addresses)
+        lists = await asyncio.gather(*(_read_hosted(network, address) for address in addresses))
         sources = [
             BrokerSource(address=address, hosted=hosted)
-            for address, hosted in zip(wanted, answers, strict=True)
+            for address, hosted in zip(addresses, lists, strict=True)
         ]
         cluster = plan_rebuild(sources, options)
         await database.write_long(_store, cluster, rights, now_ms=clock.wall_ms())
@@ -93,8 +93,8 @@ def _store(
         store_rights(connection, rights, now_ms=now_ms)
 
 
-async def _hosted(network: Network, address: str) -> PartitionStatusList:
-    """Ask a broker for its partitions. Raises as `rebuild_database`."""
+async def _read_hosted(network: Network, address: str) -> PartitionStatusList:
+    """Ask a broker for its partitions. Raises the same errors as `rebuild_database`."""
     try:
         return await BrokerClient(network, address).partitions()
     except (UnauthenticatedError, AccessDeniedError) as error:
@@ -110,12 +110,14 @@ def rights_of_file(settings: MetaserverSettings, content: bytes, path: str) -> K
     Return the rights in a file of `keylane meta backup`; `settings` are those of the rebuild.
 
     Raises:
-        ConfigError: the file is damaged, or of another version.
-        ConflictError
+        ConfigError: the file is damaged, or has another version.
+        ConflictError: it belongs to another cluster.
     """
     return KeptRights(rows=read_backup(settings, content, path)[1])
 
 
 async def rights_of_database(settings: MetaserverSettings) -> KeptRights:
-    """Return the rights in another database, which may be in use. Raises as `backup_database`."""
+    """Return the rights in another database, which may be in use. Raises the same errors as
+    `backup_database`.
+    """
     return KeptRights(rows=await read_tables(settings, RIGHTS))

@@ -3,8 +3,8 @@
 Invariants
     A database that has a subject is not changed.
     All rows are written in one transaction.
-    No partition is granted before every old session has ended by its own clock, because its
-    consumer may handle messages until then.
+    No partition is granted before all earlier sessions have expired by their own clocks, because
+    their consumers may handle messages until then.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .rows import GonePartition, RebuiltCluster, RebuiltGroup, RebuiltOperation,
 
 def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_version: int) -> None:
     """
-    Write all rows of a rebuilt cluster; brokers count as silent until they report themselves.
+    Write all rows of a rebuilt cluster; brokers count as silent until their next reports.
 
     Args:
         route_version: the version of every route, above every version that clients know.
@@ -50,25 +50,27 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
         ConfigError: the database is not empty.
     """
     check_empty(connection)
-    kept = sa.select(brokers.c.broker_group).where(brokers.c.cordoned)
-    cordoned = set(connection.execute(kept).scalars())
-    unheard = {"readable": True, "writable": True, "seen_at": 0, "expires_at": 0}
+    query = sa.select(brokers.c.broker_group).where(brokers.c.cordoned)
+    cordoned = set(connection.execute(query).scalars())
+    silent = {"readable": True, "writable": True, "seen_at": 0, "expires_at": 0}
     rows = [
         {
             "broker_group": source.hosted.broker_group,
             "broker_id": source.hosted.broker_id,
             "address": source.address,
             "cordoned": source.hosted.broker_group in cordoned,
-            **unheard,
+            **silent,
         }
         for source in cluster.sources
     ]
     insert_or_replace(connection, brokers, rows)
     # Operators see gone broker groups as silent and cordoned.
-    gone = {lost.partition.broker_group for subject in cluster.subjects for lost in subject.gone}
-    for name in sorted(gone):
-        without_folder = {"broker_group": name, "broker_id": "", "address": "", "cordoned": True}
-        insert_new(connection, brokers, without_folder | unheard)
+    gone_groups = {
+        lost.partition.broker_group for subject in cluster.subjects for lost in subject.gone
+    }
+    for name in sorted(gone_groups):
+        gone_broker = {"broker_group": name, "broker_id": "", "address": "", "cordoned": True}
+        insert_new(connection, brokers, gone_broker | silent)
     ids = {
         subject.name: _store_subject(connection, subject, route_version)
         for subject in cluster.subjects
@@ -110,14 +112,14 @@ def _store_subject(connection: Connection, subject: RebuiltSubject, route_versio
         "tokens_above": subject.tokens_above,
         "message_bytes_max": subject.message_bytes_max,
     }
-    inserted = sa.insert(subjects).values(row).returning(subjects.c.subject_id)
-    subject_id: int = connection.execute(inserted).scalar_one()
+    statement = sa.insert(subjects).values(row).returning(subjects.c.subject_id)
+    subject_id: int = connection.execute(statement).scalar_one()
     return subject_id
 
 
 def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict[str, int]) -> None:
-    """Insert the partitions, first those that have ids, so that the database gives higher ids to
-    all others.
+    """Insert the partitions. Those with ids come first, so that the database assigns higher ids to
+    the others.
     """
     numbered: list[dict[str, Any]] = []
     new: list[dict[str, Any]] = []
@@ -150,30 +152,28 @@ def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict
     for rows in (sorted(numbered, key=lambda row: row["partition_id"]), new):
         if rows is new:
             highest = max([cluster.dropped_id, *(row["partition_id"] for row in numbered)])
-            _number_above(connection, highest)
+            _skip_partition_ids(connection, highest)
         if rows:
             connection.execute(sa.insert(partitions), rows)
     if lineage:
         connection.execute(sa.insert(partition_parents), lineage)
 
 
-def _number_above(connection: Connection, highest: int) -> None:
-    """Let the database give later partitions ids above `highest`, and above those of
-    dropped ones.
-    """
+def _skip_partition_ids(connection: Connection, highest: int) -> None:
+    """Make the database assign only partition ids above `highest`."""
     if not highest:
         return
     if connection.dialect.name == "postgresql":
         sequence = sa.func.pg_get_serial_sequence("partitions", "partition_id")
         connection.execute(sa.select(sa.func.setval(sequence, highest)))
         return
-    # SQLite keeps the highest id that it ever issued in a table of its own.
-    given = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
-    here = given.c.name == partitions.name
-    if connection.execute(sa.select(given.c.seq).where(here)).one_or_none() is None:
-        connection.execute(sa.insert(given).values(name=partitions.name, seq=highest))
-    lower = sa.and_(here, given.c.seq < highest)
-    connection.execute(sa.update(given).where(lower).values(seq=highest))
+    # SQLite stores the highest id that it has ever assigned in a special table.
+    sequences = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
+    this_table = sequences.c.name == partitions.name
+    if connection.execute(sa.select(sequences.c.seq).where(this_table)).one_or_none() is None:
+        connection.execute(sa.insert(sequences).values(name=partitions.name, seq=highest))
+    is_lower = sa.and_(this_table, sequences.c.seq < highest)
+    connection.execute(sa.update(sequences).where(is_lower).values(seq=highest))
 
 
 def _store_group(
@@ -191,36 +191,43 @@ def _store_group(
     group_id = connection.execute(
         sa.insert(groups).values(row).returning(groups.c.group_id)
     ).scalar_one()
-    held = [
-        {"group_id": group_id, "partition_id": key, "token": token, "withdrawn": False}
-        for key, token in sorted(group.tokens.items())
+    lease_rows = [
+        {"group_id": group_id, "partition_id": partition_id, "token": token, "withdrawn": False}
+        for partition_id, token in sorted(group.tokens.items())
     ]
-    connection.execute(sa.insert(leases), held)
+    connection.execute(sa.insert(leases), lease_rows)
     take_duty(connection, rebuilt_duty(group_id), holder="rebuild", lease_ms=group.ttl_ms)
-    on_disk = [{"group_id": group_id, "partition_id": key} for key in sorted(group.tokens)]
-    connection.execute(sa.insert(heard), on_disk)
-    through = [
-        {"group_id": group_id, "partition_id": key, "parked": key in group.parked}
-        for key in sorted(group.drained)
+    heard_rows = [
+        {"group_id": group_id, "partition_id": partition_id}
+        for partition_id in sorted(group.tokens)
     ]
-    if through:
-        connection.execute(sa.insert(drained), through)
-    lost = [
+    connection.execute(sa.insert(heard), heard_rows)
+    drained_rows = [
+        {
+            "group_id": group_id,
+            "partition_id": partition_id,
+            "parked": partition_id in group.parked,
+        }
+        for partition_id in sorted(group.drained)
+    ]
+    if drained_rows:
+        connection.execute(sa.insert(drained), drained_rows)
+    given_up_rows = [
         {"group_id": group_id, "partition_id": each.partition.partition_id}
         for each in gone
         if group.name in each.unread_by
     ]
-    if lost:
-        connection.execute(sa.insert(given_up), lost)
+    if given_up_rows:
+        connection.execute(sa.insert(given_up), given_up_rows)
 
 
 def _store_operation(connection: Connection, subject_id: int, operation: RebuiltOperation) -> None:
-    fencing = operation.state is OperationState.FENCE
+    is_fence = operation.state is OperationState.FENCE
     row = {
         "subject_id": subject_id,
-        "kind": OperationKind.EVACUATE if fencing else OperationKind.RESIZE,
+        "kind": OperationKind.EVACUATE if is_fence else OperationKind.RESIZE,
         "state": operation.state,
-        "without_source": fencing,
+        "without_source": is_fence,
         "problem": "",
         "running": subject_id if RULES[operation.state].runs else None,
         "driver": None,
@@ -229,8 +236,8 @@ def _store_operation(connection: Connection, subject_id: int, operation: Rebuilt
     operation_id = connection.execute(
         sa.insert(operations).values(row).returning(operations.c.operation_id)
     ).scalar_one()
-    todo = [
-        {"operation_id": operation_id, "partition_id": key, "action": action, "done": done}
-        for key, (action, done) in sorted(operation.steps.items())
+    step_rows = [
+        {"operation_id": operation_id, "partition_id": partition_id, "action": action, "done": done}
+        for partition_id, (action, done) in sorted(operation.steps.items())
     ]
-    connection.execute(sa.insert(steps), todo)
+    connection.execute(sa.insert(steps), step_rows)

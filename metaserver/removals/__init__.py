@@ -1,3 +1,3 @@
-"""Deletes subjects and consumer groups: brokers drop partitions and forget groups, then the rows
-are deleted.
+"""Deletes subjects and consumer groups: brokers drop partitions and forget groups, and then the
+rows are deleted.
 """

@@ -1,9 +1,9 @@
-"""Begins the deletion of a subject or a consumer group, and reports the progress. SQL, synchronous.
+"""Begins the deletion of a subject or a consumer group, and reports its progress. SQL, synchronous.
 
 Invariants
-    One transaction stores the mark, ends the sessions, and journals the removals for brokers. From
-    then on no session begins, no route is returned, and the group is not announced to brokers.
-    A later group of the same name gets tokens above all those of the deleted one.
+    One transaction stores the mark, ends the sessions, and journals the removals for brokers. After
+    it no session begins, no route is returned, and the group is not announced to brokers.
+    A later group of the same name gets tokens above all those of the deleted group.
 """
 
 from __future__ import annotations
@@ -35,40 +35,41 @@ from ..sql.schema import groups, leases, operations, partitions, sessions, subje
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BegunDeletion:
-    """A deletion that has begun, now or earlier."""
+    """A deletion that this call or an earlier one has begun."""
 
     subject_id: int
     group_id: int = 0
     ended: Collection[SessionId] = ()
-    """Sessions that ended with it."""
+    """Sessions that this call ended."""
 
 
-def begin_subject_deletion(connection: Connection, name: str, ask: DeleteSubject) -> BegunDeletion:
+def begin_subject_deletion(
+    connection: Connection, name: str, request: DeleteSubject
+) -> BegunDeletion:
     """
-    Mark a subject as being deleted; does nothing if it is marked already, or if the subject with
-    `ask.subject_id` is gone.
+    Mark a subject as being deleted. Does nothing if it is marked already, or if the subject with
+    the id `request.subject_id` no longer exists.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, UnavailableError
-        BusyError: its partitions are being changed.
-        BusyError: it has live consumers and `ask.force` is not set, or a group's cursors are
-            being set.
+        BusyError: its partitions are being changed, a group's cursors are being set, or it has
+            live consumers and `request.force` is not set.
     """
     row = find_subject(connection, name, lock=True)
-    known = 0 if row is None else row.subject_id
-    if ask.subject_id not in {0, known} and (
-        known or was_deleted(connection, name, subject_id=ask.subject_id)
+    current_id = 0 if row is None else row.subject_id
+    if request.subject_id not in {0, current_id} and (
+        current_id or was_deleted(connection, name, subject_id=request.subject_id)
     ):
-        return BegunDeletion(subject_id=ask.subject_id)
+        return BegunDeletion(subject_id=request.subject_id)
     if row is None:
         check_not_lost(connection)
         raise SubjectUnknownError(subject=name)
     if row.deleting:
         end_deletions(connection)  # brokers may have nothing left
         return BegunDeletion(subject_id=row.subject_id)
-    # While a target is cut, brokers are told of the hidden partitions as parents.
+    # While a target is being cut, brokers are sent the hidden partitions as parents.
     target = sa.select(subjects.c.subject_id).where(subjects.c.name == row.hidden_for)
-    running = sa.select(operations.c.operation_id).where(
+    unfinished = sa.select(operations.c.operation_id).where(
         sa.or_(
             operations.c.running == row.subject_id,
             sa.and_(
@@ -77,88 +78,104 @@ def begin_subject_deletion(connection: Connection, name: str, ask: DeleteSubject
             ),
         )
     )
-    operation_id = connection.execute(running).scalar_one_or_none()
+    operation_id = connection.execute(unfinished).scalar_one_or_none()
     if operation_id is not None:
         raise BusyError(Reason.OPERATION_RUNNING, subject=name, operation_id=operation_id)
-    of_subject = groups.c.subject_id == row.subject_id
-    locked = sa.select(groups.c.group_id).where(of_subject).order_by(groups.c.group_id)
-    ids = list(connection.execute(locked.with_for_update()).scalars())
+    its_groups = groups.c.subject_id == row.subject_id
+    group_ids = sa.select(groups.c.group_id).where(its_groups).order_by(groups.c.group_id)
+    locked_ids = list(connection.execute(group_ids.with_for_update()).scalars())
     ended = [
-        session for group_id in ids for session in _live_sessions(connection, name, group_id, ask)
+        session
+        for group_id in locked_ids
+        for session in _live_sessions(connection, name, group_id, request)
     ]
     end_sessions(connection, ended)
-    here = subjects.c.subject_id == row.subject_id
-    # Above 0: a creation that is under way ends.
-    marked = {"deleting": True, "route_version": subjects.c.route_version + 1}
-    connection.execute(sa.update(subjects).where(here).values(marked))
-    mine = partitions.c.subject_id == row.subject_id
-    # The folder of a lost partition is refused: nothing of it is served again.
-    plan_removals(connection, sa.and_(mine, sa.not_(partitions.c.lost)))
-    gone = {"state": PartitionState.EXPIRED}
-    connection.execute(sa.update(partitions).where(mine).values(gone))
-    connection.execute(sa.update(groups).where(of_subject).values(deleting=True, told=True))
+    this_subject = subjects.c.subject_id == row.subject_id
+    # A version above 0 also ends a creation in progress.
+    deleting = {"deleting": True, "route_version": subjects.c.route_version + 1}
+    connection.execute(sa.update(subjects).where(this_subject).values(deleting))
+    its_partitions = partitions.c.subject_id == row.subject_id
+    # The data folder of a lost partition is refused, so it never serves the partition again.
+    plan_removals(connection, sa.and_(its_partitions, sa.not_(partitions.c.lost)))
+    expired = {"state": PartitionState.EXPIRED}
+    connection.execute(sa.update(partitions).where(its_partitions).values(expired))
+    connection.execute(sa.update(groups).where(its_groups).values(deleting=True, told=True))
     end_deletions(connection)
     return BegunDeletion(subject_id=row.subject_id, ended=ended)
 
 
 def begin_group_deletion(
-    connection: Connection, subject: str, group: str, ask: DeleteGroup
+    connection: Connection, subject: str, group: str, request: DeleteGroup
 ) -> BegunDeletion:
     """
-    Mark a consumer group as being deleted; does nothing if it is marked already, or if the group
-    with `ask.group_id` is gone.
+    Mark a consumer group as being deleted. Does nothing if it is marked already, or if the group
+    with the id `request.group_id` no longer exists.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError
-        BusyError: it has live consumers and `ask.force` is not set, or its cursors are being
+        BusyError: its cursors are being set, or it has live consumers and `request.force` is not
             set.
     """
     row = check_open(connection, subject, find_subject(connection, subject, lock=True))
     check_name("consumer group", group)
-    named = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
-    known = connection.execute(sa.select(groups).where(named).with_for_update()).one_or_none()
-    known_id = 0 if known is None else known.group_id
-    if ask.group_id not in {0, known_id} and (
-        known_id or was_deleted(connection, subject, group_id=ask.group_id)
+    this_group = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
+    group_row = connection.execute(
+        sa.select(groups).where(this_group).with_for_update()
+    ).one_or_none()
+    group_id = 0 if group_row is None else group_row.group_id
+    if request.group_id not in {0, group_id} and (
+        group_id or was_deleted(connection, subject, group_id=request.group_id)
     ):
-        return BegunDeletion(subject_id=row.subject_id, group_id=ask.group_id)
-    if known is None:
+        return BegunDeletion(subject_id=row.subject_id, group_id=request.group_id)
+    if group_row is None:
         raise GroupUnknownError(subject=subject, group=group)
-    if known.deleting:
+    if group_row.deleting:
         end_deletions(connection)  # brokers may have nothing left
-        return BegunDeletion(subject_id=row.subject_id, group_id=known_id)
-    ended = _live_sessions(connection, group, known_id, ask)
+        return BegunDeletion(subject_id=row.subject_id, group_id=group_id)
+    ended = _live_sessions(connection, group, group_id, request)
     end_sessions(connection, ended)
-    free = sa.update(leases).where(leases.c.group_id == known_id)
-    connection.execute(free.values(session=None, wanted=None, withdrawn=False))
-    token = known.last_token + 1
-    marked = {"deleting": True, "told": True, "last_token": token, "version": known.version + 1}
-    connection.execute(sa.update(groups).where(named).values(marked))
-    lower = sa.and_(subjects.c.subject_id == row.subject_id, subjects.c.tokens_above < token)
-    connection.execute(sa.update(subjects).where(lower).values(tokens_above=token))
-    there = sa.and_(
+    its_leases = sa.update(leases).where(leases.c.group_id == group_id)
+    connection.execute(its_leases.values(session=None, wanted=None, withdrawn=False))
+    token = group_row.last_token + 1
+    deleting = {
+        "deleting": True,
+        "told": True,
+        "last_token": token,
+        "version": group_row.version + 1,
+    }
+    connection.execute(sa.update(groups).where(this_group).values(deleting))
+    has_lower_floor = sa.and_(
+        subjects.c.subject_id == row.subject_id, subjects.c.tokens_above < token
+    )
+    connection.execute(sa.update(subjects).where(has_lower_floor).values(tokens_above=token))
+    has_data = sa.and_(
         partitions.c.subject_id == row.subject_id,
         partitions.c.state != PartitionState.EXPIRED,
     )
-    plan_removals(connection, there, group_id=known_id, token=token)
-    return BegunDeletion(subject_id=row.subject_id, group_id=known_id, ended=ended)
+    plan_removals(connection, has_data, group_id=group_id, token=token)
+    return BegunDeletion(subject_id=row.subject_id, group_id=group_id, ended=ended)
 
 
 def _live_sessions(
-    connection: Connection, name: str, group_id: int, ask: DeleteSubject | DeleteGroup
+    connection: Connection, name: str, group_id: int, request: DeleteSubject | DeleteGroup
 ) -> list[SessionId]:
-    """Return the live sessions of a locked group. Raises BusyError."""
-    left_ms = duty_left_ms(connection, reset_duty(group_id))
-    if left_ms:
+    """
+    Return the live sessions of a locked group.
+
+    Raises:
+        BusyError: cursors are being set, or there are live sessions and `request.force` is not set.
+    """
+    remaining_ms = duty_left_ms(connection, reset_duty(group_id))
+    if remaining_ms:
         raise BusyError(
             Reason.GROUP_BUSY,
             f"{name!r} cannot be deleted while the cursors of a consumer group are being set",
-            left_ms=left_ms,
+            left_ms=remaining_ms,
         )
     sweep_sessions(connection, group_id)
-    chosen = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
-    live = [SessionId(session) for session in connection.execute(chosen).scalars()]
-    if live and not ask.force:
+    query = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
+    live = [SessionId(session) for session in connection.execute(query).scalars()]
+    if live and not request.force:
         raise BusyError(
             Reason.GROUP_BUSY,
             f"{name!r} has {counted(len(live), 'live consumer')}: stop them, or delete it anyway "

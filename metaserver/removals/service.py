@@ -1,9 +1,9 @@
 """Deletes subjects and consumer groups: asks brokers to drop and forget, then ends the deletions.
-Shell around SQL.
+Network I/O around SQL.
 
-    delete ─▶ marked and journaled ─▶ every broker asked ─▶ stored; at the end the rows are deleted
+    delete ─▶ marked and journaled ─▶ request to every broker ─▶ stored; at the end, rows deleted
                                           ▲        │ a broker is silent, or this process ends
-                                          └────────┘ a periodic task of any metaserver asks again
+                                          └────────┘ a periodic task of any metaserver retries
 
 Every step is idempotent: brokers and SQL change nothing the second time.
 """
@@ -48,13 +48,9 @@ D = TypeVar("D", SubjectDeletion, GroupDeletion)
 
 CALL_TIMEOUT_MS = 2_000
 REMOVALS_MAX = 1_024
-"""Most removals in one round; the next round continues after them even if they were not done."""
-PAUSE_S = 1.0
-"""Pause, in seconds, after a round in which brokers refused or were silent."""
-
-
-def _ignore_step(_step: str) -> None:
-    """Ignore a step."""
+"""Most removals in one batch; the next batch starts after them even if they were not done."""
+RETRY_PAUSE_S = 1.0
+"""Pause, in seconds, after a run in which a broker refused or was silent."""
 
 
 class RemovalService:
@@ -62,8 +58,8 @@ class RemovalService:
     Deletes the subjects and groups of one database.
 
     Args:
-        after_step: called with the name of each finished step: marked, asked (brokers have done it,
-            which SQL does not have yet), removed.
+        after_step: called with the name of each finished step: marked, asked (brokers have done
+            their part, but SQL has not recorded it yet), removed.
     """
 
     def __init__(
@@ -73,7 +69,7 @@ class RemovalService:
         *,
         catalogue: Catalogue,
         groups: GroupService,
-        after_step: Callable[[str], None] = _ignore_step,
+        after_step: Callable[[str], None] = lambda _step: None,
     ) -> None:
         self._database = database
         self._network = network
@@ -82,79 +78,82 @@ class RemovalService:
         self._after_step = after_step
         self._slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         self._problems: dict[tuple[int, int], str] = {}
-        """(subject id, group id) → reason why a broker has not done its part in the last round."""
-        self._next_run = 0.0
-        """Earliest time of the next round, in seconds of the event loop's clock: a broker that
-        refused is not asked again at once.
+        """(subject id, group id) → why a broker has not done its part in the last run."""
+        self._next_run_s = 0.0
+        """Earliest time of the next run, in seconds of the event loop's clock, so that a broker
+        that refused gets a pause.
         """
 
-    async def delete_subject(self, name: str, ask: DeleteSubject) -> SubjectDeletion:
+    async def delete_subject(self, name: str, request: DeleteSubject) -> SubjectDeletion:
         """
-        Delete a subject; returns the progress after every broker was asked once.
+        Delete a subject; returns the progress after one request to every broker.
 
         Raises:
-            InvalidRequestError, SubjectUnknownError, BusyError: nothing
-                was changed.
+            InvalidRequestError, SubjectUnknownError, BusyError: nothing was changed.
         """
-        begun = await self._database.write(begin_subject_deletion, name, ask)
+        begun = await self._database.write(begin_subject_deletion, name, request)
         self._catalogue.wake([Subject(name)])
-        await self._continue(begun, "its subject was deleted")
+        await self._carry_out(begun, "its subject was deleted")
         view = await self._database.read(subject_deletion, name, begun.subject_id)
-        return self._explained(view, begun)
+        return self._with_problem(view, begun)
 
-    async def delete_group(self, subject: str, group: str, ask: DeleteGroup) -> GroupDeletion:
+    async def delete_group(self, subject: str, group: str, request: DeleteGroup) -> GroupDeletion:
         """
-        Delete a consumer group; returns the progress after every broker was asked once.
+        Delete a consumer group; returns the progress after one request to every broker.
 
         Raises:
             InvalidRequestError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError,
             BusyError: nothing was changed.
         """
-        begun = await self._database.write(begin_group_deletion, subject, group, ask)
-        await self._continue(begun, "its group was deleted")
+        begun = await self._database.write(begin_group_deletion, subject, group, request)
+        await self._carry_out(begun, "its group was deleted")
         view = await self._database.read(group_deletion, subject, group, begun)
-        return self._explained(view, begun)
+        return self._with_problem(view, begun)
 
-    async def _continue(self, begun: BegunDeletion, why: str) -> None:
+    async def _carry_out(self, begun: BegunDeletion, why: str) -> None:
+        """End the deletion's sessions for a reason, and ask brokers once for all removals."""
         self._after_step("marked")
         self._groups.end_sessions(begun.ended, why=why)
-        await self._run()
+        await self._ask_brokers()
 
-    def _explained(self, view: D, begun: BegunDeletion) -> D:
-        """Add the reason why a broker has not done its part."""
+    def _with_problem(self, view: D, begun: BegunDeletion) -> D:
+        """Add to the view why a broker has not done its part."""
         key = begun.subject_id, begun.group_id
         return replace(view, problem=self._problems.get(key, "") if view.left else "")
 
     async def run_once(self) -> None:
-        """Ask brokers for the pending removals, unless they were asked a moment ago. Raises
+        """Ask brokers for the pending removals, unless it is too early to retry. Raises
         StorageError.
         """
-        if asyncio.get_running_loop().time() >= self._next_run:
-            await self._run()
+        if asyncio.get_running_loop().time() >= self._next_run_s:
+            await self._ask_brokers()
 
-    async def _run(self) -> None:
+    async def _ask_brokers(self) -> None:
+        """Ask brokers for all pending removals, and record those that are done."""
         self._problems.clear()
         after: Removal = (0, 0)
         while pending := await self._database.read(
             pending_removals, limit=REMOVALS_MAX, after=after
         ):
-            answers = await asyncio.gather(*(self._ask(removal) for removal in pending))
+            tokens = await asyncio.gather(*(self._send_removal(removal) for removal in pending))
             done = {
                 removal.key: token
-                for removal, token in zip(pending, answers, strict=True)
+                for removal, token in zip(pending, tokens, strict=True)
                 if token is not None
             }
             if done:
                 self._after_step("asked")
-                gone = await self._database.write(note_removed, done)
+                deleted_names = await self._database.write(note_removed, done)
                 self._after_step("removed")
-                self._catalogue.wake(map(Subject, gone))
+                self._catalogue.wake(map(Subject, deleted_names))
             after = pending[-1].key
-        self._next_run = asyncio.get_running_loop().time() + (PAUSE_S if self._problems else 0)
+        self._next_run_s = asyncio.get_running_loop().time() + (
+            RETRY_PAUSE_S if self._problems else 0
+        )
 
-    async def _ask(self, removal: PendingRemoval) -> int | None:
-        """Ask a broker to drop a partition or forget a group; returns the highest token that it
-        refuses now, or None if it has not done it.
+    async def _send_removal(self, removal: PendingRemoval) -> int | None:
+        """Ask a broker to drop a partition or forget a group; returns the highest token that the
+        broker now refuses, or None if it has not done its part.
         """
         if removal.obsolete:
             return removal.token
@@ -166,17 +165,17 @@ class RemovalService:
         async with self._slots:
             try:
                 if removal.group_id == WHOLE:
-                    whole = DropPartition(subject=removal.subject, last_id=removal.last_id)
-                    await broker.control(endpoints.DROP_PARTITION, whole, id=removal.partition_id)
+                    drop = DropPartition(subject=removal.subject, last_id=removal.last_id)
+                    await broker.control(endpoints.DROP_PARTITION, drop, id=removal.partition_id)
                     return 0
                 forget = ForgetGroup(group=removal.group, token=removal.token)
                 return (
                     await broker.control(endpoints.FORGET_GROUP, forget, id=removal.partition_id)
                 ).token
             except KeylaneError as error:
-                absent = isinstance(error, PartitionUnknownError)
-                if absent and removal.state is not PartitionState.PLANNED:
-                    return removal.token  # nothing of the group is there
+                is_absent = isinstance(error, PartitionUnknownError)
+                if is_absent and removal.state is not PartitionState.PLANNED:
+                    return removal.token  # without the partition it has nothing of the group
                 problem = (
                     f"partition {removal.partition_id} on {removal.broker_group!r}: {error.message}"
                 )

@@ -1,4 +1,4 @@
-"""Asks brokers for the offsets of a partition and the progress of a group. Network only."""
+"""Asks brokers for the offsets of a partition and the progress of a group. Network I/O."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ async def read_offsets(
     Read the offsets of a partition from its broker.
 
     Args:
-        at_ms: milliseconds since 1970; the first message stored at or after it is looked up.
+        at_ms: also look up the first message stored at or after this time, milliseconds since 1970.
 
     Raises:
-        NotSentError: the broker does not answer; nothing was changed.
+        NotSentError: the broker does not respond; nothing was changed.
     """
     try:
         broker = broker_at(network, partition.address, partition.broker_group)
@@ -55,6 +55,10 @@ async def read_offsets(
         first_offset=status.first_offset,
         next_offset=status.next_offset,
         at_time=at_time,
-        cursor=next((seen.cursor for seen in status.groups if seen.group == group), None),
-        fence=max((seen.token for seen in status.groups if seen.group == group), default=0),
+        cursor=next(
+            (progress.cursor for progress in status.groups if progress.group == group), None
+        ),
+        fence=max(
+            (progress.token for progress in status.groups if progress.group == group), default=0
+        ),
     )

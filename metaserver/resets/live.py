@@ -1,5 +1,5 @@
-"""Resets a group's cursors while its consumers are alive: they hand everything over first, and
-continue at the new cursors. Shell.
+"""Resets a group's cursors while its consumers are alive: they first hand over all partitions, and
+then continue at the new cursors. Network I/O around SQL.
 
     row ─▶ no session is granted anything, leases are withdrawn
         ─▶ all leases are handed over or expired
@@ -8,23 +8,23 @@ continue at the new cursors. Shell.
     After a crash any metaserver continues.
 
 Invariants
-    The cursors are set while no session has a lease of the group; a late request of an earlier
-    owner has a token below the reset's.
-    Once cursors may be set, the group is granted nothing before all are set. Messages that
-    retention removes meanwhile do not stop it: the cursors go to the nearest stored messages.
+    Cursors are set while no session has a lease of the group; a late request of an earlier owner
+    has a token below the reset's.
+    Once the first cursor may be set, the group is granted nothing until all are set. If retention
+    removes messages meanwhile, the cursors are set to the nearest stored messages.
 
-Rows of resets of groups with live consumers: begun, pending, answered.
+The rows of these resets:
 
     planned ─▶ leases withdrawn ─▶ none held ─▶ begun: tokens taken ─▶ cursors set ─▶ answered
-                     │ given up, or canceled: nothing was changed
+                     │ abandoned, or canceled: nothing was changed
 
 Invariants
     A group has at most one row. While it has no answer, no session of the group is granted a
     partition.
-    A row that has begun is never given up or canceled: some metaserver answers it once all cursors
-    are set.
-    A canceled row stays until the next reset, so that a repeat of the cancellation, and a caller
-    that waits for the reset, get the outcome.
+    A row that has begun is never abandoned or canceled: some metaserver stores its answer once all
+    cursors are set.
+    A canceled row stays until the next reset, so that a repeated cancellation, and a caller that
+    waits for the reset, get the outcome.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ _CANCELED = ""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveReset:
-    """A reset as it is now."""
+    """The current state of a live reset."""
 
     reset_id: int
     group_id: int
     subject: str
     group: str
-    ask: ResetGroup
+    request: ResetGroup
     begun: bool
-    """True if cursors may be set."""
+    """True if some cursors may be set already."""
     answer: GroupReset | None
     """The new cursors, once all are set."""
     canceled: bool
     owners: tuple[str, ...]
-    """Names of consumers that have not handed all their partitions over."""
+    """Names of consumers that still hold partitions."""
 
 
 _lock = (
@@ -98,11 +98,11 @@ _pending = (
 )
 
 
-def plan_live_reset(connection: Connection, group_id: int, ask: ResetGroup) -> int:
+def plan_live_reset(connection: Connection, group_id: int, request: ResetGroup) -> int:
     """
-    Begin to withdraw the partitions of a group from its sessions; returns the id of the reset.
+    Begin to withdraw a group's partitions from its sessions; returns the reset id.
 
-    A repeat of a pending request returns the same reset.
+    A repeat of a pending request returns the id of that reset.
 
     Raises:
         GroupUnknownError: the group was deleted.
@@ -110,16 +110,18 @@ def plan_live_reset(connection: Connection, group_id: int, ask: ResetGroup) -> i
     """
     if connection.execute(_lock, {"of_group": group_id}).one_or_none() is None:
         raise GroupUnknownError(f"consumer group {group_id} was deleted")
-    text = msgspec.json.encode(ask).decode()
-    known = connection.execute(_of_group, {"of_group": group_id}).one_or_none()
-    if known is not None and known.answer is None:
-        if known.ask != text:
+    text = msgspec.json.encode(request).decode()
+    existing = connection.execute(_of_group, {"of_group": group_id}).one_or_none()
+    if existing is not None and existing.answer is None:
+        if existing.ask != text:
             raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is running")
-        return int(known.reset_id)
+        return int(existing.reset_id)
     connection.execute(sa.delete(live_resets).where(live_resets.c.group_id == group_id))
     row = {"group_id": group_id, "ask": text}
-    made = connection.execute(sa.insert(live_resets).values(row).returning(live_resets.c.reset_id))
-    reset_id: int = made.scalar_one()
+    inserted = connection.execute(
+        sa.insert(live_resets).values(row).returning(live_resets.c.reset_id)
+    )
+    reset_id: int = inserted.scalar_one()
     mark_unsettled(connection, group_id)
     return reset_id
 
@@ -137,15 +139,15 @@ _same = (
 )
 
 
-def same_live_reset(connection: Connection, subject: str, group: str, ask: ResetGroup) -> int:
-    """Return the id of the pending reset that this request has begun; else 0."""
-    text = msgspec.json.encode(ask).decode()
-    which = {"of_subject": subject, "of_name": group, "of_ask": text}
-    return connection.execute(_same, which).scalar_one_or_none() or 0
+def same_live_reset(connection: Connection, subject: str, group: str, request: ResetGroup) -> int:
+    """Return the id of the pending reset that the same request has begun; 0 if there is none."""
+    text = msgspec.json.encode(request).decode()
+    parameters = {"of_subject": subject, "of_name": group, "of_ask": text}
+    return connection.execute(_same, parameters).scalar_one_or_none() or 0
 
 
 def read_live_reset(connection: Connection, reset_id: int) -> LiveReset | None:
-    """Return a reset; None if it was given up, if another reset followed its cancellation, or if
+    """Return a reset; None if it was abandoned, if another reset followed its cancellation, or if
     its group was deleted.
     """
     row = connection.execute(_known, {"of_reset": reset_id}).one_or_none()
@@ -157,7 +159,7 @@ def read_live_reset(connection: Connection, reset_id: int) -> LiveReset | None:
         group_id=row.group_id,
         subject=row.subject,
         group=row.group,
-        ask=msgspec.json.decode(row.ask, type=ResetGroup),
+        request=msgspec.json.decode(row.ask, type=ResetGroup),
         begun=row.begun,
         answer=msgspec.json.decode(row.answer, type=GroupReset) if row.answer else None,
         canceled=row.answer == _CANCELED,
@@ -166,35 +168,35 @@ def read_live_reset(connection: Connection, reset_id: int) -> LiveReset | None:
 
 
 def pending_live_resets(connection: Connection) -> list[int]:
-    """Return the ids of the resets without an answer."""
+    """Return the ids of the resets that have no answer yet."""
     return list(connection.execute(_pending).scalars())
 
 
-def give_up_live_reset(connection: Connection, reset_id: int, group_id: int) -> bool:
+def abandon_live_reset(connection: Connection, reset_id: int, group_id: int) -> bool:
     """Delete a reset, so that the group's sessions are granted partitions again; returns False if
-    it has begun or is answered.
+    it has begun or has an answer.
     """
     connection.execute(_lock, {"of_group": group_id})
-    here = sa.and_(
+    not_begun = sa.and_(
         live_resets.c.reset_id == reset_id,
         sa.not_(live_resets.c.begun),
         live_resets.c.answer.is_(None),
     )
-    given_up = connection.execute(sa.delete(live_resets).where(here)).rowcount == 1
+    abandoned = connection.execute(sa.delete(live_resets).where(not_begun)).rowcount == 1
     mark_unsettled(connection, group_id)
-    return given_up
+    return abandoned
 
 
 def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple[int, ResetGroup]:
     """
-    Cancel the reset that waits for a group's sessions, which are granted partitions again.
+    Cancel a reset that still waits for the group's sessions; they are granted partitions again.
 
     Returns:
-        The id of the group, and the request of the reset.
+        The group id, and the reset's request.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, GroupUnknownError
-        ConflictError: some or all cursors may be set, or the group has no reset.
+        ConflictError: some cursors may be set already, or the group has no reset.
     """
     subject_id = open_subject_row(connection, subject).subject_id
     group_id, _ = find_group(connection, subject_id, subject, group)
@@ -220,24 +222,22 @@ def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple
             begun=True,
         )
         error.hint = (
-            "It continues by itself, and the group is granted nothing before it is done; then "
+            "It continues automatically, and no partition is granted before it is done; then "
             "reset the group to where it was."
         )
         raise error
-    canceled = sa.update(live_resets).where(live_resets.c.reset_id == row.reset_id)
-    connection.execute(canceled.values(answer=_CANCELED))
+    this_reset = sa.update(live_resets).where(live_resets.c.reset_id == row.reset_id)
+    connection.execute(this_reset.values(answer=_CANCELED))
     mark_unsettled(connection, group_id)
     return group_id, msgspec.json.decode(row.ask, type=ResetGroup)
 
 
 log = logging.getLogger("keylane.metaserver")
-_LATER = (Reason.GROUP_BUSY, Reason.RESET_UNFINISHED)
-"""Reasons for which a live reset is tried again."""
-ANSWER_MS = 20_000
-"""Time, in milliseconds, after which a call is answered; a reset that takes longer continues
-without it.
-"""
-LOOK_MS = 50
+_RETRIED = (Reason.GROUP_BUSY, Reason.RESET_UNFINISHED)
+"""Reasons for which a live reset is retried."""
+CALL_TIMEOUT_MS = 20_000
+"""Milliseconds for which a call waits for its reset, which continues after that."""
+POLL_MS = 50
 """Pause, in milliseconds, between two checks of a waiting reset."""
 
 
@@ -247,7 +247,7 @@ class LiveResets:
 
     Args:
         resets: sets cursors.
-        settle: withdraws and grants the leases of a group, given by its id, as it is allowed now.
+        settle: withdraws and grants the leases of a group, given its id, as the rules allow now.
     """
 
     def __init__(
@@ -265,35 +265,34 @@ class LiveResets:
         self._driven: set[int] = set()
         """Ids of resets that a call of this process drives."""
         self._logged: dict[int, str] = {}
-        """The reset of which the log last said what it waits for, and the text."""
+        """Reset id → reason for waiting, as last logged; at most one entry."""
 
-    async def reset(self, subject: str, group: str, ask: ResetGroup) -> GroupReset:
+    async def reset(self, subject: str, group: str, request: ResetGroup) -> GroupReset:
         """
         Set the cursors of a group.
 
         Raises:
-            The errors of `ResetService.reset`; and for `ask.live`:
-            UnfinishedError: a consumer has not handed its partitions over in time; the reset
-                continues by itself.
-            ConflictError: an operator has canceled it.
+            KeylaneError: any error of `ResetService.reset`.
+            UnfinishedError: a consumer has not handed over its partitions in time; the live reset
+                continues automatically.
+            ConflictError: an operator has canceled the live reset.
         """
-        if not ask.live or ask.dry_run:
-            return await self._resets.reset(subject, group, ask)
-        # A repeat of the request that began the pending reset is that reset, even if its plan would
-        # fail by now: another metaserver may be setting the cursors, and "nothing was done" would
-        # be wrong.
-        reset_id = await self._database.read(same_live_reset, subject, group, ask)
+        if not request.live or request.dry_run:
+            return await self._resets.reset(subject, group, request)
+        # A repeat of the request joins the pending reset, even if its plan would fail by now:
+        # another metaserver may be setting the cursors, and "nothing was done" would be wrong.
+        reset_id = await self._database.read(same_live_reset, subject, group, request)
         if not reset_id:
             try:
-                plan, group_id = await self._resets.plan(subject, group, ask)
+                plan, group_id = await self._resets.plan(subject, group, request)
             except KeylaneError:
-                reset_id = await self._database.read(same_live_reset, subject, group, ask)
+                reset_id = await self._database.read(same_live_reset, subject, group, request)
                 if not reset_id:
                     raise
             else:
                 if not plan.cursors:
                     return plan
-                reset_id = await self._database.write(plan_live_reset, group_id, ask)
+                reset_id = await self._database.write(plan_live_reset, group_id, request)
         self._driven.add(reset_id)
         try:
             return await self._drive(reset_id)
@@ -301,10 +300,10 @@ class LiveResets:
             self._driven.discard(reset_id)
 
     async def _drive(self, reset_id: int) -> GroupReset:
-        """Check a reset until it is done. Raises its error, and UnfinishedError after
-        ANSWER_MS.
+        """Advance a reset until it is done. Raises the reset's error, or UnfinishedError after
+        CALL_TIMEOUT_MS.
         """
-        until_ms = self._boot_ms() + ANSWER_MS
+        deadline_ms = self._boot_ms() + CALL_TIMEOUT_MS
         while True:
             live = await self._read(reset_id)
             if live.answer is not None:
@@ -312,16 +311,18 @@ class LiveResets:
             problem = await self._step(live)
             if problem is None:
                 continue
-            if self._boot_ms() >= until_ms:
-                raise UnfinishedError(Reason.RESET_UNFINISHED, f"{problem}; it continues by itself")
-            await asyncio.sleep(LOOK_MS / 1000)
+            if self._boot_ms() >= deadline_ms:
+                raise UnfinishedError(
+                    Reason.RESET_UNFINISHED, f"{problem}; it continues automatically"
+                )
+            await asyncio.sleep(POLL_MS / 1000)
 
     async def _read(self, reset_id: int) -> LiveReset:
         live = await self._database.read(read_live_reset, reset_id)
         if live is None:
             raise UnfinishedError(
                 Reason.RESET_UNFINISHED,
-                "another metaserver gave the reset up, or it was canceled, or the group was "
+                "another metaserver abandoned the reset, or it was canceled, or the group was "
                 "deleted",
             )
         if live.canceled:
@@ -330,39 +331,38 @@ class LiveResets:
 
     async def cancel(self, subject: str, group: str) -> CanceledReset:
         """
-        Cancel the reset that waits for a group's consumers, which continue where they were.
+        Cancel a reset that still waits for the group's consumers, which continue where they were.
 
         Raises:
             InvalidRequestError, SubjectUnknownError, GroupUnknownError
-            ConflictError: some or all cursors may be set, or the group has no reset.
+            ConflictError: some cursors may be set already, or the group has no reset.
         """
-        group_id, asked = await self._database.write(cancel_live_reset, subject, group)
+        group_id, request = await self._database.write(cancel_live_reset, subject, group)
         await self._settle(group_id)
         log.info("reset of group %s of %s is canceled", group, subject)
-        return CanceledReset(subject=subject, group=group, asked=asked)
+        return CanceledReset(subject=subject, group=group, asked=request)
 
     async def _step(self, live: LiveReset) -> str | None:
         """
-        Advance a reset as far as possible now; returns the reason why it waits, or None if it may
-        be done.
+        Advance a reset as far as possible now; returns why it waits, or None if it may be done.
 
         Raises:
-            KeylaneError: the reset was given up, and nothing was changed.
+            KeylaneError: the reset was abandoned, and nothing was changed.
         """
         await self._settle(live.group_id)
         if live.owners:
             return f"the reset waits until these consumers hand over: {listed(live.owners)}"
         try:
             await self._resets.run(
-                live.subject, live.group, live.ask, reset_id=live.reset_id, begun=live.begun
+                live.subject, live.group, live.request, reset_id=live.reset_id, begun=live.begun
             )
         except KeylaneError as error:
-            if isinstance(error, StorageError) or error.reason in _LATER:
+            if isinstance(error, StorageError) or error.reason in _RETRIED:
                 return error.message
-            if await self._database.write(give_up_live_reset, live.reset_id, live.group_id):
+            if await self._database.write(abandon_live_reset, live.reset_id, live.group_id):
                 await self._settle(live.group_id)
                 log.warning(
-                    "the reset of group %s of %s was given up, and changed nothing: %s",
+                    "the reset of group %s of %s was abandoned, and changed nothing: %s",
                     live.group,
                     live.subject,
                     error.message,
@@ -376,13 +376,13 @@ class LiveResets:
         """Continue resets whose metaserver has ended, or whose caller no longer waits."""
         for reset_id in await self._database.read(pending_live_resets):
             live = await self._database.read(read_live_reset, reset_id)
-            done = live is None or live.canceled or live.answer is not None
-            if live is None or done or reset_id in self._driven:
+            is_done = live is None or live.canceled or live.answer is not None
+            if live is None or is_done or reset_id in self._driven:
                 continue
             try:
                 problem = await self._step(live)
             except KeylaneError:
-                continue  # it is logged, and given up
+                continue  # logged and abandoned by `_step`
             if problem is not None and self._logged.get(reset_id) != problem:
                 self._logged = {reset_id: problem}
                 log.info("reset of group %s of %s: %s", live.group, live.subject, problem)

@@ -1,17 +1,16 @@
-"""Rows of a reset: its partitions, their new tokens, and what is drained afterwards. SQL,
+"""Rows of a reset: its partitions, their new tokens, and which are drained afterwards. SQL,
 synchronous.
 
 Invariants
-    A group with a live session is not reset, and while a reset holds a group, no session begins.
-    A live reset is an exception: it begins once no session holds a lease, and while it is pending
-    no session is granted one.
+    A group with a live session is not reset, and no session begins during a reset. A live reset is
+    an exception: it begins once no session holds a lease, and while it is pending no session is
+    granted one.
     A reset sets all partitions that the group could read when it began, except abandoned ones on
-    silent brokers. These are listed in the answer, and can be reset by name once their broker is
-    back.
-    Drained partitions are forgotten before any cursor is set back, and stored again after a cursor
-    was set to the end. The start of a new group is forgotten too: its broker refuses that cursor's
-    token once it has seen the reset's.
-    An empty partition is always at its end, and counts as drained only if its parents are, because
+    silent brokers. The reply lists these; they can be reset by id once their broker is back.
+    Rows of drained partitions are deleted before any cursor is set back, and inserted again after a
+    cursor was set to the end. Rows of a new group's start are deleted too: brokers refuse the token
+    of that cursor once they have seen the reset's.
+    An empty partition is always at its end, but counts as drained only if its parents are;
     otherwise its children would be read too early.
 """
 
@@ -55,7 +54,7 @@ from ..sql.schema import (
     sessions,
     starts,
 )
-from .cursors import check_ask
+from .cursors import check_request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,103 +65,100 @@ class ResetScope:
     subject_id: int
     static: bool
     strategy: ConsumeStrategy
-    ask: ResetGroup
+    request: ResetGroup
     partitions: tuple[Partition, ...]
     left_out: tuple[Partition, ...] = ()
     """Abandoned partitions on silent brokers."""
     others: tuple[Partition, ...] = ()
-    """Partitions of the subject that a reset of a part of it does not change."""
+    """The subject's other partitions, if the reset concerns only a part of them."""
     lineage: Mapping[PartitionId, tuple[PartitionId, ...]] = field(default_factory=dict)
-    """For a reset of a part: partition id → its parents, including partitions whose data is
-    gone.
+    """Partition id → its parents, including partitions whose data is gone; empty if the reset
+    concerns all partitions.
     """
 
     def kept_children(self, partition: Partition) -> tuple[tuple[int, int], ...]:
         """
-        Return the ranges of the nearest descendants that the reset does not change.
+        Return the ranges of a partition's nearest descendants that the reset does not change.
 
-        They may have adopted its parked messages by way of partitions that are reset too, or whose
+        They may have adopted its parked messages through partitions that are reset too, or whose
         data is gone.
         """
         others = {each.partition_id: each for each in self.others}
-        kept: list[tuple[int, int]] = []
-        above = {partition.partition_id}
+        ranges: list[tuple[int, int]] = []
+        passed = {partition.partition_id}
         for child, parents in sorted(self.lineage.items()):
-            if above.isdisjoint(parents):
+            if passed.isdisjoint(parents):
                 continue
             if child in others:
-                kept.append((others[child].range_start, others[child].range_end))
+                ranges.append((others[child].range_start, others[child].range_end))
             else:
-                above.add(child)
-        return tuple(kept)
+                passed.add(child)
+        return tuple(ranges)
 
     def kept_parents(self, partition: Partition) -> tuple[int, ...]:
-        """Return the ancestors of a partition that a reset of a part of the subject does not
-        change.
-        """
+        """Return the ids of a partition's ancestors that the reset does not change."""
         others = {each.partition_id for each in self.others}
         ancestors: set[PartitionId] = set()
-        todo = [partition.partition_id]
-        while todo:
-            above = set(self.lineage.get(todo.pop(), ())) - ancestors
-            ancestors |= above
-            todo += above
+        pending = [partition.partition_id]
+        while pending:
+            parents = set(self.lineage.get(pending.pop(), ())) - ancestors
+            ancestors |= parents
+            pending += parents
         direct = set(self.lineage.get(partition.partition_id, ())).difference(self.ids)
         return tuple(sorted(int(each) for each in ancestors & others | direct))
 
     @property
     def ids(self) -> list[int]:
-        """Ids of the partitions of the reset."""
+        """Sorted ids of the partitions to reset."""
         return sorted(int(partition.partition_id) for partition in self.partitions)
 
 
 def reset_scope(
-    connection: Connection, subject: str, group: str, ask: ResetGroup, *, begun: bool = False
+    connection: Connection, subject: str, group: str, request: ResetGroup, *, begun: bool = False
 ) -> ResetScope:
     """
     Return the partitions that a request selects.
 
     Args:
-        begun: True if cursors may be set already, so that partitions that were selected then may
-            have expired.
+        begun: True if some cursors may be set already, so that partitions may have expired since.
 
     Raises:
-        InvalidRequestError, SubjectUnknownError, GroupUnknownError,
-        NotFoundError, PartitionUnknownError, ConflictError
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError, NotFoundError,
+        PartitionUnknownError, ConflictError
     """
     row = open_subject_row(connection, subject)
     check_name("consumer group", group)
-    if ask.queue is not None and not row.static:
+    if request.queue is not None and not row.static:
         raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=subject)
-    check_ask(ask, static=row.static)
+    check_request(request, static=row.static)
     named = sa.and_(
         groups.c.subject_id == row.subject_id, groups.c.name == group, sa.not_(groups.c.deleting)
     )
-    chosen = sa.select(groups.c.group_id, groups.c.strategy).where(named)
-    known = connection.execute(chosen).one_or_none()
-    if known is None:
+    query = sa.select(groups.c.group_id, groups.c.strategy).where(named)
+    group_row = connection.execute(query).one_or_none()
+    if group_row is None:
         raise GroupUnknownError(subject=subject, group=group)
-    selected, left_out = _selected(connection, row.subject_id, ask)
-    if not selected and not begun and ask.queue is not None:
-        raise NotFoundError(Reason.QUEUE_UNKNOWN, subject=subject, queue=ask.queue)
-    if not selected and not begun and ask.partition_id is not None:
+    selected, left_out = _selected(connection, row.subject_id, request)
+    if not selected and not begun and request.queue is not None:
+        raise NotFoundError(Reason.QUEUE_UNKNOWN, subject=subject, queue=request.queue)
+    if not selected and not begun and request.partition_id is not None:
         raise PartitionUnknownError(
-            f"{subject!r} has no partition {ask.partition_id} with data",
-            partition_id=ask.partition_id,
+            f"{subject!r} has no partition {request.partition_id} with data",
+            partition_id=request.partition_id,
         )
     others: tuple[Partition, ...] = ()
     lineage: dict[PartitionId, tuple[PartitionId, ...]] = {}
-    if ask.queue is not None or ask.partition_id is not None:
+    if request.queue is not None or request.partition_id is not None:
         ids = {each.partition_id for each in selected}
         served = subject_partitions(connection, row.subject_id, SERVED)
         others = tuple(each for each in served if each.partition_id not in ids)
         lineage = subject_parents(connection, row.subject_id)
     return ResetScope(
-        group_id=known.group_id,
-        strategy=ConsumeStrategy(known.strategy),
+        group_id=group_row.group_id,
+        strategy=ConsumeStrategy(group_row.strategy),
         subject_id=row.subject_id,
         static=row.static,
-        ask=ask,
+        request=request,
         partitions=selected,
         left_out=left_out,
         others=others,
@@ -171,10 +167,11 @@ def reset_scope(
 
 
 def _selected(
-    connection: Connection, subject_id: int, ask: ResetGroup
+    connection: Connection, subject_id: int, request: ResetGroup
 ) -> tuple[tuple[Partition, ...], tuple[Partition, ...]]:
+    """Return `settable_partitions` for a request."""
     return settable_partitions(
-        connection, subject_id, queue=ask.queue, partition_id=ask.partition_id
+        connection, subject_id, queue=request.queue, partition_id=request.partition_id
     )
 
 
@@ -193,27 +190,27 @@ def settable_partitions(
     partition_id: int | None = None,
 ) -> tuple[tuple[Partition, ...], tuple[Partition, ...]]:
     """
-    Return the partitions to reset, all or the named ones, and those that are left out.
+    Return the selected partitions, by default all, and those that are left out.
 
-    A parent whose data is gone is replaced by the nearest ancestors with data, because their
-    cursors count.
+    Parents whose data is gone are replaced by the nearest ancestors with data, whose cursors count.
     """
     abandoned = set(connection.execute(_abandoned, {"of_subject": subject_id}).scalars())
     selected: list[Partition] = []
     left_out: list[Partition] = []
     served = subject_partitions(connection, subject_id, SERVED)
-    for partition in _past_gone(connection, subject_id, served):
-        here = int(partition.partition_id)
-        if queue not in {None, partition.queue} or partition_id not in {None, here}:
+    for partition in _with_nearest_ancestors(connection, subject_id, served):
+        this_id = int(partition.partition_id)
+        if queue not in {None, partition.queue} or partition_id not in {None, this_id}:
             continue
-        silent = here in abandoned and partition.address is None
-        (left_out if silent and partition_id is None else selected).append(partition)
+        is_silent = this_id in abandoned and partition.address is None
+        (left_out if is_silent and partition_id is None else selected).append(partition)
     return tuple(selected), tuple(left_out)
 
 
-def _past_gone(
+def _with_nearest_ancestors(
     connection: Connection, subject_id: int, served: Sequence[Partition]
 ) -> list[Partition]:
+    """Return the partitions, each with its nearest ancestors that have data as its parents."""
     ids = {partition.partition_id for partition in served}
     if all(ids.issuperset(partition.parents) for partition in served):
         return list(served)
@@ -237,48 +234,48 @@ def begin_reset(
     ones.
 
     Args:
-        fence: highest token that the brokers have seen; it is above SQL's if the database was
+        fence: highest token that the brokers have seen, which is above the database's if this was
             restored from a copy.
-        reset_id: id of the live reset that is carried out; 0: it is not a live one.
+        reset_id: id of the live reset, or 0.
 
     Returns:
-        Partition id → token; None if the scope has changed and the reset has to be planned again.
+        Partition id → token; None if the scope has changed, so that the caller must plan again.
 
     Raises:
-        BusyError: the group has live sessions, or, for a live reset, a session that holds a
-            lease; another reset holds the group or is pending; or the database was just rebuilt.
+        BusyError: the group has live sessions or, for a live reset, a session that holds a lease;
+            another reset is running or pending; or the database was just rebuilt.
     """
     group_id, ids = scope.group_id, scope.ids
-    here = sa.and_(groups.c.group_id == group_id, sa.not_(groups.c.deleting))
-    locked = sa.select(groups.c.last_token, groups.c.strategy).where(here).with_for_update()
-    row = connection.execute(locked).one_or_none()
+    this_group = sa.and_(groups.c.group_id == group_id, sa.not_(groups.c.deleting))
+    query = sa.select(groups.c.last_token, groups.c.strategy).where(this_group)
+    row = connection.execute(query.with_for_update()).one_or_none()
     if row is None:
         return None
-    last, strategy = row
+    stored_token, strategy = row
     sweep_sessions(connection, group_id)
     _check_free(connection, group_id, reset_id)
-    selected, _ = _selected(connection, scope.subject_id, scope.ask)
+    selected, _ = _selected(connection, scope.subject_id, scope.request)
     if {part.partition_id for part in selected} != set(ids) or strategy != scope.strategy:
         return None
     if not take_duty(connection, reset_duty(group_id), holder=holder, lease_ms=lease_ms):
         raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is running")
-    last_token = raise_token_floor(FencingToken(last), fence)
+    last_token = raise_token_floor(FencingToken(stored_token), fence)
     tokens = {partition_id: last_token + number for number, partition_id in enumerate(ids, 1)}
-    free = {"group_id": group_id, "session": None, "wanted": None, "withdrawn": False}
+    unleased = {"group_id": group_id, "session": None, "wanted": None, "withdrawn": False}
     rows = [
-        {"partition_id": partition_id, "token": token, **free}
+        {"partition_id": partition_id, "token": token, **unleased}
         for partition_id, token in tokens.items()
     ]
     insert_or_replace(connection, leases, rows)
     for table in (drained, starts):
-        these = sa.and_(table.c.group_id == group_id, table.c.partition_id.in_(ids))
-        connection.execute(sa.delete(table).where(these))
-    # Brokers of partitions that are no longer drained may have to be told of the group.
+        is_reset = sa.and_(table.c.group_id == group_id, table.c.partition_id.in_(ids))
+        connection.execute(sa.delete(table).where(is_reset))
+    # The group may have to be announced to brokers of partitions that are no longer drained.
     values = {"last_token": last_token + len(tokens), "told": False}
-    connection.execute(sa.update(groups).where(here).values(values))
+    connection.execute(sa.update(groups).where(this_group).values(values))
     mark_unsettled(connection, group_id)
-    begun = sa.update(live_resets).where(live_resets.c.reset_id == reset_id)
-    connection.execute(begun.values(begun=True))
+    this_reset = sa.update(live_resets).where(live_resets.c.reset_id == reset_id)
+    connection.execute(this_reset.values(begun=True))
     return tokens
 
 
@@ -295,28 +292,28 @@ def _check_free(connection: Connection, group_id: int, reset_id: int) -> None:
     """Check that no session or other reset prevents a reset, and that the database was not just
     rebuilt. Raises BusyError.
     """
-    left_ms = duty_left_ms(connection, rebuilt_duty(group_id))
-    if left_ms:
+    remaining_ms = duty_left_ms(connection, rebuilt_duty(group_id))
+    if remaining_ms:
         raise BusyError(
             Reason.GROUP_BUSY,
             "the database was rebuilt, and earlier consumers may still be at work",
-            left_ms=left_ms,
+            left_ms=remaining_ms,
         )
-    which = {"of_group": group_id}
-    pending = connection.execute(_pending, which).scalar_one_or_none() or 0
+    parameters = {"of_group": group_id}
+    pending = connection.execute(_pending, parameters).scalar_one_or_none() or 0
     if pending != reset_id:
         raise BusyError(
             Reason.GROUP_BUSY,
             "another reset of this consumer group is pending, or this one is done",
         )
     if reset_id:
-        held = connection.execute(_held, which).scalar_one()
+        held = connection.execute(_held, parameters).scalar_one()
         if held:
             raise BusyError(
                 Reason.GROUP_BUSY, f"{counted(held, 'partition')} of the group are not handed over"
             )
         return
-    live = connection.execute(_live, which).scalar_one()
+    live = connection.execute(_live, parameters).scalar_one()
     if live:
         raise BusyError(
             Reason.GROUP_BUSY,
@@ -342,13 +339,13 @@ def end_reset(
     Args:
         tokens: the result of `begin_reset`.
         cursors: partition id → cursor that its broker has set; empty if the reset is unfinished.
-        answered: id of the finished live reset, and its answer as JSON; 0: there is none.
-        parked: ids of partitions that leave parked messages to their children, as their brokers
-            report.
+        answered: id of the finished live reset, or 0, and its answer as JSON.
+        parked: ids of partitions that leave parked messages to their children, according to their
+            brokers.
     """
-    here = groups.c.group_id == group_id
-    connection.execute(sa.select(groups.c.group_id).where(here).with_for_update()).one()
-    alone = leave_duty(connection, reset_duty(group_id), holder=holder)
+    this_group = groups.c.group_id == group_id
+    connection.execute(sa.select(groups.c.group_id).where(this_group).with_for_update()).one()
+    had_duty = leave_duty(connection, reset_duty(group_id), holder=holder)
     sealed = connection.execute(
         sa.select(partitions.c.partition_id, partitions.c.end_offset, leases.c.token)
         .join(leases, leases.c.partition_id == partitions.c.partition_id)
@@ -361,15 +358,15 @@ def end_reset(
     at_end = [
         row.partition_id
         for row in sealed
-        # A session that was granted it since reads the same cursor from the broker, and reports it
-        # as drained.
-        if (alone or row.token == tokens[row.partition_id])
+        # With a newer token, a session was granted the partition since: it reads the same cursor
+        # from the broker, and reports the partition as drained.
+        if (had_duty or row.token == tokens[row.partition_id])
         and cursors[row.partition_id] == row.end_offset
     ]
     note_at_end(connection, group_id, at_end, parked)
     reset_id, answer = answered
-    done = sa.update(live_resets).where(live_resets.c.reset_id == reset_id)
-    connection.execute(done.values(answer=answer))
+    this_reset = sa.update(live_resets).where(live_resets.c.reset_id == reset_id)
+    connection.execute(this_reset.values(answer=answer))
     mark_unsettled(connection, group_id)
 
 
@@ -377,18 +374,19 @@ def note_at_end(
     connection: Connection, group_id: int, at_end: Sequence[int], parked: Collection[int] = ()
 ) -> None:
     """
-    Store as drained the sealed partitions at whose end a locked group is, if it has drained their
-    parents.
+    Store that a locked group has drained these partitions, except those with undrained parents.
 
-    Partitions that adopt parked messages of ancestors first need an owner.
+    Partitions that adopt parked messages of ancestors are left out, because they first need an
+    owner.
 
     Args:
+        at_end: ids of sealed partitions at whose end the group is.
         parked: ids of those that leave parked messages to their children.
     """
-    passed = need_no_owner(connection, group_id, _through(connection, group_id, at_end), parked)
+    candidates = _with_drained_parents(connection, group_id, at_end)
     rows = [
-        {"group_id": group_id, "partition_id": number, "parked": number in parked}
-        for number in passed
+        {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked}
+        for partition_id in need_no_owner(connection, group_id, candidates, parked)
     ]
     insert_new(connection, drained, rows)
 
@@ -410,24 +408,24 @@ _not_drained_before = (
         drained.c.partition_id.is_(None),
     )
 )
-"""The parents that block these partitions for a group; a lost parent blocks through its own
-parents.
+"""The parents that block these partitions for a group; instead of a lost parent, the parent's own
+parents block.
 """
 
 
-def _through(connection: Connection, group_id: int, at_end: Sequence[int]) -> list[int]:
-    """Return, among the partitions whose end a group has reached, those that it has drained,
-    because it has drained their parents.
-    """
-    waits: dict[int, set[int]] = {}
+def _with_drained_parents(
+    connection: Connection, group_id: int, at_end: Sequence[int]
+) -> list[int]:
+    """Return those of these partitions whose parents a group has drained too."""
+    blocked_by: dict[int, set[int]] = {}
     lost: set[int] = set()
-    todo = set(at_end)
-    while todo:
-        which = {"of_group": group_id, "ids": sorted(todo)}
-        rows = connection.execute(_not_drained_before, which).all()
+    pending = set(at_end)
+    while pending:
+        parameters = {"of_group": group_id, "ids": sorted(pending)}
+        rows = connection.execute(_not_drained_before, parameters).all()
         for row in rows:
-            waits.setdefault(row.partition_id, set()).add(row.parent_id)
-        todo = {row.parent_id for row in rows if row.lost} - lost
-        lost |= todo
-    passed = drained_through({*at_end, *lost}, waits)
-    return [partition_id for partition_id in sorted(passed) if partition_id not in lost]
+            blocked_by.setdefault(row.partition_id, set()).add(row.parent_id)
+        pending = {row.parent_id for row in rows if row.lost} - lost
+        lost |= pending
+    drained_ids = drained_through({*at_end, *lost}, blocked_by)
+    return [partition_id for partition_id in sorted(drained_ids) if partition_id not in lost]

@@ -1,16 +1,16 @@
 """Sets a group's cursors for an operator: asks the brokers, plans, takes tokens, sets the cursors.
-Shell.
+Network I/O around SQL.
 
-    scope, statuses ─▶ new cursors ─▶ SQL: group held, tokens taken, drained partitions forgotten
+    scope, statuses ─▶ new cursors ─▶ SQL: group locked, tokens taken, rows of `drained` deleted
       ▲                                  │                     ─▶ brokers, children first
-      └───── the partitions changed ─────┘                     ─▶ SQL: drained, group free
+      └───── the partitions changed ─────┘                     ─▶ SQL: drained, group unlocked
 
 Invariants
-    Nothing is changed before the tokens are taken. A failure after that has fate UNKNOWN, and the
-    same call finishes the reset.
-    No session is granted a partition between the tokens and the cursors if the reset ends within
-    its lease. A session that is granted one later has a higher token, so that its broker refuses
-    the rest of the reset.
+    Nothing is changed before the tokens are taken. A later failure has fate UNKNOWN, and the same
+    call finishes the reset.
+    While the reset's lease lasts, no session is granted a partition before the cursors are set. A
+    session that is granted one after the lease has a higher token, so its broker refuses the rest
+    of the reset.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from .rows import ResetScope, begin_reset, end_reset, reset_scope
 
 log = logging.getLogger("keylane.metaserver")
 PLANS_MAX = 5
-"""Most plans of one reset while its partitions change."""
+"""Most attempts to plan one reset while its partitions change."""
 OVERLOADED_PAUSES_MS = (20, 50, 100, 200, 400, 800, 800, 800)
-"""Pauses, in milliseconds, between tries at an overloaded broker; a flush takes milliseconds."""
+"""Backoff times, in milliseconds, for an overloaded broker; a flush takes milliseconds."""
 
 
 class ResetService:
@@ -49,9 +49,9 @@ class ResetService:
     Sets the cursors of consumer groups.
 
     Args:
-        holder: id of this process, which no other metaserver has.
+        holder: this metaserver's unique id.
         after_step: called with the name of each finished step: reset-begun, reset-generation
-            (partitions of equal depth are set), reset-told.
+            (partitions of equal depth are set), reset-told (all are set).
     """
 
     def __init__(
@@ -71,37 +71,44 @@ class ResetService:
         self._resets = 0
         self._slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
 
-    async def reset(self, subject: str, group: str, ask: ResetGroup) -> GroupReset:
+    async def reset(self, subject: str, group: str, request: ResetGroup) -> GroupReset:
         """
         Set the cursors of a group without live sessions.
 
         Raises:
-            InvalidRequestError, SubjectUnknownError, GroupUnknownError,
-            NotFoundError, PartitionUnknownError, ConflictError, OffsetOutOfRangeError,
-            BusyError
-            NotSentError: a broker does not answer; nothing was changed.
-            UnfinishedError: some cursors are set, others may not be; call again.
+            InvalidRequestError, SubjectUnknownError, GroupUnknownError, NotFoundError,
+            PartitionUnknownError, ConflictError, OffsetOutOfRangeError, BusyError
+            NotSentError: a broker does not respond; nothing was changed.
+            UnfinishedError: some cursors are set, others may not be; the caller should repeat the
+                call.
         """
-        if ask.dry_run:
-            plan, _ = await self.plan(subject, group, ask)
+        if request.dry_run:
+            plan, _ = await self.plan(subject, group, request)
             return plan
-        return await self.run(subject, group, ask)
+        return await self.run(subject, group, request)
 
     async def run(
-        self, subject: str, group: str, ask: ResetGroup, *, reset_id: int = 0, begun: bool = False
+        self,
+        subject: str,
+        group: str,
+        request: ResetGroup,
+        *,
+        reset_id: int = 0,
+        begun: bool = False,
     ) -> GroupReset:
         """
-        Carry out a reset. One with an id (see `live.py`) allows live sessions without leases, and
-        its row gets the answer.
+        Carry out a reset.
 
         Args:
-            begun: True if its cursors may be set already: messages that retention has removed
-                meanwhile do not stop it.
+            reset_id: id of a live reset (see `live.py`), which allows live sessions without leases,
+                and whose row gets the answer; 0: it is not a live one.
+            begun: True if some cursors may be set already: then messages that retention has removed
+                since do not stop the reset.
         """
         self._resets += 1
-        # Two resets of one process exclude each other, too.
+        # A different holder for each reset, so that two resets of one process exclude each other.
         holder = f"{self._holder}.{self._resets}"
-        scope, cursors, tokens = await self._begin(subject, group, ask, holder, reset_id, begun)
+        scope, cursors, tokens = await self._begin(subject, group, request, holder, reset_id, begun)
         self._after_step("reset-begun")
         done: dict[int, GroupStatus] = {}
         try:
@@ -112,11 +119,13 @@ class ResetService:
             await self._database.write(end_reset, scope.group_id, tokens, {}, holder=holder)
             raise
         self._after_step("reset-told")
-        reached = {number: status.cursor for number, status in done.items()}
-        plan = _answer(subject, group, scope.partitions, reached, tokens)
-        answer = replace(
-            plan,
-            cursors=[replace(view, parked=done[view.partition_id].parked) for view in plan.cursors],
+        reached = {partition_id: status.cursor for partition_id, status in done.items()}
+        result = _result(subject, group, scope.partitions, reached, tokens)
+        result = replace(
+            result,
+            cursors=[
+                replace(view, parked=done[view.partition_id].parked) for view in result.cursors
+            ],
             static=scope.static,
             left_out=tuple(partition.partition_id for partition in scope.left_out),
         )
@@ -126,25 +135,27 @@ class ResetService:
             tokens,
             reached,
             holder=holder,
-            answered=(reset_id, msgspec.json.encode(answer).decode()),
-            parked=[number for number, status in done.items() if status.left_to_children],
+            answered=(reset_id, msgspec.json.encode(result).decode()),
+            parked=[
+                partition_id for partition_id, status in done.items() if status.left_to_children
+            ],
         )
-        log.info("the cursors of group %s of %s were reset to %s", group, subject, ask.to)
-        return answer
+        log.info("the cursors of group %s of %s were reset to %s", group, subject, request.to)
+        return result
 
-    async def plan(self, subject: str, group: str, ask: ResetGroup) -> tuple[GroupReset, int]:
-        """Return what the same call would set without `dry_run` if nothing changed until then, and
-        the id of the group.
+    async def plan(self, subject: str, group: str, request: ResetGroup) -> tuple[GroupReset, int]:
+        """Return the cursors that the same call would set now without `dry_run`, and the group
+        id.
         """
-        scope = await self._database.read(reset_scope, subject, group, ask)
-        parts = await self._read_all(scope, group, ask)
-        cursors = new_cursors(ask, parts, static=scope.static)
-        before = {int(part.partition.partition_id): part.present for part in parts}
+        scope = await self._database.read(reset_scope, subject, group, request)
+        parts = await self._read_all(scope, group, request)
+        cursors = new_cursors(request, parts, static=scope.static)
+        present = {int(part.partition.partition_id): part.present for part in parts}
         tokens = dict.fromkeys(cursors, 0)
-        plan = _answer(subject, group, scope.partitions, cursors, tokens)
+        plan = _result(subject, group, scope.partitions, cursors, tokens)
         plan = replace(
             plan,
-            cursors=[replace(view, before=before[view.partition_id]) for view in plan.cursors],
+            cursors=[replace(view, before=present[view.partition_id]) for view in plan.cursors],
             static=scope.static,
             left_out=tuple(partition.partition_id for partition in scope.left_out),
             dry_run=True,
@@ -152,25 +163,25 @@ class ResetService:
         return plan, scope.group_id
 
     async def _read_all(
-        self, scope: ResetScope, group: str, ask: ResetGroup
+        self, scope: ResetScope, group: str, request: ResetGroup
     ) -> list[PartitionOffsets]:
         return await asyncio.gather(
             *(
-                read_offsets(self._network, partition, group, at_ms=ask.at_ms)
+                read_offsets(self._network, partition, group, at_ms=request.at_ms)
                 for partition in scope.partitions
             )
         )
 
     async def _begin(
-        self, subject: str, group: str, ask: ResetGroup, holder: str, reset_id: int, begun: bool
+        self, subject: str, group: str, request: ResetGroup, holder: str, reset_id: int, begun: bool
     ) -> tuple[ResetScope, dict[int, int], dict[int, int]]:
-        """Plan, and take the tokens; returns scope, cursors and tokens. Raises the errors of
+        """Plan, and take the tokens; returns scope, cursors and tokens. Raises those errors of
         `reset` after which nothing was changed.
         """
         for _ in range(PLANS_MAX):
-            scope = await self._database.read(reset_scope, subject, group, ask, begun=begun)
-            parts = await self._read_all(scope, group, ask)
-            cursors = new_cursors(ask, parts, static=scope.static, begun=begun)
+            scope = await self._database.read(reset_scope, subject, group, request, begun=begun)
+            parts = await self._read_all(scope, group, request)
+            cursors = new_cursors(request, parts, static=scope.static, begun=begun)
             tokens = await self._database.write(
                 begin_reset,
                 scope,
@@ -194,14 +205,21 @@ class ResetService:
         cursors: Mapping[int, int],
         done: dict[int, GroupStatus],
     ) -> None:
-        """Set the cursors of these partitions at their brokers; `done` gets each partition's status
-        of the group. Raises UnfinishedError.
+        """
+        Set the cursors of some partitions at their brokers.
+
+        Args:
+            ids: the partitions to set.
+            done: gets partition id → status of the group, for each partition that was set.
+
+        Raises:
+            UnfinishedError: a broker has not set its cursor.
         """
         partitions = {int(partition.partition_id): partition for partition in scope.partitions}
 
         async def set_one(partition_id: int) -> str:
             partition = partitions[partition_id]
-            ask = SetCursor(
+            request = SetCursor(
                 group=group,
                 token=tokens[partition_id],
                 cursor=cursors[partition_id],
@@ -211,7 +229,7 @@ class ResetService:
             )
             async with self._slots:
                 try:
-                    status = await self._set_cursor(partition, ask)
+                    status = await self._set_cursor(partition, request)
                 except KeylaneError as error:
                     return (
                         f"partition {partition_id} on {partition.broker_group!r}: {error.message}"
@@ -228,25 +246,25 @@ class ResetService:
                 partitions_set=len(done),
             )
 
-    async def _set_cursor(self, partition: Partition, ask: SetCursor) -> PartitionStatus:
-        """Set a cursor, retrying a few times while the broker is overloaded."""
+    async def _set_cursor(self, partition: Partition, request: SetCursor) -> PartitionStatus:
+        """Set a cursor, with some retries if the broker is overloaded."""
         for pause_ms in OVERLOADED_PAUSES_MS:
             try:
                 return await self._broker(partition).control(
-                    endpoints.SET_CURSOR, ask, id=partition.partition_id
+                    endpoints.SET_CURSOR, request, id=partition.partition_id
                 )
             except OverloadedError as error:
                 log.info("partition %d: %s", partition.partition_id, error.message)
                 await asyncio.sleep(pause_ms / 1000)
         return await self._broker(partition).control(
-            endpoints.SET_CURSOR, ask, id=partition.partition_id
+            endpoints.SET_CURSOR, request, id=partition.partition_id
         )
 
     def _broker(self, partition: Partition) -> BrokerClient:
         return broker_at(self._network, partition.address, partition.broker_group)
 
 
-def _answer(
+def _result(
     subject: str,
     group: str,
     partitions: Sequence[Partition],

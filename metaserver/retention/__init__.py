@@ -1,3 +1,3 @@
-"""Retention at the metaserver: announces groups to brokers, and removes empty partitions from
-routes.
+"""The metaserver's part in retention: announces groups to brokers, and removes empty partitions,
+idle groups and subjects, and old history.
 """

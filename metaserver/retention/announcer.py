@@ -1,20 +1,19 @@
 """Announces consumer groups to the brokers of their partitions, so that retention waits for them.
-Shell.
+Network I/O around SQL.
 
-    a group is made ─▶ it is announced at once, before its first consumer's join is answered
+    a group is created ─▶ it is announced before the reply to its first consumer's join
     a broker was silent then ─▶ the group is announced when the broker returns
     a broker reports partitions whose groups it does not know ─▶ all their groups are announced
 
-The groups of a partition that opens later are announced before it opens: see
-`operations/driver.py`. The periodic run needs a lease, so that two metaservers do not do the same
-work.
+Groups of a partition that opens later are announced before it opens: see `operations/driver.py`.
+The periodic run takes a lease, so two metaservers do not repeat each other's work.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from sqlalchemy.engine import Connection
@@ -22,7 +21,6 @@ from sqlalchemy.engine import Connection
 from ...protocol import endpoints
 from ...protocol.errors import (
     ForeignServerError,
-    InvalidRequestError,
     KeylaneError,
     NotSentError,
     OutcomeUnknownError,
@@ -32,7 +30,6 @@ from ...protocol.progress import (
     KnowGroups,
     TellGroups,
     TellPartition,
-    ToldGroups,
 )
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
@@ -57,13 +54,16 @@ log = logging.getLogger("keylane.metaserver")
 DUTY = "announce"
 CALL_TIMEOUT_MS = 2_000
 NAMES_AT_ONCE_MAX = 1_000
-"""Number of group names after which a call gets no further partition; far below the limit of a
-body.
-"""
+"""Number of group names at which a call gets no further partition; far below the body limit."""
 
 
 class Announcer:
-    """Announces consumer groups to brokers; `holder` is an id that no other metaserver has."""
+    """
+    Announces consumer groups to brokers.
+
+    Args:
+        holder: this metaserver's unique id.
+    """
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class Announcer:
         self._lease_ms = 2 * settings.expire_ms
         self._holder = holder
         self._slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
-        self._next_run = 0.0
-        """Earliest time of the next periodic run, in seconds of the event loop's clock: a broker
-        that refused is not asked again at once.
+        self._next_run_s = 0.0
+        """Earliest time of the next periodic run, in seconds of the event loop's clock, so that a
+        broker that refused gets a pause.
         """
 
     async def announce(
@@ -96,13 +96,13 @@ class Announcer:
         Announce a new group to every broker of its partitions.
 
         Args:
-            unheard: the result of `unheard_partitions` in the durable transaction that made the
+            unheard: the result of `unheard_partitions` in the durable transaction that created the
                 group; None: it was not read.
-            finish: called in the transaction that stores the last answers, to settle the group; its
-                argument is True if the group may be granted more than before.
+            finish: called in the transaction that stores the last replies, to settle the group; its
+                second argument is True if the group may be granted more than before.
 
         Returns:
-            The result of `finish`; None: it was not called, because no broker has answered.
+            The result of `finish`; None if no broker has replied, so that it was not called.
 
         Raises:
             StorageError
@@ -114,26 +114,26 @@ class Announcer:
             unheard = await self._database.read(
                 unheard_partitions, after=unheard[-1].partition_id, group_id=group_id
             )
-        answered = await self._announce_each(unheard)
-        if not answered:
+        delivered = await self._send(unheard)
+        if not delivered:
             return None
-        return await self._database.write(_store_and_finish, answered, group_id, finish)
+        return await self._database.write(_store_and_finish, delivered, group_id, finish)
 
     async def run_once(self) -> int:
-        """Announce what brokers do not know, and return the number of partitions whose brokers have
-        answered. Raises StorageError.
+        """Announce groups to the brokers that lack them, and return the number of partitions whose
+        brokers have replied. Raises StorageError.
         """
         count = 0
         for ids in self._catalogue.take_unannounced():
             count += await self._announce_all(await self._database.read(read_announcements, ids))
         now = asyncio.get_running_loop().time()
-        if now < self._next_run or not await self._database.read(unannounced_groups):
+        if now < self._next_run_s or not await self._database.read(unannounced_groups):
             return count
         if not await self._database.write(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         ):
             return count
-        self._next_run = now + self._pause_s
+        self._next_run_s = now + self._pause_s
         after = 0
         while unheard := await self._database.read(unheard_partitions, after=after):
             count += await self._announce_all(unheard)
@@ -142,77 +142,52 @@ class Announcer:
         return count
 
     async def _announce_all(self, announcements: Sequence[Announcement]) -> int:
-        """Announce groups, and store what brokers know; returns the number of partitions whose
-        brokers have answered.
+        """Announce groups, and store which brokers know them; returns the number of partitions
+        whose brokers have replied.
         """
-        answered = await self._announce_each(announcements)
-        if answered:
-            await self._database.write(note_heard, answered)
-        return len(answered)
+        delivered = await self._send(announcements)
+        if delivered:
+            await self._database.write(note_heard, delivered)
+        return len(delivered)
 
-    async def _announce_each(self, announcements: Sequence[Announcement]) -> list[Announcement]:
-        """Announce groups; returns the announcements that have arrived."""
+    async def _send(self, announcements: Sequence[Announcement]) -> list[Announcement]:
+        """Send announcements to brokers; returns those that were delivered."""
         silent: set[str] = set()
-        calls = _calls(announcements)
-        answers = await asyncio.gather(*(self._announce(call, silent) for call in calls))
-        known = set[int]().union(*answers)
-        return [each for each in announcements if each.partition_id in known]
+        batches = _batches(announcements)
+        delivered = await asyncio.gather(*(self._send_batch(batch, silent) for batch in batches))
+        ids = set[int]().union(*delivered)
+        return [each for each in announcements if each.partition_id in ids]
 
-    async def _announce(self, call: Sequence[Announcement], silent: set[str]) -> set[int]:
+    async def _send_batch(self, batch: Sequence[Announcement], silent: set[str]) -> set[int]:
         """
         Announce the groups of one broker's partitions in one call; returns the ids of the
-        partitions that know their groups.
+        partitions that know their groups now.
 
         Args:
-            silent: addresses that have not answered in this round.
+            silent: addresses of brokers that have not replied in this run.
         """
-        partitions = tuple(
-            TellPartition(partition_id=each.partition_id, know=_know(each)) for each in call
-        )
-        answers: list[ToldGroups] = []
-
-        async def ask(broker: BrokerClient) -> None:
-            answers.append(
-                await broker.control(endpoints.TELL_GROUPS, TellGroups(partitions=partitions))
+        first = batch[0]
+        request = TellGroups(
+            partitions=tuple(
+                TellPartition(partition_id=each.partition_id, know=_know(each)) for each in batch
             )
-
-        try:
-            await self._ask(call[0], silent, ask)
-        except InvalidRequestError as error:
-            log.info("partition %d: %s", call[0].partition_id, error.message)
-            return set()
-        known = {each.partition_id for each in call} if answers else set()
-        for answer in answers:
-            for left in answer.not_told:
-                known.discard(left.partition_id)
-                log.info("partition %d: %s", left.partition_id, left.reason)
-        return known
-
-    async def _ask(
-        self,
-        announcement: Announcement,
-        silent: set[str],
-        ask: Callable[[BrokerClient], Awaitable[None]],
-    ) -> bool:
-        """Return whether the broker of a partition has answered without an error. Raises
-        InvalidRequestError.
-        """
-        address = announcement.address
+        )
         async with self._slots:
-            if address in silent:
-                return False
+            if first.address in silent:
+                return set()
+            broker = BrokerClient(self._network, first.address, timeout_ms=CALL_TIMEOUT_MS)
             try:
-                await ask(BrokerClient(self._network, address, timeout_ms=CALL_TIMEOUT_MS))
-            except InvalidRequestError:
-                raise
-            except (NotSentError, OutcomeUnknownError, ForeignServerError) as error:
-                silent.add(address)
-                log.info("partition %d: %s", announcement.partition_id, error.message)
-                return False
+                reply = await broker.control(endpoints.TELL_GROUPS, request)
             except KeylaneError as error:
-                log.info("partition %d: %s", announcement.partition_id, error.message)
-                return False
-        return True
+                if isinstance(error, NotSentError | OutcomeUnknownError | ForeignServerError):
+                    silent.add(first.address)
+                log.info("partition %d: %s", first.partition_id, error.message)
+                return set()
+        known = {each.partition_id for each in batch}
+        for failed in reply.not_told:
+            known.discard(failed.partition_id)
+            log.info("partition %d: %s", failed.partition_id, failed.reason)
+        return known
 
 
 def _know(announcement: Announcement) -> KnowGroups:
@@ -223,33 +198,33 @@ def _know(announcement: Announcement) -> KnowGroups:
     )
 
 
-def _calls(announcements: Sequence[Announcement]) -> list[list[Announcement]]:
-    """Divide announcements into calls: each for one broker, and not too large."""
-    calls: list[list[Announcement]] = []
-    open_calls: dict[str, list[Announcement]] = {}
-    names: dict[str, int] = {}
+def _batches(announcements: Sequence[Announcement]) -> list[list[Announcement]]:
+    """Divide announcements into batches of limited size, each for one broker."""
+    batches: list[list[Announcement]] = []
+    open_batches: dict[str, list[Announcement]] = {}
+    name_counts: dict[str, int] = {}
     for each in announcements:
-        call = open_calls.get(each.address)
+        batch = open_batches.get(each.address)
         if (
-            call is None
-            or len(call) >= PARTITIONS_TOLD_MAX
-            or names[each.address] >= NAMES_AT_ONCE_MAX
+            batch is None
+            or len(batch) >= PARTITIONS_TOLD_MAX
+            or name_counts[each.address] >= NAMES_AT_ONCE_MAX
         ):
-            call = open_calls[each.address] = []
-            calls.append(call)
-            names[each.address] = 0
-        call.append(each)
-        names[each.address] += len(each.groups)
-    return calls
+            batch = open_batches[each.address] = []
+            batches.append(batch)
+            name_counts[each.address] = 0
+        batch.append(each)
+        name_counts[each.address] += len(each.groups)
+    return batches
 
 
 def _store_and_finish(
     connection: Connection,
-    answered: Sequence[Announcement],
+    delivered: Sequence[Announcement],
     group_id: int,
     finish: Callable[[Connection, bool], T] | None,
 ) -> T | None:
     if finish is None:
-        note_heard(connection, answered)
+        note_heard(connection, delivered)
         return None
-    return finish(connection, note_heard(connection, answered, settling=group_id))
+    return finish(connection, note_heard(connection, delivered, settling=group_id))

@@ -1,19 +1,19 @@
-"""Removes sealed partitions from the routes when retention has removed the last of their messages.
+"""Removes sealed partitions from routes when retention has removed the last of their messages.
 
     SEALED ─▶ EXPIRED ─▶ rows of `drained`, `heard` and free `leases` are deleted; the partition,
                          its lineage and its end stay
 
 Invariants
-    A partition expires after its parents, because a group that has not read these would read past
-    them.
-    A partition that a session holds and has not drained does not expire, because its last messages
+    A partition expires only after its parents; otherwise a group that has not read the parents
+    would skip them.
+    A partition that a session holds and has not drained does not expire, because the last messages
     may still be handled.
-    A lost partition keeps its rows, because its ancestors may be unread.
+    A lost partition keeps its rows, because groups may not have read its ancestors.
 
     SEALED, its parents EXPIRED ─▶ its broker: first offset = end? ─▶ EXPIRED, route + 1
                                                                    ─▶ its children may be next
 
-The run needs a lease, so that two metaservers do not do the same work.
+The run takes a lease, so two metaservers do not repeat each other's work.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from ..sql.schema import (
 )
 
 ROWS_AT_ONCE = 2_000
-"""Most rows of a table that one transaction deletes: a statement on PostgreSQL has 10 s, and other
-writers wait.
+"""Most rows of a table that one transaction deletes: statements on PostgreSQL time out after 10 s,
+and other writers wait.
 """
 _parent = partitions.alias("parent")
-_kept_parent = (
+_unexpired_parent = (
     sa.select(sa.literal(1))
     .select_from(
         partition_parents.join(_parent, _parent.c.partition_id == partition_parents.c.parent_id)
@@ -69,7 +69,7 @@ _kept_parent = (
 _has_drained = sa.select(sa.literal(1)).where(
     drained.c.group_id == leases.c.group_id, drained.c.partition_id == leases.c.partition_id
 )
-_reader = (
+_undrained_holder = (
     sa.select(sa.literal(1))
     .select_from(groups.join(leases, leases.c.group_id == groups.c.group_id))
     .where(
@@ -83,16 +83,16 @@ _reader = (
 _may_expire = sa.and_(
     partitions.c.state == PartitionState.SEALED,
     partitions.c.end_offset.is_not(None),
-    sa.not_(sa.exists(_kept_parent)),
-    sa.not_(sa.exists(_reader)),
+    sa.not_(sa.exists(_unexpired_parent)),
+    sa.not_(sa.exists(_undrained_holder)),
 )
 
 
-_alive = sa.select(brokers.c.broker_group).where(brokers.c.expires_at > now_ms())
+_live_broker_groups = sa.select(brokers.c.broker_group).where(brokers.c.expires_at > now_ms())
 _candidates = (
     sa.select(partitions.c.partition_id, partitions.c.end_offset)
     .where(_may_expire, partitions.c.partition_id > sa.bindparam("after"))
-    .where(partitions.c.broker_group.in_(_alive))
+    .where(partitions.c.broker_group.in_(_live_broker_groups))
     .order_by(partitions.c.partition_id)
     .limit(sa.bindparam("most", type_=sa.Integer))
 )
@@ -101,105 +101,101 @@ _candidates = (
 def expiry_candidates(
     connection: Connection, *, after: int, limit: int
 ) -> list[tuple[Partition, int]]:
-    """Return, by id, partitions on live brokers that may expire and have ids above `after`, with
-    their end offsets.
+    """Return the next partitions on live brokers that may expire, with their end offsets. The order
+    is by id, beginning above `after`.
     """
-    chosen = connection.execute(_candidates, {"after": after, "most": limit})
-    ends = {row.partition_id: row.end_offset for row in chosen}
+    rows = connection.execute(_candidates, {"after": after, "most": limit})
+    ends = {row.partition_id: row.end_offset for row in rows}
     if not ends:
         return []
-    chosen_partitions = read_partitions(connection, BY_ID, ids=list(ends))
-    return [(partition, ends[partition.partition_id]) for partition in chosen_partitions]
+    found = read_partitions(connection, BY_ID, ids=list(ends))
+    return [(partition, ends[partition.partition_id]) for partition in found]
 
 
 def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Subject]:
     """
-    Mark partitions EXPIRED whose brokers have no message left, and raise their routes' versions.
+    Mark partitions EXPIRED, and raise the versions of their routes.
 
     Args:
-        ends: partition id → end offset, at which its broker has no message left.
+        ends: partition id → end offset, for partitions whose brokers have no message left.
 
     Returns:
         The subjects whose routes changed.
     """
-    of = sa.select(partitions.c.subject_id).where(partitions.c.partition_id.in_(ends))
-    here = subjects.c.subject_id.in_(of)
-    # Locked in the order that the beginning of operations uses: subjects by name, then partitions.
-    connection.execute(
-        sa.select(subjects.c.subject_id).where(here).order_by(subjects.c.name).with_for_update()
-    ).all()
+    subject_ids = sa.select(partitions.c.subject_id).where(partitions.c.partition_id.in_(ends))
+    locked = sa.select(subjects.c.subject_id).where(subjects.c.subject_id.in_(subject_ids))
+    # The lock order is that of beginning an operation: subjects by name, then partitions.
+    connection.execute(locked.order_by(subjects.c.name).with_for_update()).all()
     changed: set[int] = set()
     for partition_id, end_offset in sorted(ends.items()):
-        empty = sa.and_(
+        still_empty = sa.and_(
             partitions.c.partition_id == partition_id,
             partitions.c.end_offset == end_offset,
             _may_expire,
         )
-        gone = (
+        expire = (
             sa.update(partitions)
-            .where(empty)
+            .where(still_empty)
             .values(state=PartitionState.EXPIRED)
             .returning(partitions.c.subject_id)
         )
-        changed |= set(connection.execute(gone).scalars())
-    raised = (
+        changed |= set(connection.execute(expire).scalars())
+    raise_versions = (
         sa.update(subjects)
         .where(subjects.c.subject_id.in_(changed))
         .values(route_version=subjects.c.route_version + 1)
         .returning(subjects.c.name)
     )
-    return [Subject(name) for name in connection.execute(raised).scalars()]
+    return [Subject(name) for name in connection.execute(raise_versions).scalars()]
 
 
 _free = sa.and_(leases.c.session.is_(None), leases.c.wanted.is_(None))
-"""Condition for a lease without a holder, whose release can no longer arrive."""
+"""A lease that no session holds and none is to get, so that no release can arrive any more."""
 _PROGRESS = ((drained, sa.true()), (heard, sa.true()), (leases, _free))
-"""The tables that have a row for each group and partition, and the condition under which a row can
-be deleted.
-"""
+"""The tables with a row for each group and partition; each with the condition for deleting rows."""
 
 
-def _of_gone(table: sa.Table, may_go: sa.ColumnElement[bool]) -> sa.Select[Any]:
+def _progress_on_removed(table: sa.Table, is_deletable: sa.ColumnElement[bool]) -> sa.Select[Any]:
     return (
         sa.select(table.c.group_id, table.c.partition_id)
         .join(groups, groups.c.group_id == table.c.group_id)
         .join(subjects, subjects.c.subject_id == groups.c.subject_id)
         .join(partitions, partitions.c.partition_id == table.c.partition_id)
-        .where(subjects.c.name.in_(sa.bindparam("names")), is_gone(partitions), may_go)
+        .where(subjects.c.name.in_(sa.bindparam("names")), is_gone(partitions), is_deletable)
         .order_by(table.c.group_id, table.c.partition_id)
         .limit(sa.bindparam("most", type_=sa.Integer))
     )
 
 
-_FORGETTING = tuple(
+_DELETIONS = tuple(
     (
-        _of_gone(table, may_go),
+        _progress_on_removed(table, is_deletable),
         sa.delete(table).where(
             table.c.group_id == sa.bindparam("of_group"),
             table.c.partition_id.in_(sa.bindparam("ids", expanding=True)),
-            may_go,
+            is_deletable,
         ),
     )
-    for table, may_go in _PROGRESS
+    for table, is_deletable in _PROGRESS
 )
 
 
-_left_behind = sa.union_all(
+_deletable_ids = sa.union_all(
     *(
         sa.select(table.c.partition_id)
         .join(groups, groups.c.group_id == table.c.group_id)
-        .where(may_go)
-        for table, may_go in _PROGRESS
+        .where(is_deletable)
+        for table, is_deletable in _PROGRESS
     )
 )
-# Starts from the groups' rows, whose number is limited; gone partitions become more and more.
-_with_gone = (
+# Starts from the groups' rows, whose number is limited, unlike that of removed partitions.
+_subjects_with_removed = (
     sa.select(subjects.c.name)
     .where(
         subjects.c.name > sa.bindparam("after"),
         subjects.c.subject_id.in_(
             sa.select(partitions.c.subject_id).where(
-                partitions.c.partition_id.in_(_left_behind), is_gone(partitions)
+                partitions.c.partition_id.in_(_deletable_ids), is_gone(partitions)
             )
         ),
     )
@@ -208,48 +204,55 @@ _with_gone = (
 )
 
 
-def subjects_with_gone_progress(connection: Connection, *, after: str, limit: int) -> list[Subject]:
-    """Return, by name, subjects with names above `after` whose groups have deletable rows for gone
-    partitions.
+def subjects_with_removed_progress(
+    connection: Connection, *, after: str, limit: int
+) -> list[Subject]:
+    """Return the next subjects whose groups have deletable rows for removed partitions, by name,
+    beginning above `after`.
     """
-    rows = connection.execute(_with_gone, {"after": after, "most": limit})
+    rows = connection.execute(_subjects_with_removed, {"after": after, "most": limit})
     return [Subject(name) for name in rows.scalars()]
 
 
 def forget_progress(connection: Connection, names: Sequence[Subject]) -> bool:
     """
-    Delete the progress of these subjects' groups on gone partitions, on which nothing depends any
+    Delete the progress of these subjects' groups on removed partitions; nothing depends on it any
     more.
 
     Returns:
-        True if more is left: the caller continues in another transaction.
+        True if more rows remain: the caller continues in another transaction.
     """
-    more = False
-    for of_gone, forget in _FORGETTING:
+    has_more = False
+    for select_rows, delete_rows in _DELETIONS:
         ids: dict[int, list[int]] = {}
-        rows = connection.execute(of_gone, {"names": list(names), "most": ROWS_AT_ONCE}).all()
+        rows = connection.execute(select_rows, {"names": list(names), "most": ROWS_AT_ONCE}).all()
         for group_id, partition_id in rows:
             ids.setdefault(group_id, []).append(partition_id)
         lock_groups(connection, ids)
-        for group_id, those in ids.items():
-            connection.execute(forget, {"of_group": group_id, "ids": those})
-        more = more or len(rows) == ROWS_AT_ONCE
-    return more
+        for group_id, partition_ids in ids.items():
+            connection.execute(delete_rows, {"of_group": group_id, "ids": partition_ids})
+        has_more = has_more or len(rows) == ROWS_AT_ONCE
+    return has_more
 
 
 log = logging.getLogger("keylane.metaserver")
 
 DUTY = "expiry"
 CALL_TIMEOUT_MS = 2_000
-ASKED_AT_ONCE_MAX = 8
-ASKED_MAX = 256
+CONCURRENT_CALLS_MAX = 8
+CANDIDATES_MAX = 256
 """Most partitions in one round; the next round continues after them."""
 SUBJECTS_AT_ONCE = 100
 """Number of subjects whose rows one statement deletes."""
 
 
-class Expirer:
-    """Expires partitions without messages; `holder` is an id that no other metaserver has."""
+class PartitionExpirer:
+    """
+    Expires partitions without messages.
+
+    Args:
+        holder: this metaserver's unique id.
+    """
 
     def __init__(
         self,
@@ -269,10 +272,10 @@ class Expirer:
 
     async def run_once(self) -> int:
         """Expire the partitions that can expire, and return their number. Raises StorageError."""
-        mine = await self._database.renew(
+        has_duty = await self._database.renew(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         )
-        if not mine:
+        if not has_duty:
             return 0
         expired = await self._expire()
         await self._forget()
@@ -282,18 +285,18 @@ class Expirer:
         expired = 0
         while True:
             candidates = await self._database.read(
-                expiry_candidates, after=self._after, limit=ASKED_MAX
+                expiry_candidates, after=self._after, limit=CANDIDATES_MAX
             )
-            full = len(candidates) == ASKED_MAX
+            full = len(candidates) == CANDIDATES_MAX
             self._after = candidates[-1][0].partition_id if full else 0
-            slots = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
-            answers = await asyncio.gather(
+            slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
+            are_empty = await asyncio.gather(
                 *(self._is_empty(partition, end, slots) for partition, end in candidates)
             )
             ends = {
                 int(partition.partition_id): end
-                for (partition, end), empty in zip(candidates, answers, strict=True)
-                if empty
+                for (partition, end), is_empty in zip(candidates, are_empty, strict=True)
+                if is_empty
             }
             if not ends:
                 return expired
@@ -303,24 +306,24 @@ class Expirer:
             log.info("expired: partitions %s", ", ".join(map(str, sorted(ends))))
 
     async def _forget(self) -> None:
-        """Delete the progress of groups on gone partitions, including those of an earlier round
-        that ended after it had marked them.
+        """Delete the progress of groups on removed partitions, including partitions that an
+        interrupted earlier run has marked.
         """
         after, full = "", True
         while full:
             names = await self._database.read(
-                subjects_with_gone_progress, after=after, limit=SUBJECTS_AT_ONCE
+                subjects_with_removed_progress, after=after, limit=SUBJECTS_AT_ONCE
             )
             full = len(names) == SUBJECTS_AT_ONCE
-            more = bool(names)
-            while more:
-                more = await self._database.write(forget_progress, names)
+            has_more = bool(names)
+            while has_more:
+                has_more = await self._database.write(forget_progress, names)
             after = names[-1] if full else ""
 
     async def _is_empty(
         self, partition: Partition, end_offset: int, slots: asyncio.Semaphore
     ) -> bool:
-        """Return whether its broker answers that no message of a sealed partition is left."""
+        """Return whether a sealed partition has no message left, according to its broker."""
         if partition.address is None:
             return False
         broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
@@ -330,5 +333,5 @@ class Expirer:
             except KeylaneError as error:
                 log.info("partition %d: %s", partition.partition_id, error.message)
                 return False
-        sealed = status.state is PartitionState.SEALED
-        return sealed and status.first_offset == status.next_offset == end_offset
+        is_sealed = status.state is PartitionState.SEALED
+        return is_sealed and status.first_offset == status.next_offset == end_offset

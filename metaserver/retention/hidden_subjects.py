@@ -1,16 +1,15 @@
-"""Deletes hidden subjects that are neither filled nor published for a time.
+"""Deletes hidden subjects that are neither filled nor published for `hidden_expires_ms`.
 
 Invariants
-    The idle time of a hidden subject starts when it is made, asked for again, or found with more
-    messages than before.
-    Idle times are measured by the database's clock, and start again when that clock restarts.
+    A hidden subject's idle time restarts when the subject is created, requested again, or found
+    with more messages than before.
+    Idle times are measured by the database's clock, and restart with that clock.
 
     idle for the whole time ─▶ count the messages at its brokers
-        more than before ─▶ the time starts again
+        more than before ─▶ the idle time restarts
         as many as before ─▶ deleted, as `keylane subject delete` does
 
-So a subject that is being filled gets the whole time again. A subject stays while one of its
-brokers does not answer.
+A subject is not deleted while one of its brokers does not respond.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ..sql.schema import subjects
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleHidden:
-    """A hidden subject, with the number of messages that it had when its idle time started."""
+    """A hidden subject, with its number of messages at the start of its idle time."""
 
     subject_id: int
     subject: str
@@ -45,28 +44,28 @@ class IdleHidden:
     messages: int
 
 
-_counted = sa.and_(subjects.c.hidden_for != "", sa.not_(subjects.c.deleting))
+_is_hidden = sa.and_(subjects.c.hidden_for != "", sa.not_(subjects.c.deleting))
 
 
-_noted = (
+_start_idle_time = (
     sa.update(subjects)
-    .where(_counted, subjects.c.hidden_since.is_(None))
+    .where(_is_hidden, subjects.c.hidden_since.is_(None))
     .values(hidden_since=now_ms())
 )
 _idle = (
     sa.select(subjects)
-    .where(_counted, now_ms() - subjects.c.hidden_since >= sa.bindparam("at_least_ms"))
+    .where(_is_hidden, now_ms() - subjects.c.hidden_since >= sa.bindparam("at_least_ms"))
     .order_by(subjects.c.subject_id)
 )
 
 
 def note_hidden(connection: Connection) -> None:
-    """Start the idle time of hidden subjects for which it has not started."""
-    connection.execute(_noted)
+    """Start the idle time of hidden subjects that have none yet."""
+    connection.execute(_start_idle_time)
 
 
 def idle_hidden(connection: Connection, *, at_least_ms: int) -> list[IdleHidden]:
-    """Return the hidden subjects that have been idle for at least this time."""
+    """Return the hidden subjects that have been idle for at least `at_least_ms` milliseconds."""
     return [
         IdleHidden(
             subject_id=row.subject_id,
@@ -79,9 +78,9 @@ def idle_hidden(connection: Connection, *, at_least_ms: int) -> list[IdleHidden]
 
 
 def restart_idle_time(connection: Connection, subject_id: int, messages: int) -> None:
-    """Start the idle time of a hidden subject again, because its number of messages has changed."""
-    here = sa.update(subjects).where(subjects.c.subject_id == subject_id)
-    connection.execute(here.values(hidden_since=now_ms(), hidden_messages=messages))
+    """Restart the idle time of a hidden subject whose number of messages has changed."""
+    this_subject = sa.update(subjects).where(subjects.c.subject_id == subject_id)
+    connection.execute(this_subject.values(hidden_since=now_ms(), hidden_messages=messages))
 
 
 log = logging.getLogger("keylane.metaserver")
@@ -95,7 +94,7 @@ class HiddenExpirer:
 
     Args:
         delete: deletes a subject by its name.
-        holder: id of this process, which no other metaserver has.
+        holder: this metaserver's unique id.
     """
 
     def __init__(
@@ -117,15 +116,15 @@ class HiddenExpirer:
         self._holder = holder
 
     async def run_once(self) -> int:
-        """Delete expired subjects, and return their number; does nothing while the setting is 0.
-        Raises StorageError.
+        """Delete expired subjects, and return their number. Does nothing if `hidden_expires_ms` is
+        0. Raises StorageError.
         """
         if not self._expires_ms:
             return 0
-        mine = await self._database.renew(
+        has_duty = await self._database.renew(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         )
-        if not mine:
+        if not has_duty:
             return 0
         await self._database.write(note_hidden)
         deleted = 0
@@ -137,7 +136,7 @@ class HiddenExpirer:
         return deleted
 
     async def _expire(self, idle: IdleHidden) -> bool:
-        messages = await self._messages(idle.subject)
+        messages = await self._count_messages(idle.subject)
         if messages != idle.messages:
             await self._database.write(restart_idle_time, idle.subject_id, messages)
             return False
@@ -152,9 +151,9 @@ class HiddenExpirer:
         await self._delete(idle.subject, DeleteSubject(force=True, subject_id=idle.subject_id))
         return True
 
-    async def _messages(self, subject: str) -> int:
-        """Return the number of messages that its brokers have stored. Raises NotSentError or
-        UnreachableError if not all brokers answer.
+    async def _count_messages(self, subject: str) -> int:
+        """Return the number of messages that a subject's brokers have stored. Raises NotSentError
+        or UnreachableError unless all of them respond.
         """
         messages = 0
         for partition in (await self._catalogue.subject(subject)).route.partitions:

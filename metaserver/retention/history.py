@@ -1,21 +1,20 @@
-"""The history of the cluster, and its removal after `history_retention_ms`: deletions, publications
-and done operations.
+"""Removes the cluster's history after `history_retention_ms`: rows of deletions, publications and
+done operations.
 
 Invariants
-    The age of a row starts when a check first finds it. It is counted in the time that passes
-    between checks of one metaserver, so that it does not rise while none runs, and no jump of a
-    clock makes a row old.
-    Rows of unfinished work stay: a deletion is over when every broker has done its part, or its
+    A row's age counts from the check that first finds it. The age is the sum of the times between
+    checks of one metaserver, so it does not grow while none runs, nor when a clock jumps.
+    Rows of unfinished work stay. A deletion is finished when every broker has done its part, or its
     loss is accepted.
-    A canceled operation stays with its subject, because its steps show which partitions were never
-    opened.
-    A publication stays while its operation is unfinished, and with a canceled one, so that a repeat
-    gets the outcome.
-    A row whose age starts again after it was chosen is not removed.
-    The operations of a subject stay while a hidden subject is made for it, because the publication
-    needs those of its cut.
+    A canceled operation stays as long as its subject, because its steps show which partitions were
+    never opened.
+    A publication stays while its operation is unfinished or canceled, so that a repeat gets the
+    outcome.
+    A row whose age restarts after it was selected is not removed.
+    A subject's operations stay while a hidden subject exists for it, because the publication needs
+    those of its cut.
 
-deleted, published, done ─▶ found by a check ─▶ old enough: removed, a portion in each transaction
+deleted, published, done ─▶ found by a check ─▶ old enough: removed, a batch in each transaction
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from ..sql.duties import take_duty
 from ..sql.schema import deletions, facts, operations, publications, steps, subjects
 
 ROWS_AT_ONCE = 5_000
-"""Most rows of each table that one transaction changes: a statement on PostgreSQL has 10 s, and
-other writers wait.
+"""Most rows of each table that one transaction changes: statements on PostgreSQL time out after
+10 s, and other writers wait.
 """
 AGE = "age of the history"
-"""Name of the fact that has the age of the history, in milliseconds."""
+"""Name of the fact that stores the age of the history, in milliseconds."""
 
 _age = sa.select(facts.c.value).where(facts.c.name == AGE)
 _hidden = subjects.alias("hidden")
-_awaited = (
+_needed_by_hidden = (
     sa.exists()
     .where(
         _hidden.c.hidden_for == subjects.c.name, subjects.c.subject_id == operations.c.subject_id
@@ -58,54 +57,56 @@ _published = sa.not_(
     )
     .correlate(publications)
 )
-_OVER: tuple[tuple[sa.Table, sa.ColumnElement[bool]], ...] = (
+_FINISHED: tuple[tuple[sa.Table, sa.ColumnElement[bool]], ...] = (
     (deletions, sa.true()),
     (publications, _published),
     (operations, operations.c.state == OperationState.DONE),
 )
-"""Each table, with the condition for rows that are over."""
+"""Each table, with the condition for rows of finished work."""
 
 
 def count_age(connection: Connection, elapsed_ms: int) -> int:
-    """Add the time since the last check, and return the age of the history in milliseconds."""
+    """Add the time since the last check to the history's age, and return it in milliseconds."""
     age_ms = int(connection.execute(_age).scalar_one_or_none() or 0) + elapsed_ms
     insert_or_replace(connection, facts, {"name": AGE, "value": str(age_ms)})
     return age_ms
 
 
 def note_ended(connection: Connection, age_ms: int) -> bool:
-    """Start the ages of some rows, and return whether more are left."""
-    more = False
-    for table, over in _OVER:
-        some = _some(table, sa.and_(table.c.ended_at.is_(None), over))
-        ended = sa.update(table).where(_key(table).in_(some)).values(ended_at=age_ms)
-        more |= connection.execute(ended).rowcount == ROWS_AT_ONCE
-    return more
+    """Start the ages of a batch of finished rows, and return whether more remain."""
+    has_more = False
+    for table, is_finished in _FINISHED:
+        batch = _batch(table, sa.and_(table.c.ended_at.is_(None), is_finished))
+        start_ages = sa.update(table).where(_key(table).in_(batch)).values(ended_at=age_ms)
+        has_more |= connection.execute(start_ages).rowcount == ROWS_AT_ONCE
+    return has_more
 
 
 def remove_ended(connection: Connection, before_ms: int) -> bool:
-    """Remove some rows that ended before this age, and return whether more are left."""
-    more = False
-    for table, over in _OVER:
-        old = sa.and_(table.c.ended_at < before_ms, over)
+    """Remove a batch of rows that were found before the age `before_ms`, and return whether more
+    remain.
+    """
+    has_more = False
+    for table, is_finished in _FINISHED:
+        is_old = sa.and_(table.c.ended_at < before_ms, is_finished)
         if table is operations:
-            old = sa.and_(old, sa.not_(_awaited))
-        keys = [tuple(row) for row in connection.execute(_some(table, old))]
+            is_old = sa.and_(is_old, sa.not_(_needed_by_hidden))
+        keys = [tuple(row) for row in connection.execute(_batch(table, is_old))]
         if not keys:
             continue
         if table is operations:
-            done = [operation_id for (operation_id,) in keys]
-            connection.execute(sa.delete(steps).where(steps.c.operation_id.in_(done)))
+            operation_ids = [operation_id for (operation_id,) in keys]
+            connection.execute(sa.delete(steps).where(steps.c.operation_id.in_(operation_ids)))
         columns = table.primary_key.columns
-        these = (column == sa.bindparam(f"of_{column.name}") for column in columns)
-        here = sa.and_(table.c.ended_at < before_ms, *these)
+        has_key = (column == sa.bindparam(f"of_{column.name}") for column in columns)
+        is_still_old = sa.and_(table.c.ended_at < before_ms, *has_key)
         values = [
             {f"of_{column.name}": part for column, part in zip(columns, key, strict=True)}
             for key in keys
         ]
-        connection.execute(sa.delete(table).where(here), values)
-        more |= len(keys) == ROWS_AT_ONCE
-    return more
+        connection.execute(sa.delete(table).where(is_still_old), values)
+        has_more |= len(keys) == ROWS_AT_ONCE
+    return has_more
 
 
 def _key(table: sa.Table) -> sa.ColumnElement[Any]:
@@ -113,26 +114,26 @@ def _key(table: sa.Table) -> sa.ColumnElement[Any]:
     return columns[0] if len(columns) == 1 else sa.tuple_(*columns)
 
 
-def _some(table: sa.Table, chosen: sa.ColumnElement[bool]) -> sa.Select[tuple[Any, ...]]:
-    return sa.select(*table.primary_key.columns).where(chosen).limit(ROWS_AT_ONCE)
+def _batch(table: sa.Table, condition: sa.ColumnElement[bool]) -> sa.Select[tuple[Any, ...]]:
+    return sa.select(*table.primary_key.columns).where(condition).limit(ROWS_AT_ONCE)
 
 
 DUTY = "history"
-LOOK_MS = 600_000
+CHECK_INTERVAL_MS = 600_000
 
 
 def _loop_ms() -> int:
-    """Return the event loop's time in milliseconds, which unlike a calendar cannot be set."""
+    """Return the event loop's time in milliseconds; unlike a wall clock, it cannot be set."""
     return int(asyncio.get_running_loop().time() * 1000)
 
 
-class PastExpirer:
+class HistoryExpirer:
     """
     Removes rows of the history that are older than `history_retention_ms`.
 
     Args:
-        holder: id of this process, which no other metaserver has.
-        now_ms: returns a time that only rises while this process runs.
+        holder: this metaserver's unique id.
+        now_ms: returns a monotonic time in milliseconds.
     """
 
     def __init__(
@@ -145,30 +146,30 @@ class PastExpirer:
     ) -> None:
         self._database = database
         self._retention_ms = settings.history_retention_ms
-        self._look_ms = min(LOOK_MS, settings.history_retention_ms // 10)
-        self._lease_ms = 2 * (self._look_ms + settings.expire_ms)
+        self._interval_ms = min(CHECK_INTERVAL_MS, settings.history_retention_ms // 10)
+        self._lease_ms = 2 * (self._interval_ms + settings.expire_ms)
         self._holder = holder
         self._now_ms = now_ms
         self._next_ms = 0
         self._counted_ms: int | None = None
-        """Time up to which this metaserver has counted; None: another one may have counted
-        since.
+        """Time up to which this metaserver has counted the age; None: another metaserver may have
+        counted since.
         """
 
     async def run_once(self) -> None:
-        """Check the history, unless that was done a moment ago. Raises StorageError."""
+        """Check the history, unless it is too early for the next check. Raises StorageError."""
         now_ms = self._now_ms()
         if now_ms < self._next_ms:
             return
-        self._next_ms = now_ms + self._look_ms
-        mine = await self._database.write(
+        self._next_ms = now_ms + self._interval_ms
+        has_duty = await self._database.write(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         )
-        if not mine:
+        if not has_duty:
             self._counted_ms = None
             return
         since_ms = now_ms if self._counted_ms is None else self._counted_ms
-        # After a longer pause another metaserver may have counted, and returned the duty.
+        # After a longer pause, another metaserver may have counted and released the duty.
         elapsed_ms = min(now_ms - since_ms, self._lease_ms)
         self._counted_ms = None
         age_ms = await self._database.write(count_age, elapsed_ms)

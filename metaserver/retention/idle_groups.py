@@ -1,13 +1,13 @@
-"""Deletes consumer groups that no consumer has joined for a time, after a warning.
+"""Deletes consumer groups without consumers after `group_expires_ms`, with an earlier warning.
 
 Invariants
-    A group's idle time starts when it is first found without a session. A session that begins or
-    ends, or a reset, stops it.
-    Idle times are measured by the database's clock, and start again when that clock restarts.
+    A group's idle time starts when a check first finds it without a session. A session that begins
+    or ends, or a reset, clears it.
+    Idle times are measured by the database's clock, and restart with that clock.
 
-    idle ─▶ nine tenths of the time: a warning ─▶ all of it: deleted, as `keylane group delete` does
+    idle ─▶ 90 % of the time: a warning ─▶ 100 %: deleted, as `keylane group delete` does
 
-A deletion that is refused, for example because a consumer has joined meanwhile, changes nothing.
+A refused deletion, for example because a consumer has joined meanwhile, changes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..sql.schema import groups, sessions, subjects
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleGroup:
-    """A group without consumers, with its idle time."""
+    """A consumer group without consumers, with its idle time."""
 
     group_id: int
     subject: str
@@ -71,13 +71,13 @@ def note_idle(connection: Connection) -> None:
     """Start the idle time of groups that have no session now."""
     ids = list(connection.execute(_newly_idle).scalars())
     for portion in portions(ids):
-        # Checked again under the locks, because a join that held one may have begun a session.
-        here = sa.and_(groups.c.group_id.in_(portion), _without_session)
-        connection.execute(sa.update(groups).where(here).values(idle_since=now_ms()))
+        # Check again under the locks: a join that held one may have begun a session.
+        still_idle = sa.and_(groups.c.group_id.in_(portion), _without_session)
+        connection.execute(sa.update(groups).where(still_idle).values(idle_since=now_ms()))
 
 
 def idle_groups(connection: Connection, *, at_least_ms: int) -> list[IdleGroup]:
-    """Return the groups that have been idle for at least this time."""
+    """Return the groups that have been idle for at least `at_least_ms` milliseconds."""
     rows = connection.execute(_idle, {"at_least_ms": at_least_ms})
     return [
         IdleGroup(group_id=row.group_id, subject=row.subject, group=row.group, idle_ms=row.idle_ms)
@@ -94,8 +94,8 @@ class GroupExpirer:
     Deletes groups that are idle for `group_expires_ms`.
 
     Args:
-        delete: deletes a group of a subject, by their names.
-        holder: id of this process, which no other metaserver has.
+        delete: deletes a group, given the names of its subject and of the group.
+        holder: this metaserver's unique id.
     """
 
     def __init__(
@@ -111,19 +111,19 @@ class GroupExpirer:
         self._lease_ms = 2 * settings.expire_ms
         self._delete = delete
         self._holder = holder
-        self._logged: set[int] = set()
-        """Ids of groups whose coming deletion was logged."""
+        self._warned: set[int] = set()
+        """Ids of groups about whose deletion a warning was logged."""
 
     async def run_once(self) -> int:
-        """Delete expired groups, and return their number; does nothing while the setting is 0.
+        """Delete expired groups, and return their number. Does nothing if `group_expires_ms` is 0.
         Raises StorageError.
         """
         if not self._expires_ms:
             return 0
-        mine = await self._database.write(
+        has_duty = await self._database.write(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         )
-        if not mine:
+        if not has_duty:
             return 0
         await self._database.write(note_idle)
         warn_ms = self._expires_ms * 9 // 10
@@ -132,7 +132,7 @@ class GroupExpirer:
         for group in idle:
             if group.idle_ms >= self._expires_ms:
                 deleted += await self._expire(group.subject, group.group, group.group_id)
-            elif group.group_id not in self._logged:
+            elif group.group_id not in self._warned:
                 log.warning(
                     "group %s of %s has had no consumer for %.0f s, and will be deleted in %.0f s "
                     "unless one joins",
@@ -141,12 +141,12 @@ class GroupExpirer:
                     group.idle_ms / 1000,
                     (self._expires_ms - group.idle_ms) / 1000,
                 )
-        self._logged = {group.group_id for group in idle}
+        self._warned = {group.group_id for group in idle}
         return deleted
 
     async def _expire(self, subject: str, group: str, group_id: int) -> bool:
-        """Delete a group; returns False if that is refused, for example because a consumer has
-        joined.
+        """Delete a group; returns False if the deletion is refused, for example because a consumer
+        has joined.
         """
         log.warning(
             "deleting group %s of %s, which has had no consumer for too long", group, subject

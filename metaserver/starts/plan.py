@@ -1,4 +1,4 @@
-"""Plans the first offset of each partition that a new consumer group reads. Pure."""
+"""Plans the offsets at which a new consumer group begins in the partitions. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..resets.cursors import PartitionOffsets, new_cursors
 
 
 def check_start(start: GroupStart) -> None:
-    """Check that a start has a time and cursors exactly if its kind needs them. Raises
+    """Check that a start has a time and cursors if, and only if, its kind needs them. Raises
     InvalidRequestError.
     """
     if (start.at in {StartAt.TIME, StartAt.CURSORS}) != (start.at_ms is not None):
@@ -49,12 +49,12 @@ def start_cursors(
     if start.at is StartAt.EARLIEST or any(part.fence for part in parts):
         return {}
     if start.at is StartAt.CURSORS:
-        return _continued(start.cursors or {}, parts, expired or {}, history, static=static)
-    ask = ResetGroup(to=ResetTo(start.at.value), at_ms=start.at_ms)
-    return new_cursors(ask, parts, static=static)
+        return _backfill_cursors(start.cursors or {}, parts, expired or {}, history, static=static)
+    request = ResetGroup(to=ResetTo(start.at.value), at_ms=start.at_ms)
+    return new_cursors(request, parts, static=static)
 
 
-def _continued(
+def _backfill_cursors(
     cursors: Mapping[int, int],
     parts: Sequence[PartitionOffsets],
     expired: Mapping[int, int | None],
@@ -62,8 +62,8 @@ def _continued(
     *,
     static: bool,
 ) -> dict[int, int]:
-    """Return `start_cursors` for a group that continues where a backfill ended: no message in
-    between may be missing or come twice.
+    """Return the same as `start_cursors` for a group that continues where a backfill ended, so that
+    no message in between is missing or repeated.
     """
     parents = {int(past.partition.partition_id): past.partition.parents for past in history}
     ends = {int(past.partition.partition_id): past.end_offset for past in history}
@@ -71,9 +71,9 @@ def _continued(
     newest = max(cursors)
     cursors = {**cursors, **behind_rows(replaced, parents, ends, cursors)}
     opened_later = {number: 0 for number, end in expired.items() if end and number > newest}
-    rows_are_there = frozenset().union(*replaced.values())
+    with_rows = frozenset().union(*replaced.values())
     for partition_id, cursor in sorted({**opened_later, **cursors}.items()):
-        if partition_id in rows_are_there:
+        if partition_id in with_rows:
             continue
         if partition_id in expired and cursor != expired[partition_id]:
             raise OffsetOutOfRangeError(
@@ -94,7 +94,7 @@ def _continued(
                 first_offset=part.first_offset,
                 next_offset=part.next_offset,
             )
-    named = {number: cursor for number, cursor in cursors.items() if number not in expired}
-    if not named:
+    stored = {number: cursor for number, cursor in cursors.items() if number not in expired}
+    if not stored:
         return {}
-    return new_cursors(ResetGroup(to=ResetTo.CURSORS, cursors=named), parts, static=static)
+    return new_cursors(ResetGroup(to=ResetTo.CURSORS, cursors=stored), parts, static=static)

@@ -1,5 +1,4 @@
-"""Rows of new groups that do not begin at the earliest message: planned, and stored by their
-brokers. SQL, synchronous.
+"""Rows of new groups that do not begin at the earliest message. SQL, synchronous.
 
     no group
         ─▶ group, and a row of `starts` for each partition: one transaction fixes every cursor
@@ -37,8 +36,8 @@ from ..sql.schema import brokers, groups, partitions, starts, subjects
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartScope:
-    """The subject of a group, with the group's id and settings if it exists, else with the
-    partitions on which it begins.
+    """A group's subject, with the group's id and settings if the group exists, else with the
+    partitions on which it will begin.
     """
 
     subject: SubjectRow
@@ -48,7 +47,7 @@ class StartScope:
     left_out: tuple[Partition, ...] = ()
     """Abandoned partitions on silent brokers."""
     expired: Mapping[int, int | None] = field(default_factory=dict)
-    """Id of a partition whose data is gone → its end offset."""
+    """Ids of partitions whose data is gone → end offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +62,10 @@ class PendingStart:
     cursor: int
     token: int
     expired: bool
-    """True if the partition has no message left, so that there is nothing to store."""
+    """True if the partition has expired, so that there is nothing to store."""
     broker_group: str
     address: str | None
-    """host:port of the broker; None: it is silent."""
+    """The broker's host:port; None if it is silent."""
 
 
 _expired = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
@@ -77,7 +76,7 @@ _expired = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
 
 def start_scope(connection: Connection, subject: str, group: str) -> StartScope:
     """
-    Return the facts that the creation of a group needs.
+    Return the rows that creating a group needs.
 
     Raises:
         InvalidRequestError, SubjectUnknownError
@@ -86,25 +85,25 @@ def start_scope(connection: Connection, subject: str, group: str) -> StartScope:
     check_name("consumer group", group)
     row = open_subject_row(connection, subject)
     named = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
-    chosen = sa.select(groups.c.group_id, groups.c.deleting).where(named)
-    known = connection.execute(chosen).one_or_none()
-    if known is None:
+    query = sa.select(groups.c.group_id, groups.c.deleting).where(named)
+    group_row = connection.execute(query).one_or_none()
+    if group_row is None:
         selected, left_out = settable_partitions(connection, row.subject_id)
-        gone = connection.execute(_expired, {"of_subject": row.subject_id})
-        expired = {each.partition_id: each.end_offset for each in gone}
+        expired_rows = connection.execute(_expired, {"of_subject": row.subject_id})
+        expired = {each.partition_id: each.end_offset for each in expired_rows}
         return StartScope(subject=row, partitions=selected, left_out=left_out, expired=expired)
-    if known.deleting:
+    if group_row.deleting:
         raise GroupDeletedError(
-            f"consumer group {group!r} is being deleted; it can be made again once its brokers "
+            f"consumer group {group!r} is being deleted; it can be created again once its brokers "
             f"have forgotten it",
             subject=subject,
             group=group,
-            left=removals_left(connection, row.subject_id, known.group_id),
+            left=removals_left(connection, row.subject_id, group_row.group_id),
         )
     return StartScope(
         subject=row,
-        group_id=known.group_id,
-        stored=read_stored(connection, known.group_id, subject=subject, group=group),
+        group_id=group_row.group_id,
+        stored=read_stored(connection, group_row.group_id, subject=subject, group=group),
     )
 
 
@@ -112,7 +111,7 @@ def begin_group(
     connection: Connection,
     scope: StartScope,
     group: str,
-    ask: CreateGroup,
+    request: CreateGroup,
     *,
     cursors: Mapping[int, int],
     fence: int = 0,
@@ -126,36 +125,37 @@ def begin_group(
         fence: highest token of the group that the brokers have seen.
 
     Returns:
-        False if the partitions have changed or the group was made meanwhile, so that the caller has
-        to plan again.
+        False if the partitions have changed, or the group was created meanwhile, so that the caller
+        must plan again.
 
     Raises:
         SubjectUnknownError, OverloadedError, GroupDeletedError
     """
-    now = start_scope(connection, scope.subject.name, group)
+    current = start_scope(connection, scope.subject.name, group)
     ids = {partition.partition_id for partition in scope.partitions}
-    moved = cursors and {partition.partition_id for partition in now.partitions} != ids
-    if now.stored is not None or now.subject.subject_id != scope.subject.subject_id or moved:
+    changed = cursors and {partition.partition_id for partition in current.partitions} != ids
+    replaced = current.subject.subject_id != scope.subject.subject_id
+    if current.stored is not None or replaced or changed:
         return False
-    insert_group(connection, now.subject, group, strategy=ask.strategy, start=ask.start)
-    named = sa.and_(groups.c.subject_id == now.subject.subject_id, groups.c.name == group)
-    locked = sa.select(groups.c.group_id, groups.c.last_token, groups.c.version)
-    row = connection.execute(locked.where(named).with_for_update()).one()
-    if row.version:  # another transaction has made it
+    insert_group(connection, current.subject, group, strategy=request.strategy, start=request.start)
+    named = sa.and_(groups.c.subject_id == current.subject.subject_id, groups.c.name == group)
+    query = sa.select(groups.c.group_id, groups.c.last_token, groups.c.version)
+    row = connection.execute(query.where(named).with_for_update()).one()
+    if row.version:  # another transaction has created it
         return False
-    last = raise_token_floor(row.last_token, fence)
+    last_token = raise_token_floor(row.last_token, fence)
     rows = [
         {
             "group_id": row.group_id,
             "partition_id": partition_id,
             "cursor": cursor,
-            "token": last + number,
+            "token": last_token + number,
         }
         for number, (partition_id, cursor) in enumerate(sorted(cursors.items()), 1)
     ]
     if rows:
         connection.execute(sa.insert(starts), rows)
-    values = {"last_token": last + len(rows)}
+    values = {"last_token": last_token + len(rows)}
     connection.execute(sa.update(groups).where(groups.c.group_id == row.group_id).values(values))
     mark_unsettled(connection, row.group_id)
     return True
@@ -188,10 +188,10 @@ _pending = (
 def pending_starts(
     connection: Connection, *, limit: int, after: tuple[int, int] = (0, 0)
 ) -> list[PendingStart]:
-    """Return the starts that brokers have to store after (group id, partition id), in that order,
-    including those of silent brokers.
+    """Return the next starts that brokers, even silent ones, still have to store. The order is by
+    (group id, partition id), beginning above `after`.
     """
-    which = {"after_group": after[0], "after_partition": after[1], "most": limit}
+    parameters = {"after_group": after[0], "after_partition": after[1], "most": limit}
     return [
         PendingStart(
             group_id=row.group_id,
@@ -205,12 +205,12 @@ def pending_starts(
             broker_group=row.broker_group,
             address=row.address,
         )
-        for row in connection.execute(_pending, which)
+        for row in connection.execute(_pending, parameters)
     ]
 
 
 def pending_of(connection: Connection, group_id: int) -> list[PendingStart]:
-    """Return the `pending_starts` of one group."""
+    """Return the pending starts of one group."""
     count = sa.select(sa.func.count()).where(starts.c.group_id == group_id)
     limit = connection.execute(count).scalar_one()
     pending = pending_starts(connection, limit=limit, after=(group_id, 0)) if limit else []
@@ -219,21 +219,23 @@ def pending_of(connection: Connection, group_id: int) -> list[PendingStart]:
 
 def note_started(connection: Connection, group_id: int, done: Sequence[PendingStart]) -> None:
     """
-    Store that brokers have stored a group's start, so that it may be granted these partitions.
+    Record that brokers have stored a group's starts, so that the group may be granted these
+    partitions.
 
-    Rows that a reset or a deletion has removed meanwhile are skipped.
+    Starts whose rows a reset or a deletion has removed meanwhile are skipped.
     """
     tokens = {start.partition_id: start.token for start in done}
     mark_unsettled(connection, group_id)
-    here = sa.and_(starts.c.group_id == group_id, starts.c.partition_id.in_(tokens))
-    gone = sa.delete(starts).where(here).returning(starts.c.partition_id, starts.c.cursor)
-    began = {row.partition_id: row.cursor for row in connection.execute(gone)}
+    condition = sa.and_(starts.c.group_id == group_id, starts.c.partition_id.in_(tokens))
+    delete_rows = sa.delete(starts).where(condition)
+    deleted = connection.execute(delete_rows.returning(starts.c.partition_id, starts.c.cursor))
+    cursors = {row.partition_id: row.cursor for row in deleted}
     sealed = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
-        partitions.c.partition_id.in_(began), partitions.c.state == PartitionState.SEALED
+        partitions.c.partition_id.in_(cursors), partitions.c.state == PartitionState.SEALED
     )
     at_end = [
         row.partition_id
         for row in connection.execute(sealed)
-        if began[row.partition_id] == row.end_offset
+        if cursors[row.partition_id] == row.end_offset
     ]
     note_at_end(connection, group_id, at_end)

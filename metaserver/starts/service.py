@@ -1,4 +1,4 @@
-"""Makes consumer groups, and has brokers store their starts. Shell.
+"""Creates consumer groups, and has brokers store their starts. Network I/O around SQL.
 
     ends of the partitions ─▶ SQL: group, cursors fixed ─▶ brokers: fence and cursor ─▶ SQL: ready,
                                     │                                 partition by partition
@@ -6,10 +6,10 @@
                                        continues with the same cursors
 
 Invariants
-    Nothing is made before every broker was asked. After the transaction, repeats and other members
-    change no cursor.
-    Messages stored after the cursors are kept for the group: its brokers store the cursors before
-    `create` answers, and retention waits for the group from then on.
+    Nothing is stored before every broker has replied with its offsets. After the transaction,
+    repeats and other members change no cursor.
+    Messages from the cursors on are kept for the group: its brokers store the cursors before
+    `create` returns, and then retention waits for the group.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ from .rows import (
 
 log = logging.getLogger("keylane.metaserver")
 PLANS_MAX = 5
-"""Most plans of one creation while its partitions change."""
+"""Most attempts to plan one creation while its partitions change."""
 STORE_PAUSES_MS = (20, 50, 100, 200, 400, 800)
-"""The pauses for which `create` waits for a broker that does not store a start; a flush takes
+"""Backoff times, in milliseconds, of `create` while a broker does not store a start; a flush takes
 milliseconds.
 """
 PENDING_MAX = 1_024
-"""Most partitions in one round of `resume`."""
+"""Most partitions in one batch of `resume`."""
 
 
 class StartService:
     """
-    Makes consumer groups with a given start.
+    Creates consumer groups with a given start.
 
     Args:
-        announce: announces a new group, by its id, to the brokers of its subject.
-        after_step: called with the name of each finished step: start-fixed (a group is made),
-            start-told (its brokers have answered).
+        announce: announces a new group, given its id, to its subject's brokers.
+        after_step: called with the name of each finished step: start-fixed (the group is created),
+            start-told (its brokers have replied).
     """
 
     def __init__(
@@ -85,64 +85,64 @@ class StartService:
         self._after_step = after_step
         self._slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
 
-    async def create(self, subject: str, group: str, ask: CreateGroup) -> GroupSettings:
+    async def create(self, subject: str, group: str, request: CreateGroup) -> GroupSettings:
         """
-        Make a group; a repeat changes nothing. All messages stored from then on are delivered to
-        it.
+        Create a group; a repeat changes nothing. The group will get every message that is stored
+        after this call.
 
         Raises:
-            InvalidRequestError, SubjectUnknownError, OverloadedError,
-            GroupDeletedError
+            InvalidRequestError, SubjectUnknownError, OverloadedError, GroupDeletedError
             ConflictError: it exists with another start or strategy.
             BusyError: the partitions keep changing; nothing was changed.
-            NotSentError: a broker does not answer; nothing was changed.
+            NotSentError: a broker does not respond; nothing was changed.
             UnfinishedError: the start is fixed, but a broker has not stored it.
         """
-        await self.begin(subject, group, ask)
-        stored = await self._stored(subject, group)
+        await self.begin(subject, group, request)
+        stored = await self._read_settings(subject, group)
         for pause_ms in STORE_PAUSES_MS:
             if not stored.unstarted:
                 break
             await asyncio.sleep(pause_ms / 1000)
-            await self.begin(subject, group, ask)
-            stored = await self._stored(subject, group)
-        if stored.start != ask.start.stored or stored.strategy != ask.strategy:
+            await self.begin(subject, group, request)
+            stored = await self._read_settings(subject, group)
+        if stored.start != request.start.stored or stored.strategy != request.strategy:
             raise ConflictError(
                 Reason.GROUP_EXISTS,
                 f"consumer group {group!r} of {subject!r} is {stored.strategy} and began at "
                 f"{stored.start}",
                 stored=f"{stored.strategy}, {stored.start}",
-                asked=f"{ask.strategy}, {ask.start}",
+                asked=f"{request.strategy}, {request.start}",
             )
         if stored.unstarted:
             raise UnfinishedError(
                 Reason.GROUP_START_UNFINISHED,
-                f"consumer group {group!r} was made, but its start is not stored yet on partitions "
-                f"{', '.join(map(str, stored.unstarted))}",
+                f"consumer group {group!r} was created, but its start is not stored yet on "
+                f"partitions {', '.join(map(str, stored.unstarted))}",
                 partitions=len(stored.unstarted),
             )
         return stored
 
-    async def begin(self, subject: str, group: str, ask: CreateGroup) -> None:
+    async def begin(self, subject: str, group: str, request: CreateGroup) -> None:
         """
-        Make a group unless it exists, and ask its brokers to store its start.
+        Create a group unless it exists, and ask its brokers to store its start.
 
         Raises:
-            The errors of `create` after which nothing was changed; and StorageError.
+            KeylaneError: any error of `create` after which nothing was changed.
+            StorageError
         """
-        check_start(ask.start)
+        check_start(request.start)
         for _ in range(PLANS_MAX):
             scope = await self._database.read(start_scope, subject, group)
             if scope.group_id is not None:
                 if scope.stored is not None and scope.stored.unstarted:
                     await self._store(await self._database.read(pending_of, scope.group_id))
                 return
-            parts = await self._read_offsets(scope, group, ask)
+            parts = await self._read_offsets(scope, group, request)
             history: Sequence[PartitionHistory] = ()
-            if ask.start.at is StartAt.CURSORS:
+            if request.start.at is StartAt.CURSORS:
                 history = (await self._database.read(subject_history, subject)).partitions
             cursors = start_cursors(
-                ask.start,
+                request.start,
                 parts,
                 static=scope.subject.static,
                 expired=scope.expired,
@@ -156,17 +156,17 @@ class StartService:
                     group,
                     subject,
                 )
-            made = await self._database.write(
-                begin_group, scope, group, ask, cursors=cursors, fence=fence
+            created = await self._database.write(
+                begin_group, scope, group, request, cursors=cursors, fence=fence
             )
-            if made:
-                log.info("group %s of %s begins at %s", group, subject, ask.start)
+            if created:
+                log.info("group %s of %s begins at %s", group, subject, request.start)
                 self._after_step("start-fixed")
                 await self._store_new(subject, group)
                 self._after_step("start-told")
                 return
         raise BusyError(
-            Reason.GROUP_BUSY, "the partitions of its subject keep changing; make the group later"
+            Reason.GROUP_BUSY, "the partitions of its subject keep changing; create the group later"
         )
 
     async def _store_new(self, subject: str, group: str) -> None:
@@ -182,7 +182,7 @@ class StartService:
             await self._store(pending)
             after = pending[-1].group_id, pending[-1].partition_id
 
-    async def _stored(self, subject: str, group: str) -> GroupSettings:
+    async def _read_settings(self, subject: str, group: str) -> GroupSettings:
         scope = await self._database.read(start_scope, subject, group)
         if scope.stored is None:
             raise BusyError(Reason.GROUP_BUSY, f"consumer group {group!r} was deleted meanwhile")
@@ -190,44 +190,45 @@ class StartService:
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────
     async def _read_offsets(
-        self, scope: StartScope, group: str, ask: CreateGroup
+        self, scope: StartScope, group: str, request: CreateGroup
     ) -> list[PartitionOffsets]:
-        if ask.start.at is StartAt.EARLIEST:
+        if request.start.at is StartAt.EARLIEST:
             return []
 
         async def read(partition: Partition) -> PartitionOffsets:
             async with self._slots:
-                return await read_offsets(self._network, partition, group, at_ms=ask.start.at_ms)
+                return await read_offsets(
+                    self._network, partition, group, at_ms=request.start.at_ms
+                )
 
         return await asyncio.gather(*map(read, scope.partitions))
 
     async def _store(self, pending: Sequence[PendingStart]) -> None:
-        """Have brokers store cursors, and note those that have."""
-        answers = await asyncio.gather(*map(self._store_one, pending))
+        """Ask brokers to store cursors, and record those that are stored."""
+        results = await asyncio.gather(*map(self._store_one, pending))
         done: dict[int, list[PendingStart]] = {}
-        for start, stored in zip(pending, answers, strict=True):
-            if stored:
+        for start, is_stored in zip(pending, results, strict=True):
+            if is_stored:
                 done.setdefault(start.group_id, []).append(start)
         for group_id, starts in done.items():
             await self._database.write(note_started, group_id, starts)
 
     async def _store_one(self, start: PendingStart) -> bool:
-        """Have a broker store a cursor; returns whether it has, or need not."""
+        """Ask a broker to store a cursor; returns whether that is done or not needed."""
         if start.expired:
             return True
-        ask = SetCursor(
+        request = SetCursor(
             group=start.group, token=start.token, cursor=start.cursor, strategy=start.strategy
         )
         async with self._slots:
             try:
                 broker = broker_at(self._network, start.address, start.broker_group)
                 try:
-                    await broker.control(endpoints.SET_CURSOR, ask, id=start.partition_id)
+                    await broker.control(endpoints.SET_CURSOR, request, id=start.partition_id)
                 except OffsetOutOfRangeError as error:
-                    # The broker runs on an older copy of its folder: the messages before the cursor
-                    # are gone.
+                    # The broker runs on an older copy of its folder, which ends before the cursor.
                     log.warning("partition %d: %s", start.partition_id, error.message)
-                    at_end = replace(ask, cursor=error.next_offset or 0)
+                    at_end = replace(request, cursor=error.next_offset or 0)
                     await broker.control(endpoints.SET_CURSOR, at_end, id=start.partition_id)
             except KeylaneError as error:
                 log.info(

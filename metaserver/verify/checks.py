@@ -1,9 +1,8 @@
-"""The checks between the database and the brokers, each with a code and a name. Pure.
+"""Checks that compare the database with the brokers, each with a code and a name. Pure.
 
-A check is a function of the views that yields a sentence for each violation of its claim. A broker
-that does not answer violates V03 only; the other checks skip its partitions.
-
-The inputs of the checks: the database at one moment, and the brokers' own answers.
+A check is a function that yields a sentence for each violation of its claim. Its input is snapshots
+of the database and the brokers' replies. A broker that does not respond violates only V03; the
+other checks skip its partitions.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ class GroupRow:
     tokens: Mapping[int, int] = field(default_factory=dict)
     drained: Collection[int] = ()
     heard: Collection[int] = ()
-    """Ids of partitions whose brokers have stored the group on their disks."""
+    """Ids of partitions whose brokers have the group on their disks."""
     deleting: bool = False
-    """True while brokers are forgetting it."""
+    """True while brokers are forgetting the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +61,16 @@ class OperationRow:
     subject_id: int
     state: OperationState
     running: bool
-    """True if its row blocks other operations on the subject."""
+    """True if it blocks other operations on the subject."""
     idle_ms: int
-    """Time without a driver, in milliseconds; 0 or less while it has a driver."""
+    """Milliseconds without a driver; 0 or less while it has a driver."""
     problem: str = ""
     steps: Mapping[int, StepAction] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRow:
-    """The row of a broker group, or of a broker that was refused under its name."""
+    """The row of a broker group, or of a broker that was refused under the group's name."""
 
     broker_group: str
     broker_id: str
@@ -80,7 +79,7 @@ class BrokerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqlView:
-    """The database at one moment."""
+    """A snapshot of the database."""
 
     subjects: Mapping[int, SubjectRow] = field(default_factory=dict)
     partitions: Mapping[int, PartitionView] = field(default_factory=dict)
@@ -92,7 +91,7 @@ class SqlView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAnswer:
-    """The partitions that a broker hosts; if it did not answer, `hosted` is None and `problem` has
+    """The partitions that a broker hosts; if it did not respond, `hosted` is None and `problem` is
     the reason.
     """
 
@@ -105,10 +104,10 @@ class BrokerAnswer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Views:
     """
-    The database, then the brokers, then the database again.
+    A snapshot of the database, the brokers' replies, and a later snapshot of the database.
 
-    A broker must have what was in SQL before it was asked, and SQL must have afterwards what the
-    broker has, so that changes between the two views of the database are no violations.
+    A broker must have everything that the first snapshot has, and the second snapshot must have
+    everything that the broker has. So changes between the snapshots are not violations.
     """
 
     before: SqlView
@@ -119,16 +118,16 @@ class Views:
 OPEN, SEALED, PLANNED = PartitionState.OPEN, PartitionState.SEALED, PartitionState.PLANNED
 VIOLATIONS_MAX = 100
 IDLE_MS_MAX = 30_000
-"""Time, in milliseconds, after which an operation without a driver counts as stuck."""
+"""Milliseconds after which an operation without a driver counts as stuck."""
 
 
-class Lacking(NamedTuple):
-    """Something that a broker group has and the database lacks."""
+class Missing(NamedTuple):
+    """A partition, seal or removal that a broker group has and the database lacks."""
 
     broker_group: str
     partition_id: int
     text: str
-    """A sentence for people."""
+    """A sentence for operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,24 +158,24 @@ class Index:
                 self.at_broker[answer.broker_group, status.partition_id] = status
 
     def status(self, view: PartitionView) -> PartitionStatus | None:
-        """Return the status of a partition at its broker group; None if the broker does not host it
-        or did not answer.
+        """Return a partition's status at its broker group; None if the broker does not host it or
+        did not respond.
         """
         partition = view.partition
         return self.at_broker.get((partition.broker_group, partition.partition_id))
 
     def answered(self, broker_group: str) -> bool:
-        """Return whether a broker group has answered."""
+        """Return whether a broker group has replied."""
         return broker_group in self._answered
 
     def was_known(self, subject_id: int, name: str) -> bool:
-        """Return whether the first view of the database has a consumer group, which may have been
-        deleted since.
+        """Return whether the first snapshot has a consumer group, which may have been deleted
+        since.
         """
         return any((row.subject_id, row.name) == (subject_id, name) for row in self.before.groups)
 
     def group(self, subject_id: int, name: str) -> GroupRow | None:
-        """Return a consumer group's row in the second view of the database, or None."""
+        """Return a consumer group's row in the second snapshot, or None."""
         for group in self.after.groups:
             if (group.subject_id, group.name) == (subject_id, name):
                 return group
@@ -184,7 +183,7 @@ class Index:
 
 
 def verify(views: Views) -> Verification:
-    """Run every check, and return the results in order."""
+    """Run all checks, and return their results in order."""
     index = Index(views)
     results = []
     for check in CHECKS:
@@ -205,37 +204,39 @@ def _route_covers(index: Index) -> Iterator[str]:
     for subject in index.after.subjects.values():
         if subject.route_version == 0 or subject.deleting:
             continue
-        at = 0
-        for partition in _of_subject(index.after, subject, {OPEN}):
+        covered = 0
+        for partition in _open_partitions(index.after, subject):
             start, end = partition.range_start, partition.range_end
-            if start > at:
-                yield f"subject {subject.name!r}: [{at}, {start}) has no open partition"
-            if start < at:
-                yield f"subject {subject.name!r}: [{start}, {min(at, end)}) has two open partitions"
-            at = max(at, end)
-        if at != LOGICAL_PARTITIONS:
-            yield f"subject {subject.name!r}: its ranges end at {at}, not {LOGICAL_PARTITIONS}"
+            if start > covered:
+                yield f"subject {subject.name!r}: [{covered}, {start}) has no open partition"
+            if start < covered:
+                overlap = f"[{start}, {min(covered, end)})"
+                yield f"subject {subject.name!r}: {overlap} has two open partitions"
+            covered = max(covered, end)
+        if covered != LOGICAL_PARTITIONS:
+            yield f"subject {subject.name!r}: its ranges end at {covered}, not {LOGICAL_PARTITIONS}"
 
 
-def _of_subject(view: SqlView, subject: SubjectRow, states: set[PartitionState]) -> list[Partition]:
-    chosen = [
+def _open_partitions(view: SqlView, subject: SubjectRow) -> list[Partition]:
+    found = [
         row.partition
         for row in view.partitions.values()
-        if row.subject_id == subject.subject_id and row.partition.state in states
+        if row.subject_id == subject.subject_id and row.partition.state is OPEN
     ]
-    return sorted(chosen, key=lambda partition: (partition.range_start, partition.partition_id))
+    return sorted(found, key=lambda partition: (partition.range_start, partition.partition_id))
 
 
 def _parents_overlap(index: Index) -> Iterator[str]:
-    known = index.after.partitions
-    for child in known.values():
+    by_id = index.after.partitions
+    for child in by_id.values():
         partition = child.partition
         covered = 0
         for parent_id in partition.parents:
-            parent = known.get(parent_id)
-            if parent is None or not _of_one_subject(index.after, parent, child):
+            parent = by_id.get(parent_id)
+            if parent is None or not _same_subject(index.after, parent, child):
                 yield (
-                    f"partition {partition.partition_id}: parent {parent_id} is not of its subject"
+                    f"partition {partition.partition_id}: parent {parent_id} does not belong to "
+                    "its subject"
                 )
                 continue
             start = max(partition.range_start, parent.partition.range_start)
@@ -249,15 +250,15 @@ def _parents_overlap(index: Index) -> Iterator[str]:
             yield f"partition {partition.partition_id}: its parents do not cover its range"
         subject = index.after.subjects.get(child.subject_id)
         if subject is not None and subject.static and partition.state in {OPEN, SEALED}:
-            yield from broken_chain(known, shown(known, child))
+            yield from broken_chain(by_id, with_visible_parents(by_id, child))
 
 
-def shown(known: Mapping[int, PartitionView], child: PartitionView) -> Partition:
+def with_visible_parents(known: Mapping[int, PartitionView], child: PartitionView) -> Partition:
     """
     Return a partition with only those parents that readers see.
 
-    A partition with two parents of one range was made by a cut: the hidden subject's parent is
-    filled first, and replaces the other one when it is published.
+    A partition with two parents of the same range was created by a cut: one parent belongs to the
+    hidden subject, and replaces the other when it is published.
     """
     parents = child.partition.parents
     hidden = {
@@ -275,20 +276,24 @@ def shown(known: Mapping[int, PartitionView], child: PartitionView) -> Partition
         for older in known[parent].partition.parents
         if older in parents and known[older].partition.state is PartitionState.EXPIRED
     }
-    left = tuple(parent for parent in parents if parent not in hidden | replaced)
-    return replace(child.partition, parents=left)
+    visible = tuple(parent for parent in parents if parent not in hidden | replaced)
+    return replace(child.partition, parents=visible)
 
 
-def _of_one_subject(view: SqlView, parent: PartitionView, child: PartitionView) -> bool:
-    """Return whether parent and child belong to one subject, or one of them to a hidden subject
-    that was made for the other's.
+def _same_subject(view: SqlView, parent: PartitionView, child: PartitionView) -> bool:
+    """Return whether parent and child belong to the same subject, or one of them to a hidden
+    subject that was created for the other's.
     """
     if parent.subject_id == child.subject_id:
         return True
-    before, behind = view.subjects.get(parent.subject_id), view.subjects.get(child.subject_id)
-    if before is None or behind is None:
+    parent_subject = view.subjects.get(parent.subject_id)
+    child_subject = view.subjects.get(child.subject_id)
+    if parent_subject is None or child_subject is None:
         return False
-    return behind.hidden_for == before.name or before.hidden_for == behind.name
+    return (
+        child_subject.hidden_for == parent_subject.name
+        or parent_subject.hidden_for == child_subject.name
+    )
 
 
 def _hosted_as_known(index: Index) -> Iterator[str]:
@@ -301,7 +306,7 @@ def _hosted_as_known(index: Index) -> Iterator[str]:
         if group in index.silent:
             if group not in reported:
                 reported.add(group)
-                yield f"broker group {group!r} cannot be asked: {index.silent[group]}"
+                yield f"broker group {group!r} does not respond: {index.silent[group]}"
             continue
         status = index.status(row)
         if status is None:
@@ -309,11 +314,11 @@ def _hosted_as_known(index: Index) -> Iterator[str]:
             continue
         subject = index.before.subjects[row.subject_id]
         gone = _gone_parents(index, status, partition)
-        for name, known, hosted in _differences(subject, partition, status, gone):
+        for name, expected, hosted in _differences(subject, partition, status, gone):
             if partition.state is SEALED and name in _SETTINGS:
-                continue  # the settings have been changed since
+                continue  # the settings were changed after the partition was sealed
             yield (
-                f"partition {partition.partition_id}: {name} is {known!r} in SQL, "
+                f"partition {partition.partition_id}: {name} is {expected!r} in SQL, "
                 f"{hosted!r} at {group!r}"
             )
 
@@ -325,13 +330,13 @@ def _gone_parents(
     index: Index, status: PartitionStatus, partition: Partition
 ) -> frozenset[PartitionId]:
     """
-    Return the parents that the broker has as facts, and for which SQL has no row any more.
+    Return the parents that the broker still has, although SQL no longer has rows for them.
 
     They belonged to a deleted hidden subject, or were replaced before the database was rebuilt.
     """
     facts = () if status.facts is None else status.facts.partition.parents
-    known = index.before.partitions.keys() | index.after.partitions.keys()
-    return frozenset(facts) - known - set(partition.parents)
+    known_ids = index.before.partitions.keys() | index.after.partitions.keys()
+    return frozenset(facts) - known_ids - set(partition.parents)
 
 
 def _differences(
@@ -340,15 +345,15 @@ def _differences(
     status: PartitionStatus,
     gone: Collection[PartitionId],
 ) -> Iterator[tuple[str, object, object]]:
-    """Yield (name, value in SQL, value at the broker) of the facts that differ; `gone` are parents
-    that no longer exist.
+    """Yield (name, value in SQL, value at the broker) for each fact that differs; `gone` are ids of
+    parents that no longer exist.
     """
     if status.facts is None:
-        known: dict[str, object] = {"subject": subject.hosted_name, "name": partition.name}
+        expected: dict[str, object] = {"subject": subject.hosted_name, "name": partition.name}
         hosted: dict[str, object] = {"subject": status.subject, "name": status.name}
     else:
-        known, hosted = _facts(subject, partition), _hosted_facts(status.facts, subject, gone)
-    for name, value in known.items():
+        expected, hosted = _facts(subject, partition), _hosted_facts(status.facts, subject, gone)
+    for name, value in expected.items():
         if hosted[name] != value:
             yield name, value, hosted[name]
 
@@ -389,34 +394,34 @@ def _hosted_facts(
 
 
 def _nothing_foreign(index: Index) -> Iterator[str]:
-    for each in _lacking_partitions(index):
+    for each in _missing_partitions(index):
         yield each.text
 
 
-def _lacking_partitions(index: Index) -> Iterator[Lacking]:
-    """Yield the partitions that brokers host and SQL does not know, or knows elsewhere."""
+def _missing_partitions(index: Index) -> Iterator[Missing]:
+    """Yield the partitions that brokers host, and that SQL does not know or assigns to other
+    brokers.
+    """
     for (group, partition_id), status in index.at_broker.items():
-        # A partition that only the first view has was dropped after its broker was asked.
-        known = index.after.partitions.get(partition_id) or index.before.partitions.get(
-            partition_id
-        )
-        if known is None:
+        # A partition that only the first snapshot has was dropped after its broker's reply.
+        row = index.after.partitions.get(partition_id) or index.before.partitions.get(partition_id)
+        if row is None:
             text = (
                 f"{group!r} hosts partition {partition_id} of {status.subject!r}, "
                 f"which SQL does not know"
             )
-        elif known.partition.broker_group != group:
+        elif row.partition.broker_group != group:
             text = (
-                f"{group!r} hosts partition {partition_id}, which is of "
-                f"{known.partition.broker_group!r}"
+                f"{group!r} hosts partition {partition_id}, which belongs to "
+                f"{row.partition.broker_group!r}"
             )
         else:
             continue
-        yield Lacking(group, partition_id, text)
+        yield Missing(group, partition_id, text)
 
 
-def _lacking_seals(index: Index) -> Iterator[Lacking]:
-    """Yield the partitions that are open in SQL and sealed at their brokers, although no operation
+def _missing_seals(index: Index) -> Iterator[Missing]:
+    """Yield the partitions that are open in SQL but sealed at their brokers, although no operation
     seals them.
     """
     sealing = {
@@ -432,13 +437,11 @@ def _lacking_seals(index: Index) -> Iterator[Lacking]:
         sealed = status is not None and status.state is SEALED
         if row.partition.state is OPEN and sealed and partition_id not in sealing:
             text = f"partition {partition_id} is open in SQL and sealed at its broker"
-            yield Lacking(row.partition.broker_group, partition_id, text)
+            yield Missing(row.partition.broker_group, partition_id, text)
 
 
-def _lacking_removals(index: Index) -> Iterator[Lacking]:
-    """Yield the partitions that SQL had before and after their brokers were asked, which do not
-    host them.
-    """
+def _missing_removals(index: Index) -> Iterator[Missing]:
+    """Yield the partitions that both snapshots have, but that their brokers do not host."""
     for row in index.before.partitions.values():
         partition = row.partition
         later = index.after.partitions.get(partition.partition_id)
@@ -450,25 +453,25 @@ def _lacking_removals(index: Index) -> Iterator[Lacking]:
             continue
         if index.status(row) is None:
             text = f"partition {partition.partition_id} is not hosted by {partition.broker_group!r}"
-            yield Lacking(partition.broker_group, partition.partition_id, text)
+            yield Missing(partition.broker_group, partition.partition_id, text)
 
 
-def lacking(index: Index) -> Iterator[Lacking]:
+def missing(index: Index) -> Iterator[Missing]:
     """
-    Yield what brokers have and the database lacks: partitions, seals, removals.
+    Yield the partitions, seals and removals that brokers have and the database lacks.
 
-    Only a database that lost commits lacks it, because brokers are only asked for what is already
-    in the database.
+    Only a database that lost commits lacks any, because a change is committed before a broker is
+    asked to apply it.
     """
-    known = index.before.partitions.keys() | index.after.partitions.keys()
-    highest = max(known, default=0)
-    for each in _lacking_partitions(index):
-        # An unknown id that was issued before belongs to a deleted partition, in an older copy of a
-        # data folder.
-        if each.partition_id in known or each.partition_id > highest:
+    known_ids = index.before.partitions.keys() | index.after.partitions.keys()
+    highest = max(known_ids, default=0)
+    for each in _missing_partitions(index):
+        # An unknown but not higher id belongs to a deleted partition in an older copy of a data
+        # folder.
+        if each.partition_id in known_ids or each.partition_id > highest:
             yield each
-    yield from _lacking_seals(index)
-    yield from _lacking_removals(index)
+    yield from _missing_seals(index)
+    yield from _missing_removals(index)
 
 
 def _seals_agree(index: Index) -> Iterator[str]:
@@ -488,7 +491,7 @@ def _seals_agree(index: Index) -> Iterator[str]:
                 f"partition {partition_id} ends at {row.end_offset} in SQL, "
                 f"at {status.next_offset} at its broker"
             )
-    for each in _lacking_seals(index):
+    for each in _missing_seals(index):
         yield each.text
 
 
@@ -572,15 +575,14 @@ def _drained_to_the_end(index: Index) -> Iterator[str]:
 
 def _changed_meanwhile(index: Index, group: GroupRow, partition_id: int) -> bool:
     """
-    Return whether the row has changed since the first view of SQL.
+    Return whether a row of `drained` has changed since the first snapshot.
 
-    A reset deletes rows of `drained` and grants a new token; expiry deletes those of gone
-    partitions.
+    A reset deletes such rows and grants new tokens; expiry deletes those of removed partitions.
     """
-    now = index.group(group.subject_id, group.name)
-    if now is None or partition_id not in now.drained:
+    current = index.group(group.subject_id, group.name)
+    if current is None or partition_id not in current.drained:
         return True
-    return now.tokens.get(partition_id) != group.tokens.get(partition_id)
+    return current.tokens.get(partition_id) != group.tokens.get(partition_id)
 
 
 def _versions_rise(index: Index) -> Iterator[str]:
@@ -619,26 +621,26 @@ def _operations_move(index: Index) -> Iterator[str]:
         if planned and subject.route_version > 0 and part.partition.partition_id not in stepping:
             yield f"partition {part.partition.partition_id} is planned, and no operation opens it"
     for subject in view.subjects.values():
-        before = index.before.subjects.get(subject.subject_id)
+        earlier = index.before.subjects.get(subject.subject_id)
         unopened = not subject.problem and subject.route_version == 0
-        if unopened and before is not None and before.route_version == 0:
+        if unopened and earlier is not None and earlier.route_version == 0:
             yield f"subject {subject.name!r}: its creation is not finished"
-        if subject.deleting and before is not None and before.deleting:
+        if subject.deleting and earlier is not None and earlier.deleting:
             yield f"subject {subject.name!r}: its deletion is not finished"
     deleting = {group.group_id for group in index.before.groups if group.deleting}
     for group in view.groups:
-        gone = view.subjects[group.subject_id].deleting
-        if group.deleting and group.group_id in deleting and not gone:
+        is_subject_deleted = view.subjects[group.subject_id].deleting
+        if group.deleting and group.group_id in deleting and not is_subject_deleted:
             yield f"group {group.name!r}: its deletion is not finished"
 
 
 def _children_after_parents(index: Index) -> Iterator[str]:
-    known = index.after.partitions
-    for child in known.values():
+    by_id = index.after.partitions
+    for child in by_id.values():
         if child.partition.state not in {OPEN, SEALED}:
             continue
-        for parent_id in shown(known, child).parents:
-            parent = known.get(parent_id)
+        for parent_id in with_visible_parents(by_id, child).parents:
+            parent = by_id.get(parent_id)
             if parent is not None and parent.partition.state in {OPEN, PLANNED}:
                 yield (
                     f"partition {child.partition.partition_id} is {child.partition.state}, "
@@ -647,15 +649,15 @@ def _children_after_parents(index: Index) -> Iterator[str]:
 
 
 def _groups_heard(index: Index) -> Iterator[str]:
-    of_subject: dict[int, list[GroupRow]] = defaultdict(list)
+    by_subject: dict[int, list[GroupRow]] = defaultdict(list)
     for group in index.before.groups:
         if not group.deleting:
-            of_subject[group.subject_id].append(group)
+            by_subject[group.subject_id].append(group)
     for row in index.before.partitions.values():
         status = index.status(row)
         if status is not None:
             subject = index.before.subjects[row.subject_id]
-            yield from missing_at_broker(subject, row, status, of_subject[row.subject_id])
+            yield from missing_at_broker(subject, row, status, by_subject[row.subject_id])
 
 
 CHECKS = (
@@ -699,17 +701,17 @@ CHECKS = (
 
 def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
     """
-    Yield a sentence for each partition that a group drained before a parent, so that children could
-    be read before the parent.
+    Yield a sentence for each partition that a group has drained before a parent, so that children
+    could be read before the parent.
 
-    A parent that has expired or was abandoned blocks no child, nor does one that was published
-    after the child was drained. A parent with a higher token was granted later or reset, because an
-    operator may reset one partition alone.
+    A parent that has expired or was abandoned does not block children, nor does one that was
+    published after the child was drained. A parent with a higher token was granted later, or was
+    reset without the child.
     """
     for partition_id in sorted(group.drained):
         row = view.partitions.get(partition_id)
         token = group.tokens.get(partition_id, 0)
-        for parent_id in () if row is None else shown(view.partitions, row).parents:
+        for parent_id in () if row is None else with_visible_parents(view.partitions, row).parents:
             parent = view.partitions.get(parent_id)
             if parent is None or parent_id in group.drained:
                 continue
@@ -733,18 +735,18 @@ def missing_at_broker(
     Yield a sentence for each group that the partition's broker does not know, so that it may remove
     messages that the group has not read.
 
-    If retention is by time alone, a grant does not wait until the broker knows the group.
+    If retention is by time only, a grant does not wait until the broker knows the group.
 
     Args:
-        groups: the subject's groups in the first view of the database, before the broker was asked.
+        groups: the subject's groups in the first snapshot.
     """
     timed = subject.retention is Retention.TIME
     partition_id = row.partition.partition_id
-    listed = {each.group for each in status.groups}
+    known = {each.group for each in status.groups}
     served = row.partition.state in {PartitionState.OPEN, PartitionState.SEALED}
-    needing = [group for group in groups if partition_id not in group.drained]
-    for group in needing:
-        if not served or group.name in listed:
+    reading = [group for group in groups if partition_id not in group.drained]
+    for group in reading:
+        if not served or group.name in known:
             continue
         if partition_id in group.heard:
             yield f"partition {partition_id}: its broker has lost group {group.name!r}"
@@ -753,7 +755,7 @@ def missing_at_broker(
                 f"partition {partition_id}, group {group.name!r}: granted, and its broker does not "
                 "know the group"
             )
-    if served and needing and not status.groups_told and not timed:
+    if served and reading and not status.groups_told and not timed:
         yield (
             f"partition {partition_id}: its broker does not know all groups, and removes nothing"
         )
@@ -761,7 +763,7 @@ def missing_at_broker(
 
 def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> Iterator[str]:
     """Yield a sentence for each gap between a static subject's partition and its parent; `known`
-    has all partitions by id.
+    maps id → partition.
     """
     if len(partition.parents) > 1:
         number = len(partition.parents)
@@ -769,23 +771,25 @@ def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> It
         return
     start: int | None = 0
     for parent in (known[key] for key in partition.parents if key in known):
-        before = parent.partition
-        continues = before.queue == partition.queue
-        if continues != (before.range_start == partition.range_start):
+        parent_partition = parent.partition
+        continues = parent_partition.queue == partition.queue
+        if continues != (parent_partition.range_start == partition.range_start):
             yield (
                 f"partition {partition.partition_id} has queue {partition.queue} and begins at "
                 f"logical partition {partition.range_start}; it continues partition "
-                f"{before.partition_id}, which has queue {before.queue} and begins at "
-                f"{before.range_start}"
+                f"{parent_partition.partition_id}, which has queue {parent_partition.queue} and "
+                f"begins at {parent_partition.range_start}"
             )
         if not continues:
             continue
-        gone = parent.abandoned or (
-            before.state is PartitionState.EXPIRED and parent.end_offset is None
+        is_lost = parent.abandoned or (
+            parent_partition.state is PartitionState.EXPIRED and parent.end_offset is None
         )
-        if gone and is_behind_loss(partition):
+        if is_lost and is_behind_loss(partition):
             return
-        start = None if parent.end_offset is None else before.logic_start + parent.end_offset
+        start = (
+            None if parent.end_offset is None else parent_partition.logic_start + parent.end_offset
+        )
     if partition.logic_start != start:
         yield (
             f"partition {partition.partition_id} begins at logic offset "

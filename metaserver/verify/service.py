@@ -1,7 +1,5 @@
-"""Reads the database, asks every broker, reads the database again, and runs the checks. Shell
-around `checks.py`.
-
-Reads the whole database at one moment, to compare it with the brokers.
+"""Reads the database, asks every broker, reads the database again, and runs the checks. Network I/O
+and SQL around `checks.py`.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from .checks import (
 
 
 def read_sql_view(connection: Connection) -> SqlView:
-    """Read the database at one moment; must be the first read of its transaction."""
+    """Read one snapshot of the database; must be the first read of its transaction."""
     begin_snapshot(connection)
     return SqlView(
         subjects={subject.subject_id: subject for subject in all_subjects(connection)},
@@ -75,12 +73,12 @@ def _groups(connection: Connection) -> list[GroupRow]:
     tokens: dict[int, dict[int, int]] = defaultdict(dict)
     for row in connection.execute(sa.select(leases)):
         tokens[row.group_id][row.partition_id] = row.token
-    through: dict[int, set[int]] = defaultdict(set)
+    drained_ids: dict[int, set[int]] = defaultdict(set)
     for row in connection.execute(sa.select(drained)):
-        through[row.group_id].add(row.partition_id)
-    known: dict[int, set[int]] = defaultdict(set)
+        drained_ids[row.group_id].add(row.partition_id)
+    heard_ids: dict[int, set[int]] = defaultdict(set)
     for row in connection.execute(sa.select(heard)):
-        known[row.group_id].add(row.partition_id)
+        heard_ids[row.group_id].add(row.partition_id)
     return [
         GroupRow(
             group_id=row.group_id,
@@ -89,8 +87,8 @@ def _groups(connection: Connection) -> list[GroupRow]:
             last_token=row.last_token,
             route_version=row.route_version,
             tokens=tokens[row.group_id],
-            drained=through[row.group_id],
-            heard=known[row.group_id],
+            drained=drained_ids[row.group_id],
+            heard=heard_ids[row.group_id],
             deleting=row.deleting,
         )
         for row in connection.execute(sa.select(groups).order_by(groups.c.group_id))
@@ -100,11 +98,10 @@ def _groups(connection: Connection) -> list[GroupRow]:
 def _operations(connection: Connection) -> list[OperationRow]:
     unfinished = operations.c.state.in_(MOVING)
     actions: dict[int, dict[int, StepAction]] = defaultdict(dict)
-    todo = sa.select(steps).join(operations).where(unfinished)
-    for row in connection.execute(todo):
+    for row in connection.execute(sa.select(steps).join(operations).where(unfinished)):
         actions[row.operation_id][row.partition_id] = StepAction(row.action)
     idle = (now_ms() - operations.c.driven_until).label("idle_ms")
-    rows = sa.select(operations, idle).where(unfinished).order_by(operations.c.operation_id)
+    query = sa.select(operations, idle).where(unfinished).order_by(operations.c.operation_id)
     return [
         OperationRow(
             operation_id=row.operation_id,
@@ -115,28 +112,28 @@ def _operations(connection: Connection) -> list[OperationRow]:
             problem=row.problem,
             steps=actions[row.operation_id],
         )
-        for row in connection.execute(rows)
+        for row in connection.execute(query)
     ]
 
 
 def _brokers(connection: Connection) -> list[BrokerRow]:
-    known = sa.select(brokers).order_by(brokers.c.broker_group)
+    query = sa.select(brokers).order_by(brokers.c.broker_group)
     return [
         BrokerRow(broker_group=row.broker_group, broker_id=row.broker_id, address=row.address)
-        for row in connection.execute(known)
+        for row in connection.execute(query)
     ]
 
 
 def _refused(connection: Connection) -> list[BrokerRow]:
-    lately = refused_brokers.c.expires_at > now_ms()
-    refused = sa.select(refused_brokers).where(lately).order_by(refused_brokers.c.broker_group)
+    is_recent = refused_brokers.c.expires_at > now_ms()
+    query = sa.select(refused_brokers).where(is_recent).order_by(refused_brokers.c.broker_group)
     return [
         BrokerRow(broker_group=row.broker_group, broker_id=row.broker_id, address=row.address)
-        for row in connection.execute(refused)
+        for row in connection.execute(query)
     ]
 
 
-ASKED_AT_ONCE_MAX = 16
+CONCURRENT_CALLS_MAX = 16
 
 
 class VerifyService:
@@ -147,20 +144,20 @@ class VerifyService:
         self._network = network
 
     async def verify(self) -> Verification:
-        """Run every check; a broker that does not answer is a violation and not an error. Raises
+        """Run all checks; a broker that does not respond is a violation, not an error. Raises
         StorageError.
         """
         before = await self._database.read(read_sql_view)
-        limit = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
+        slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(self._ask(broker, limit)) for broker in before.brokers]
+            tasks = [group.create_task(self._ask(broker, slots)) for broker in before.brokers]
         after = await self._database.read(read_sql_view)
-        answers = [task.result() for task in asked]
+        answers = [task.result() for task in tasks]
         return await asyncio.to_thread(verify, Views(before=before, answers=answers, after=after))
 
-    async def _ask(self, broker: BrokerRow, limit: asyncio.Semaphore) -> BrokerAnswer:
+    async def _ask(self, broker: BrokerRow, slots: asyncio.Semaphore) -> BrokerAnswer:
         hosted, problem = None, ""
-        async with limit:
+        async with slots:
             try:
                 hosted = await BrokerClient(self._network, broker.address).partitions()
             except KeylaneError as error:

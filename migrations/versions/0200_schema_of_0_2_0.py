@@ -14,7 +14,9 @@ branch_labels = None
 depends_on = None
 
 _BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""SQLite numbers rows by itself only for a column that is exactly INTEGER; it holds 64 bits."""
+"""The type of generated ids, with 64 bits on every database: SQLite generates ids only for a column
+of the exact type INTEGER.
+"""
 
 TABLES = (
     "accepted_folders",
@@ -50,11 +52,11 @@ TABLES = (
     "steps",
     "suspended_clients",
 )
-"""Each stands behind those that it refers to."""
+"""All tables; referenced tables come before those that refer to them."""
 
 
 def upgrade() -> None:
-    """Make all tables and indexes."""
+    """Create all tables and indexes."""
     op.create_table(
         "accepted_folders",
         sa.Column("accepted_id", _BIG_ID, autoincrement=True, nullable=False),
@@ -783,6 +785,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove all tables, and with them their indexes."""
+    """Drop all tables with their indexes."""
     for table in reversed(TABLES):
         op.drop_table(table)

@@ -1,1 +1,1 @@
-"""One file for each step of the schema; the first makes the schema of 0.2.0."""
+"""One file for each version of the schema; the first creates the schema of 0.2.0."""

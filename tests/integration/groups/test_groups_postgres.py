@@ -12,7 +12,7 @@ from keylane.metaserver.groups.lease_rows import read_grants, release_leases, se
 from keylane.metaserver.groups.parked_ancestors import need_no_owner, read_taken_over
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.resets.live import (
-    give_up_live_reset,
+    abandon_live_reset,
     pending_live_resets,
     plan_live_reset,
     read_live_reset,
@@ -51,7 +51,7 @@ async def test_statements_work_on_postgresql(postgres: Postgres, tmp_path: Path)
         await database.write(hear, group_id)
         await database.write(settle_group, group_id)
         given_up = await database.write(plan_live_reset, group_id, ASK)
-        assert await database.write(give_up_live_reset, given_up, group_id)
+        assert await database.write(abandon_live_reset, given_up, group_id)
         reset_id = await database.write(plan_live_reset, group_id, ASK)
         (grant,) = (await database.read(read_grants, A)).grants
         partition_id = int(grant.partition.partition_id)

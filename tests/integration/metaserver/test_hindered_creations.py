@@ -186,7 +186,7 @@ async def test_creation_fails_when_its_partition_id_was_taken_just_now(tmp_path:
         failed = {
             subject.subject: subject for subject in (await meta.call(endpoints.SUBJECTS)).subjects
         }["newer"]
-        assert "a newer database or another one" in failed.problem
+        assert "a newer database or by a different one" in failed.problem
         with raises(Reason.CREATION_FAILED, match="hosted with other facts"):
             await meta.route("newer")
         await assert_goes_on(cluster, meta)

@@ -47,7 +47,7 @@ async def test_tables_exist_once_when_processes_make_them_at_once(
 async def test_tables_are_tried_once_when_the_database_cannot_be_reached(
     room: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(transactions, "AGAIN_AFTER_S", (600.0,))
+    monkeypatch.setattr(transactions, "RETRY_PAUSES_S", (600.0,))
     async with asyncio.timeout(30):
         with pytest.raises(StorageError):
             await room.create_tables(f"postgresql+asyncpg://keylane@/none?host={tmp_path}")

@@ -10,7 +10,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from keylane.metaserver.resets.cursors import PartitionOffsets, check_ask, generations, new_cursors
+from keylane.metaserver.resets.cursors import (
+    PartitionOffsets,
+    check_request,
+    generations,
+    new_cursors,
+)
 from keylane.protocol.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,
@@ -83,7 +88,7 @@ def test_plan_of_a_shift_can_be_set_as_cursors(lineage, static, shift):
     planned = new_cursors(asked, lineage, static=static)
     check_no_gap(lineage, planned)
     again = ResetGroup(to=ResetTo.CURSORS, cursors=planned)
-    check_ask(again, static=static)
+    check_request(again, static=static)
     assert new_cursors(again, lineage, static=static) == planned
 
 
@@ -135,7 +140,7 @@ def test_shift_counts_from_the_first_message_that_is_not_acked():
 )
 def test_relative_target_has_one_meaning(ask, text):
     with pytest.raises(InvalidRequestError, match=text):
-        check_ask(ResetGroup(**{**ask, "to": ResetTo(ask["to"])}), static=False)
+        check_request(ResetGroup(**{**ask, "to": ResetTo(ask["to"])}), static=False)
 
 
 @given(lineages())
@@ -283,4 +288,4 @@ def test_children_are_set_before_their_parents(lineage):
 def test_request_with_two_meanings_or_none_is_refused(ask, static):
     """It is refused before a broker is asked."""
     with pytest.raises(InvalidRequestError):
-        check_ask(ask, static=static)
+        check_request(ask, static=static)

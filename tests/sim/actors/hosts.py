@@ -41,8 +41,8 @@ from keylane.metaserver.removals.service import RemovalService
 from keylane.metaserver.resets.live import LiveResets
 from keylane.metaserver.resets.service import ResetService
 from keylane.metaserver.retention.announcer import Announcer
-from keylane.metaserver.retention.empty_partitions import Expirer
-from keylane.metaserver.retention.history import PastExpirer
+from keylane.metaserver.retention.empty_partitions import PartitionExpirer
+from keylane.metaserver.retention.history import HistoryExpirer
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.clock_restart import adopt_boot
 from keylane.metaserver.starts.service import StartService
@@ -223,7 +223,7 @@ class MetaHost(Host):
         self.internet.listen(self.address, Listener(self.process, self.machine, routes))
         duties = self._duties(database, network, catalogue) if self._expires else ()
         if self.history_speed:
-            duties += (self._past_expirer(database).run_once,)
+            duties += (self._history_expirer(database).run_once,)
         more = (resetter.resume,) if self.resumes_resets else ()
         periodic_tasks = PeriodicTasks(
             database,
@@ -253,15 +253,17 @@ class MetaHost(Host):
 
     def _duties(self, database: Any, network: SimNetwork, catalogue: Catalogue) -> tuple[Any, ...]:
         holder = f"{self.name}.{self.starts}"
-        expirer = Expirer(database, network, self._settings, catalogue=catalogue, holder=holder)
+        expirer = PartitionExpirer(
+            database, network, self._settings, catalogue=catalogue, holder=holder
+        )
         return (expirer.run_once,)
 
-    def _past_expirer(self, database: Any) -> PastExpirer:
+    def _history_expirer(self, database: Any) -> HistoryExpirer:
         def now_ms() -> int:
             return int(asyncio.get_running_loop().time() * 1_000 * self.history_speed)
 
         holder = f"{self.name}.{self.starts}"
-        return PastExpirer(database, self._settings, holder=holder, now_ms=now_ms)
+        return HistoryExpirer(database, self._settings, holder=holder, now_ms=now_ms)
 
     def _stepped(self, step: str) -> None:
         """Note that an operation has finished a step; after some steps the process dies."""

@@ -48,13 +48,13 @@ def cut_opens_before_it_seals(patches: Patches) -> None:
 def published_rows_stay_open(patches: Patches) -> None:
     """A publication shows hidden partitions that are not sealed."""
 
-    def steps_of(*args: Any) -> Any:
+    def plan_steps(*args: Any) -> Any:
         return [
             (partition_id, action, done or action is StepAction.SEAL)
             for partition_id, action, done in real(*args)
         ]
 
-    real = patches.set(publishing, "_steps_of", steps_of)
+    real = patches.set(publishing, "_plan_steps", plan_steps)
 
 
 def holds_are_forgotten_at_a_restart(patches: Patches) -> None:

@@ -78,7 +78,7 @@ def reset_to_a_time_begins_late(patches: Patches) -> None:
             part = replace(part, at_time=part.at_time + 1)
         return int(real(ask, part, begun))
 
-    real = patches.set(resets_cursors, "_physical", physical)
+    real = patches.set(resets_cursors, "_physical_cursor", physical)
 
 
 # ── retention ─────────────────────────────────────────────────────────────────────────────────────

@@ -82,7 +82,7 @@ def reset_drains_empty_partitions(patches: Patches) -> None:
         ]
         return real(passed, drained)
 
-    patches.set(resets_rows, "_through", lambda connection, group_id, at_end: at_end)
+    patches.set(resets_rows, "_with_drained_parents", lambda connection, group_id, at_end: at_end)
     real = patches.set(lease_rows, "readable_partitions", readable)
 
 

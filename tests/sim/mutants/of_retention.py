@@ -105,7 +105,7 @@ def opens_before_groups_are_told(patches: Patches) -> None:
 def heard_before_it_is_told(patches: Patches) -> None:
     """SQL counts a broker as having heard before it was asked; the asking may fail."""
 
-    async def announce_each(self: Any, announcements: Any) -> Any:
+    async def send(self: Any, announcements: Any) -> Any:
         if announcements:
             pairs = {
                 announcement.partition_id: [group_id for group_id, _ in announcement.groups]
@@ -114,7 +114,7 @@ def heard_before_it_is_told(patches: Patches) -> None:
             await self._database.write(store_heard, pairs)
         return await real(self, announcements)
 
-    real = patches.set(Announcer, "_announce_each", announce_each)
+    real = patches.set(Announcer, "_send", send)
 
 
 def groups_told_before_durable(patches: Patches) -> None:

@@ -44,7 +44,7 @@ async def member_of(database: Inline, version: str = "0.4.0") -> ClusterMember:
 async def test_member_is_noted_while_it_is_at_work() -> None:
     database = Inline()
     member = await member_of(database, "0.5.0")
-    async with member.at_work("m:1"):
+    async with member.registration("m:1"):
         (row,) = database.rows.run(read_cluster).members
         assert (row.name, row.version) == ("metaserver m:1", "0.5.0")
         assert member.version == "0.5"

@@ -279,7 +279,7 @@ async def test_groups_are_settled_when_one_before_them_cannot_be(
         return replace(due_work(connection), groups=(1, 2, 3))
 
     monkeypatch.setattr(periodic_tasks_module, "SETTLE_S", 0.02)
-    monkeypatch.setattr(periodic_tasks_module, "LATE_S", 0.05)
+    monkeypatch.setattr(periodic_tasks_module, "UNSETTLED_LOG_S", 0.05)
     monkeypatch.setattr(periodic_tasks_module, "due_work", three_due)
     monkeypatch.setattr(GroupService, "settle", settle)
     monkeypatch.setattr(GroupService, "check_for_changes", look)
@@ -289,5 +289,5 @@ async def test_groups_are_settled_when_one_before_them_cannot_be(
     assert settled[:2] == [3, 3]
     assert caplog.messages == [
         "periodic work failed and will be retried: too much",
-        "periodic work failed and will be retried: consumer group number 1 is not settled after 0.05 s",
+        "periodic work failed and will be retried: consumer group 1 is not settled after 0.05 s",
     ]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from keylane.metaserver import remembered
-from keylane.metaserver.remembered import Remembered
+from keylane.metaserver.remembered import CachedRead
 from keylane.protocol.errors import StorageError
 
 
@@ -33,33 +33,33 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "WAIT_S", 0.05)
 
 
-async def test_ask_gets_a_new_reading_when_the_source_answers() -> None:
-    known = Remembered(HangingSource().read)
+async def test_get_returns_a_new_result_when_the_source_answers() -> None:
+    cache = CachedRead(HangingSource().read)
     for number in (1, 2):
-        recalled = await known.ask()
-        assert (recalled.value, recalled.age_s, recalled.error) == (number, 0, None)
+        cached = await cache.get()
+        assert (cached.value, cached.age_s, cached.error) == (number, 0, None)
 
 
-async def test_ask_gets_the_last_reading_while_the_source_hangs() -> None:
+async def test_get_returns_the_cached_result_while_the_source_hangs() -> None:
     source = HangingSource()
-    known = Remembered(source.read)
-    await known.ask()
+    cache = CachedRead(source.read)
+    await cache.get()
     source.free.clear()
     for _ in range(2):
-        recalled = await known.ask()
-        assert recalled.value == 1
-        assert recalled.age_s > 0
+        cached = await cache.get()
+        assert cached.value == 1
+        assert cached.age_s > 0
     source.free.set()
-    assert (await known.ask()).value == 2  # the reading that hung
-    await known.close()
+    assert (await cache.get()).value == 2  # the reading that hung
+    await cache.close()
 
 
-async def test_ask_gets_the_error_beside_the_last_reading_when_the_source_fails() -> None:
+async def test_get_returns_the_error_with_the_cached_result_when_the_source_fails() -> None:
     source = HangingSource()
-    known = Remembered(source.read)
-    await known.ask()
+    cache = CachedRead(source.read)
+    await cache.get()
     source.error = StorageError("away")
-    recalled = await known.ask()
-    assert (recalled.value, recalled.error) == (1, source.error)
+    cached = await cache.get()
+    assert (cached.value, cached.error) == (1, source.error)
     source.error = None
-    assert (await known.ask()).error is None
+    assert (await cache.get()).error is None

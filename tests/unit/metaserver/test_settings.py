@@ -102,7 +102,7 @@ def test_data_folder_is_refused_when_it_cannot_be_created(tmp_path: Path) -> Non
 @pytest.mark.parametrize("rest", ["//", "///", "///:memory:"])
 def test_database_url_is_refused_when_it_names_no_file(rest: str) -> None:
     """A database in memory would be another one for each connection."""
-    with pytest.raises(ConfigError, match="names a file"):
+    with pytest.raises(ConfigError, match="must name a file"):
         MetaserverSettings(data=Path("x"), database_url=f"sqlite+aiosqlite:{rest}")
 
 
@@ -133,7 +133,7 @@ def test_data_folder_that_is_a_file_is_refused_in_words(tmp_path: Path) -> None:
     """It said `[Errno 17] File exists`."""
     file = tmp_path / "file"
     file.write_text("")
-    with pytest.raises(DataFolderError, match="as data folder: it is no folder"):
+    with pytest.raises(DataFolderError, match="as data folder: it is not a folder"):
         prepare_folder(file)
 
 

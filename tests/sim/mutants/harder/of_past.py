@@ -16,16 +16,16 @@ def cuts_are_forgotten_before_they_are_published(patches: Patches) -> None:
     """The operations of a subject go after their time, also while a hidden subject waits to be
     published.
     """
-    patches.set(past_rows, "_awaited", sa.false())
+    patches.set(past_rows, "_needed_by_hidden", sa.false())
 
 
 def running_publications_are_forgotten(patches: Patches) -> None:
     """A publication counts as over from its beginning."""
     over = tuple(
         (table, sa.true() if table is past_rows.publications else when)
-        for table, when in past_rows._OVER
+        for table, when in past_rows._FINISHED
     )
-    patches.set(past_rows, "_OVER", over)
+    patches.set(past_rows, "_FINISHED", over)
 
 
 def what_is_over_counts_from_the_start(patches: Patches) -> None:

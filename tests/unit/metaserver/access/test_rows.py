@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from keylane.metaserver.access import rows
 from keylane.metaserver.access.book import CHANGED_MS
 from keylane.metaserver.access.rows import (
-    begin_access,
+    create_access_state,
     create_token,
     grant,
     read_tokens,
@@ -35,7 +35,7 @@ def listed(connection: sa.Connection, now_ms: int) -> list[int]:
 @pytest.fixture
 def connection(engine: sa.Engine):
     with engine.begin() as connection:
-        begin_access(connection, "c")
+        create_access_state(connection, "c")
         yield connection
 
 
@@ -69,7 +69,7 @@ def test_place_of_a_revoked_token_is_taken_before_that_of_one_that_ended(connect
 def test_token_is_refused_when_every_other_may_still_be_used(connection, monkeypatch):
     monkeypatch.setattr(rows, "TOKENS_MAX", 2)
     held = [make(connection, "a", ends_at_ms=9).token_id, make(connection, "b").token_id]
-    with pytest.raises(OverloadedError, match="revoke those that nothing uses"):
+    with pytest.raises(OverloadedError, match="revoke unused ones"):
         make(connection, "c", now_ms=8)
     assert listed(connection, 8) == held
 
@@ -95,6 +95,6 @@ def test_principal_is_refused_when_every_other_is_in_use(connection, monkeypatch
         grant(connection, ChangeGrant(principal="a", grant=right), now_ms=1)
     if kept_by != "token":
         revoke_token(connection, token.token_id, now_ms=1)
-    with pytest.raises(OverloadedError, match="revoke what nothing uses"):
+    with pytest.raises(OverloadedError, match="revoke unused ones"):
         make(connection, "b", now_ms=1 + CHANGED_MS if kept_by == "change" else 1 + LATER)
     assert listed(connection, LATER) == [token.token_id]

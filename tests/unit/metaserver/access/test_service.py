@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from keylane.metaserver.access.book import AccessBook
+from keylane.metaserver.access.book import AccessState
 from keylane.metaserver.access.service import AccessService
 from keylane.protocol.access.capability import GRANTS_MAX, parts_of
 from keylane.protocol.access.rights import AccessGrant, Rights
@@ -21,21 +21,21 @@ def service_of(groups: int) -> AccessService:
     have.
     """
     nothing: Any = None
-    service = AccessService(nothing, clock=SystemClock(), known={}, audit=nothing)
+    service = AccessService(nothing, clock=SystemClock(), settings_tokens={}, audit=nothing)
     grants = {
         f"group:{number}": tuple(
             AccessGrant(Rights.CONSUME, f"subject.{number}.{each}") for each in range(GRANTS_MAX)
         )
         for number in range(groups)
     }
-    service.book = AccessBook(cluster="c", grants=grants)
+    service.state = AccessState(cluster="c", grants=grants)
     return service
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_capability_has_the_rights_of_groups(groups: int) -> None:
     service = service_of(groups)
-    caller = service.book.caller_named("jwt:ann", tuple(service.book.grants))
+    caller = service.state.caller_named("jwt:ann", tuple(service.state.grants))
     capability, _packed, _signature = parts_of(service.sign(caller, bytes(32)))
     assert len(capability.grants) == groups * GRANTS_MAX
 
@@ -43,7 +43,7 @@ def test_capability_has_the_rights_of_groups(groups: int) -> None:
 def test_capability_is_refused_when_it_has_more_rights_than_a_header_holds() -> None:
     """Brokers would refuse it without saying why."""
     service = service_of(20)
-    caller = service.book.caller_named("jwt:ann", tuple(service.book.grants))
+    caller = service.state.caller_named("jwt:ann", tuple(service.state.grants))
     with pytest.raises(OverloadedError, match="with those of its 20 groups"):
         service.sign(caller)
 
@@ -51,9 +51,9 @@ def test_capability_is_refused_when_it_has_more_rights_than_a_header_holds() -> 
 def test_capability_has_the_version_of_its_rights_when_the_book_has_changed_since() -> None:
     """Brokers believed rights that were revoked while the call for the capability was under way."""
     service = service_of(1)
-    service.book = replace(service.book, version=7)
-    caller = service.book.caller_named("group:0")
-    service.book = AccessBook(cluster="c", version=8)
+    service.state = replace(service.state, version=7)
+    caller = service.state.caller_named("group:0")
+    service.state = AccessState(cluster="c", version=8)
     capability, _packed, _signature = parts_of(service.sign(caller, bytes(32)))
     assert capability.version == 7
     assert capability.grants == caller.grants
@@ -66,8 +66,8 @@ class OverlappingReads:
         self.version = 0
         self.ends: list[asyncio.Future[None]] = []
 
-    async def read(self, _work: object, *_arguments: object) -> AccessBook:
-        book = AccessBook(version=self.version)
+    async def read(self, _work: object, *_arguments: object) -> AccessState:
+        book = AccessState(version=self.version)
         self.ends.append(asyncio.get_running_loop().create_future())
         await self.ends[-1]
         return book
@@ -81,7 +81,7 @@ async def overlapping(
     """
     database: Any = OverlappingReads()
     nothing: Any = None
-    service = AccessService(database, clock=SystemClock(), known={}, audit=nothing)
+    service = AccessService(database, clock=SystemClock(), settings_tokens={}, audit=nothing)
     readings = []
     for version in versions:
         database.version = version
@@ -101,13 +101,13 @@ async def test_access_service_keeps_what_was_granted_when_readings_overlap(
     was valid.
     """
     database, service = await overlapping((1, 2), order)
-    assert service.book.version == 2
+    assert service.state.version == 2
     database.version = 1
     again = asyncio.create_task(service.refresh())
     await asyncio.sleep(0)
     database.ends[-1].set_result(None)
     await again
-    assert service.book.version == 1, "a database that was restored from a backup counts"
+    assert service.state.version == 1, "a database that was restored from a backup counts"
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -116,4 +116,4 @@ async def test_access_service_keeps_the_newer_version_when_the_reading_that_bega
 ) -> None:
     """Each runs on a thread of its own, and the first may reach the database last."""
     _, service = await overlapping((2, 1), order)
-    assert service.book.version == 2
+    assert service.state.version == 2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from keylane.metaserver.access.quota_rows import set_quota
-from keylane.metaserver.access.rows import begin_access
+from keylane.metaserver.access.rows import create_access_state
 from keylane.metaserver.groups.lease_rows import read_grants, settle_group
 from keylane.metaserver.groups.sessions import JoinAsk, SessionRow, join_group, join_together
 from keylane.protocol.access.quota import Quota
@@ -87,7 +87,7 @@ def test_sessions_are_refused_when_the_group_has_room_for_some_of_them(rows: Joi
 
 
 def test_sessions_are_refused_when_the_quota_has_room_for_some_of_them(rows: JoiningRows):
-    rows.run(begin_access, "c")
+    rows.run(create_access_state, "c")
     rows.run(set_quota, SetQuota(kind=PRINCIPAL, name="shop", quota=Quota(), sessions=5), now_ms=0)
     joined = rows.join(*map(ask, range(1, 9)), principal="shop")
     assert sum(is_a(each, Reason.SESSION_QUOTA) for each in joined) == 3

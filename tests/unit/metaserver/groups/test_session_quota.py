@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.metaserver.access.quota_rows import read_quotas, set_quota, unset_quota
-from keylane.metaserver.access.rows import begin_access
+from keylane.metaserver.access.rows import create_access_state
 from keylane.metaserver.groups.sessions import SessionRow, join_group, leave_group
 from keylane.protocol.access.quota import EVERYBODY, Quota
 from keylane.protocol.control import Join
@@ -24,7 +24,7 @@ class QuotaRows(Rows):
         super().__init__()
         self.report("g1")
         self.create("s", 1)
-        self.run(begin_access, "c")
+        self.run(create_access_state, "c")
 
     def limit(self, principal: str, sessions: int, quota: Quota | None = None) -> None:
         ask = SetQuota(kind=PRINCIPAL, name=principal, quota=quota or Quota(), sessions=sessions)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from keylane.metaserver.groups.lease_rows import read_grants, release_leases
 from keylane.metaserver.groups.sessions import join_group
-from keylane.metaserver.resets.live import ANSWER_MS, LiveResets
+from keylane.metaserver.resets.live import CALL_TIMEOUT_MS, LiveResets
 from keylane.metaserver.resets.service import ResetService
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.schema import partitions
@@ -73,7 +73,7 @@ class RetainingBrokers:
 
 
 class RefusalClock(SystemClock):
-    """A clock that moves by ANSWER_MS at each refusal of the brokers, and not before: a slow
+    """A clock that moves by CALL_TIMEOUT_MS at each refusal of the brokers, and not before: a slow
     machine ends no wait.
     """
 
@@ -81,7 +81,7 @@ class RefusalClock(SystemClock):
         self._brokers = brokers
 
     def boot_ms(self) -> int:  # type: ignore[override]  # a method in place of a static one
-        return self._brokers.refused * ANSWER_MS
+        return self._brokers.refused * CALL_TIMEOUT_MS
 
 
 class ResetHouse:
@@ -121,7 +121,7 @@ class ResetHouse:
 
     async def begin(self, ask: ResetGroup) -> None:
         """Have a reset begin that no broker takes."""
-        with raises(Reason.RESET_UNFINISHED, match="it continues by itself"):
+        with raises(Reason.RESET_UNFINISHED, match="it continues automatically"):
             await self.resets.reset("s", "g", ask)
         assert self.held == {}
 

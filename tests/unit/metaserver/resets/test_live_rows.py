@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants, release_leases
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.resets.live import (
+    abandon_live_reset,
     cancel_live_reset,
-    give_up_live_reset,
     pending_live_resets,
     plan_live_reset,
     read_live_reset,
@@ -149,14 +149,14 @@ def test_reset_is_given_up_only_before_it_has_begun(rows: LiveRows):
     reset_id = rows.run(plan_live_reset, 1, ASK)
     rows.settle()
     rows.release(A, held)
-    assert rows.run(give_up_live_reset, reset_id, 1)
+    assert rows.run(abandon_live_reset, reset_id, 1)
     rows.settle()
     assert rows.held(A).keys() == held.keys()
     reset_id = rows.run(plan_live_reset, 1, ASK)
     rows.settle()
     rows.release(A, {number: token + 2 for number, token in held.items()})
     rows.begin(reset_id)
-    assert not rows.run(give_up_live_reset, reset_id, 1)
+    assert not rows.run(abandon_live_reset, reset_id, 1)
     assert rows.run(pending_live_resets) == [reset_id]
 
 
@@ -211,7 +211,7 @@ def test_cancellation_is_refused_when_cursors_may_be_set(rows: LiveRows):
     with raises(Reason.RESET_FORWARD, match="begun") as begun:
         rows.run(cancel_live_reset, "s", "g")
     assert begun.value.begun is True
-    assert "continues by itself" in begun.value.hint
+    assert "continues automatically" in begun.value.hint
     rows.end(tokens, reset_id)
     with raises(Reason.RESET_FORWARD, match="is done"):
         rows.run(cancel_live_reset, "s", "g")

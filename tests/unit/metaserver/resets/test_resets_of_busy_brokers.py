@@ -62,7 +62,7 @@ async def tell(broker: BusyBroker) -> dict[int, int]:
         subject_id=1,
         static=False,
         strategy=ConsumeStrategy.EXCLUSIVE,
-        ask=ask,
+        request=ask,
         partitions=(partition,),
     )
     settings = MetaserverSettings(data=Path("meta"))

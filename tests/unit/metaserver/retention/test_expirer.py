@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from keylane.metaserver.retention import empty_partitions as of_expirer
-from keylane.metaserver.retention.empty_partitions import Expirer, mark_expired
+from keylane.metaserver.retention.empty_partitions import PartitionExpirer, mark_expired
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.schema import drained, groups, heard, leases
 from support.sql.rows import Rows
@@ -38,7 +38,7 @@ class ExpiredRows(Rows):
             assert self.run(mark_expired, {number: END})
             self.run(self._insert_rows, number)
         settings = MetaserverSettings(data=Path("meta"))
-        self.expirer = Expirer(self, object(), settings, catalogue=self, holder="m")  # type: ignore[arg-type]
+        self.expirer = PartitionExpirer(self, object(), settings, catalogue=self, holder="m")  # type: ignore[arg-type]
 
     @staticmethod
     def _insert_group(connection: sa.Connection, number: int) -> None:

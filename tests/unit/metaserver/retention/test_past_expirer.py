@@ -27,7 +27,7 @@ from keylane.metaserver.publications.hiding import plan_hidden
 from keylane.metaserver.publications.publishing import begin_publication
 from keylane.metaserver.removals.begin import begin_group_deletion, begin_subject_deletion
 from keylane.metaserver.retention import history as past_rows
-from keylane.metaserver.retention.history import PastExpirer
+from keylane.metaserver.retention.history import HistoryExpirer
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.clock_restart import restart_times
 from keylane.metaserver.sql.schema import deletions, operations, publications, steps
@@ -52,16 +52,16 @@ class PastRows(Rows):
         self.now_ms = 0
         self.expirer = self.metaserver("m")
 
-    def metaserver(self, holder: str) -> PastExpirer:
+    def metaserver(self, holder: str) -> HistoryExpirer:
         settings = MetaserverSettings(data=Path("meta"), history_retention_ms=10 * DAY_MS)
-        return PastExpirer(self, settings, holder=holder, now_ms=lambda: self.now_ms)  # type: ignore[arg-type]
+        return HistoryExpirer(self, settings, holder=holder, now_ms=lambda: self.now_ms)  # type: ignore[arg-type]
 
     async def write(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return self.run(work, *args, **kwargs)
 
     read = write
 
-    async def pass_days(self, days: float, *metaservers: PastExpirer) -> None:
+    async def pass_days(self, days: float, *metaservers: HistoryExpirer) -> None:
         """In looks of ten minutes."""
         for _ in range(round(days * 144)):
             self.now_ms += 600_000

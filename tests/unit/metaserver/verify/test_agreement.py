@@ -84,7 +84,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> ComparedCluster:
 async def test_database_is_not_behind_when_brokers_have_what_it_has(
     watched: ComparedCluster,
 ) -> None:
-    await watched.watch.look()
+    await watched.watch.check()
     assert not watched.behind()
     await asyncio.wait_for(watched.watch.settled(), 1)
 
@@ -107,13 +107,13 @@ async def test_database_is_behind_when_it_lacks_a_change_that_a_broker_has(
     watched.broker.states = states
     with caplog.at_level(logging.WARNING, "keylane.metaserver"):
         for _ in range(3):
-            await watched.watch.look()
+            await watched.watch.check()
         assert said in watched.behind()
         (line,) = caplog.messages
         assert said in line
         assert "keylane meta rebuild" in line
         watched.broker.states = {1: OPEN, 2: OPEN}
-        await watched.watch.look()
+        await watched.watch.check()
         assert not watched.behind()
         assert "again" in caplog.messages[1]
 
@@ -122,9 +122,9 @@ async def test_database_stays_behind_while_the_broker_that_showed_it_is_silent(
     watched: ComparedCluster,
 ) -> None:
     watched.broker.states = {1: OPEN, 2: OPEN, 3: OPEN}
-    await watched.watch.look()
+    await watched.watch.check()
     watched.broker.silent = True
-    await watched.watch.look()
+    await watched.watch.check()
     assert watched.behind()
 
 
@@ -141,15 +141,15 @@ async def test_deleted_partition_in_an_older_folder_is_no_sign_of_a_database_beh
         )
     )
     watched.broker.states = {1: OPEN, 2: OPEN, 3: OPEN, 4: OPEN}
-    await watched.watch.look()
+    await watched.watch.check()
     assert not watched.behind()
 
 
 async def test_watch_asks_no_broker_when_there_is_no_doubt(watched: ComparedCluster) -> None:
-    await watched.watch.look()
+    await watched.watch.check()
     watched.broker.states = {1: OPEN}
-    await watched.watch.look()
+    await watched.watch.check()
     assert not watched.behind()
     watched.watch.doubt("g1")
-    await watched.watch.look()
+    await watched.watch.check()
     assert watched.behind()

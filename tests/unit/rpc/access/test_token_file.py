@@ -17,7 +17,7 @@ from keylane.rpc.access.token_file import FILE_BYTES_MAX, TokenFile, refused_tok
 from support.raising import raises
 
 REFUSAL = UnauthenticatedError(
-    "the token is not of this cluster, or it was revoked", problem="unknown token"
+    "the token is unknown in this cluster, or was revoked", problem="unknown token"
 )
 
 
