@@ -109,14 +109,14 @@ class ArrowBatch:
             if not client.acks_each:
                 self._owner.acked(self)
                 return
-            self._acking = start_task(self._let_go_later())
+            self._acking = start_task(self._release_when_durable())
         if self._acking is not None:
             if not await shield(self._acking):
                 raise LeaseLostError(partition_id=self.partition_id, offset=self.start_offset)
         elif self._owner.is_given_back(self):
-            raise InvalidRequestError(f"{self!r} was given back; ack it when it comes again")
+            raise InvalidRequestError(f"{self!r} was given back; ack it when it is delivered again")
 
-    async def _let_go_later(self) -> bool:
+    async def _release_when_durable(self) -> bool:
         """Wait until the ack is durable, and then let the next batch be handed out, even if the
         wait was cancelled.
         """
@@ -141,7 +141,7 @@ class ArrowBatch:
         self._client.check_takes_acks(self.start_offset)
         wait_ms = asked_wait_ms(wait_ms_of(after_s), self.attempt)
         if self._acking is not None or not self._owner.has(self):
-            raise InvalidRequestError(f"{self!r} is acked or given back already")
+            raise InvalidRequestError(f"{self!r} is already acked or given back")
         self._owner.give_back(self, wait_ms)
 
 

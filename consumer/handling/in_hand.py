@@ -26,7 +26,7 @@ from typing import Any
 
 from ...protocol.errors import LeaseLostError
 from ...protocol.message import Message
-from ..delivery.hand import Hand
+from ..delivery.hand import UnregisteredMessages
 
 _Key = bytes | tuple[int, int]
 _by_offset = attrgetter("offset")
@@ -62,7 +62,7 @@ class InHand:
         self._number = 0
         self.waiting = 0
         """The number of messages in the lanes that are not handed out."""
-        self.hand = Hand(self._note_all)
+        self.unregistered = UnregisteredMessages(self._note_all)
         """The hand with messages that are alone in hand, without a lane; every other method spreads
         it first.
         """
@@ -74,25 +74,33 @@ class InHand:
     @property
     def is_free(self) -> bool:
         """Return True if nothing is in hand, and nothing waits to be handed out again."""
-        hand = self.hand
-        return not (self._lanes or self._due or hand.message is not None or hand.messages)
+        unregistered = self.unregistered
+        return not (
+            self._lanes or self._due or unregistered.message is not None or unregistered.messages
+        )
 
     def take_alone(self, arrived: deque[Message], boot_ns: Callable[[], int]) -> Message | None:
         """Take the first message that arrived into the hand, or return None if something else is in
         hand or it needs more than that.
         """
-        hand = self.hand
-        if self._lanes or self._due or hand.message is not None or hand.messages or not arrived:
+        unregistered = self.unregistered
+        if (
+            self._lanes
+            or self._due
+            or unregistered.message is not None
+            or unregistered.messages
+            or not arrived
+        ):
             return None
         message = arrived[0]
         delivery: Any = message.delivery
-        if not delivery.takes_hand or boot_ns() >= delivery.deadline_ns:
+        if not delivery.may_be_unregistered or boot_ns() >= delivery.deadline_ns:
             return None
-        delivery.hand = hand
-        hand.message = arrived.popleft()
+        delivery.unregistered = unregistered
+        unregistered.message = arrived.popleft()
         return message
 
-    def take_together(
+    def take_many_unregistered(
         self, arrived: deque[Message], count: int, now_ns: int
     ) -> list[Message] | None:
         """Take up to `count` messages, which arrived by offset within each partition, as
@@ -104,35 +112,35 @@ class InHand:
         runs: list[tuple[Any, list[Message]]] = [(messages[0].delivery, messages)]
         if len(set(map(_delivery, messages))) > 1:
             runs = _runs(messages)
-        if not all(each.takes_hand and now_ns < each.deadline_ns for each, _ in runs):
+        if not all(each.may_be_unregistered and now_ns < each.deadline_ns for each, _ in runs):
             return None
         if len(messages) == len(arrived):
             arrived.clear()
         else:
             _consume(starmap(arrived.popleft, repeat((), len(messages))))
         for delivery, _ in runs:
-            delivery.hand = self.hand
-        self.hand.messages = messages
-        self.hand.runs = runs
+            delivery.unregistered = self.unregistered
+        self.unregistered.messages = messages
+        self.unregistered.runs = runs
         return messages.copy()
 
     def ack_hand(self, messages: list[Message]) -> bool:
         """Ack the messages that were taken together, if they are these; return False if they must
         be acked in another way.
         """
-        hand = self.hand
-        if hand.messages is None or hand.messages != messages:
+        unregistered = self.unregistered
+        if unregistered.messages is None or unregistered.messages != messages:
             return False
         try:
-            for delivery, run in hand.runs:
+            for delivery, run in unregistered.runs:
                 delivery.check_takes_acks(run[0].offset)
         except LeaseLostError:
             return False
-        if any(delivery.acks_each for delivery, _ in hand.runs):
+        if any(delivery.acks_each for delivery, _ in unregistered.runs):
             return False
-        runs = hand.runs
-        hand.runs = []
-        hand.messages = None
+        runs = unregistered.runs
+        unregistered.runs = []
+        unregistered.messages = None
         for delivery, run in runs:
             delivery.done_all(run)
         return True
@@ -141,7 +149,7 @@ class InHand:
         """Forget the messages in hand: the consumer is closed, and no ack is taken any more."""
         self._lanes.clear()
         self._due.clear()
-        self.hand.let_go()
+        self.unregistered.clear()
 
     def _note_all(self, messages: list[Message]) -> None:
         """Note in lanes the messages of the hand, which alone are in hand."""
@@ -174,7 +182,7 @@ class InHand:
             The message, and those of its key that were handed out after it, which are given back
             with it.
         """
-        self.hand.spread()
+        self.unregistered.register()
         key = _key(message)
         lane = self._lane(key)
         back = [message, *_behind(lane, message)]
@@ -188,7 +196,7 @@ class InHand:
         """Take back the messages of its key that were handed out after `failed`; they are handed
         out again once it has ended.
         """
-        self.hand.spread()
+        self.unregistered.register()
         key = _key(failed)
         lane = self._lanes.get(key)
         if type(lane) is not _Lane:
@@ -210,7 +218,7 @@ class InHand:
             Those that are in hand, the failed one first; others that were handed out after it,
             which are given back; and those that wait and are `ours`.
         """
-        self.hand.spread()
+        self.unregistered.register()
         key = _key(failed)
         if key not in self._lanes:
             return [failed], [], []
@@ -245,7 +253,7 @@ class InHand:
         """Take the next message that is due, or None if there is none. It counts as in hand until
         `acked` or `give_back`.
         """
-        self.hand.spread()
+        self.unregistered.register()
         while self._due and self._due[0][0] <= now_ns:
             key = heapq.heappop(self._due)[2]
             lane = self._lanes.get(key)
@@ -277,7 +285,7 @@ class InHand:
             ordered: whether keys have an order; False: only messages that were given back make
                 others of their key wait.
         """
-        self.hand.spread()
+        self.unregistered.register()
         taken = self._collect_due(count, now_ns)
         together: set[bytes] | None = None
         """The keys of `taken`, once a second message of a key arrives."""
@@ -314,7 +322,7 @@ class InHand:
 
     def first(self, arrived: deque[Message], now_ns: int, *, ordered: bool) -> Message | None:
         """Take one message as `collect` does, or return None if there is none."""
-        self.hand.spread()
+        self.unregistered.register()
         if self._due and self._due[0][0] <= now_ns and (message := self.take(now_ns)) is not None:
             return message
         lanes = self._lanes
@@ -340,7 +348,7 @@ class InHand:
         """Put paused messages into the lanes of their keys, where later ones may be, and return
         those whose key has no lane.
         """
-        self.hand.spread()
+        self.unregistered.register()
         free = []
         for message in messages:
             key = _key(message)
@@ -370,7 +378,7 @@ class InHand:
         """Note that a message that was handed out is acked, or will not be, and return True if its
         lane has another one.
         """
-        self.hand.spread()
+        self.unregistered.register()
         key = message.key or _place(message)
         lane = self._lanes.get(key)
         if lane is message:
@@ -387,7 +395,7 @@ class InHand:
 
     def acked_all(self, messages: Iterable[Message]) -> bool:
         """Note the acks of several messages, and return True if any lane has another message."""
-        self.hand.spread()
+        self.unregistered.register()
         lanes, more = self._lanes, False
         for message in messages:
             if lanes.get(message.key) is message:
@@ -398,7 +406,7 @@ class InHand:
 
     def in_the_way(self) -> Message | None:
         """Return the message in hand for whose ack the most others wait; None if none waits."""
-        self.hand.spread()
+        self.unregistered.register()
         lanes = [
             lane
             for lane in self._lanes.values()
@@ -411,7 +419,7 @@ class InHand:
         """Yield the messages in hand that have a key, or were given back, about in the order in
         which they were handed out.
         """
-        self.hand.spread()
+        self.unregistered.register()
         for lane in self._lanes.values():
             if type(lane) is not _Lane:
                 yield lane  # type: ignore[misc]
@@ -420,7 +428,7 @@ class InHand:
 
     def drop(self, ours: Callable[[Message], bool]) -> int:
         """Forget the messages that are `ours`, and return how many of them waited in lanes."""
-        self.hand.spread()
+        self.unregistered.register()
         dropped = 0
         for key, lane in list(self._lanes.items()):
             if type(lane) is not _Lane:

@@ -349,7 +349,7 @@ class Stream:
             self._open_stored()
         now_ns = self._boot_ns()
         if self._sorted and not self._paused and self._filtering is None:
-            together = self._in_hand.take_together(self._waiting, count, now_ns)
+            together = self._in_hand.take_many_unregistered(self._waiting, count, now_ns)
             if together is not None:
                 return together
         messages = self._in_hand.collect(self._waiting, count, now_ns, ordered=self._ordered)
@@ -663,7 +663,7 @@ class Stream:
         now_ms = self._boot_ns() // 1_000_000
         self._held.look(self.current, self._in_hand, self._failing, now_ms)
         if self.current is not None and self.current is self._seen:
-            self._in_hand.hand.spread()  # its ack is to be logged
+            self._in_hand.unregistered.register()  # its ack is to be logged
             line = self._handler_log.running(self._seen, self._seen_ms, now_ms)
         else:
             line = None if self._seen is None else self._handler_log.stopped(self._seen, now_ms)

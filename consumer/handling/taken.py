@@ -17,7 +17,7 @@ from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted
 from ...rpc.home import Home
 from ..delivery.copied import CopiedDelivery
-from ..delivery.user_acks import check_by_hand
+from ..delivery.user_acks import check_not_in_handler
 from ..log_names import consumer_name, message_name
 from ..pulling.pull_client import PullClient
 from .arrow_batch import ArrowBatch
@@ -213,7 +213,7 @@ async def ack_all(messages: list[Message[Any]], home: Home) -> None:
             lost.append(error)
         else:
             if client.acks_each:
-                waits.append(delivery.acked_each(run))
+                waits.append(delivery.wait_durable(run))
     lost += await asyncio.gather(*waits, return_exceptions=True)
     for first in filter(None, lost):
         raise first
@@ -273,7 +273,7 @@ def check_handed_out(messages: Iterable[Message[Any]], home: Home) -> None:
                 raise not_handed_out("this message")
             if client.home is not home:
                 raise InvalidRequestError(f"{message!r} was handed out by another consumer")
-            check_by_hand(message)
+            check_not_in_handler(message)
 
 
 _delivery = attrgetter("delivery")

@@ -113,7 +113,7 @@ def given_back_alone(patches: Patches) -> None:
     """
 
     def give_back(self: Any, message: Any, due_ns: int) -> Any:
-        self.hand.spread()
+        self.unregistered.register()
         lane = self._lane(message.key or (message.partition_id, message.offset))
         later, lane.out = lane.out, {id(message): message}
         back = real(self, message, due_ns)

@@ -65,7 +65,7 @@ async def test_message_given_back_is_of_its_own_partition(sources):
     ancestor, own = sources
     old, new = ancestor.hand_out(7), own.hand_out(7)
     await old.nack()
-    with pytest.raises(InvalidRequestError, match="ack it when it comes again"):
+    with pytest.raises(InvalidRequestError, match="ack it when it is delivered again"):
         await old.ack()
     await new.ack()
     assert (own.handled, ancestor.handled) == ([7], [])
@@ -80,7 +80,7 @@ async def test_second_ack_and_nack_do_nothing_when_the_message_is_acked(sources)
     await message.ack()
     assert own.handled == [3]
     with pytest.raises(
-        InvalidRequestError, match="message 3 of partition 2 is acked or given back already"
+        InvalidRequestError, match="message 3 of partition 2 is already acked or given back"
     ):
         await message.nack()
 

@@ -210,7 +210,7 @@ async def test_message_behind_a_batch_that_does_not_unpack_is_not_handed_out():
     """The iteration raises each time that it gets there."""
 
     class Decoding(ArrowClient):
-        takes_hand = False
+        may_be_unregistered = False
 
         def decode(self, record, header):
             if not header.base_offset:

@@ -32,7 +32,7 @@ class StreamClient:
     """What a stream needs of a pull client."""
 
     deadline_ns = 2**62
-    takes_hand = False
+    may_be_unregistered = False
 
     def __init__(self, left_ms: int = 60_000) -> None:
         self.partition_id = self.leased_id = 1
