@@ -292,7 +292,7 @@ def test_reader_opens_when_a_partition_goes_meanwhile():
         await story.send(1, 2)
         hidden = await story.cut()
         reader = reader_of(story)
-        find = reader._look_at
+        find = reader._fetch_offsets
         published = False
 
         async def look_at(partition: Any) -> Any:
@@ -303,7 +303,7 @@ def test_reader_opens_when_a_partition_goes_meanwhile():
                 await asyncio.sleep(QUIET_S)
             return await find(partition)
 
-        reader._look_at = look_at  # type: ignore[method-assign]
+        reader._fetch_offsets = look_at  # type: ignore[method-assign]
         async with reader:
             assert await values(reader) == [1, 2]
 

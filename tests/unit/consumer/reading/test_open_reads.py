@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from keylane.consumer.reading.open_reads import LOOK_MS, OpenReads
+from keylane.consumer.reading.open_reads import POLL_MS, OpenReads
 from keylane.protocol.errors import NotSentError
 from keylane.protocol.frames import Batches, Read
 from keylane.protocol.limits import READ_WAIT_MS
@@ -94,7 +94,7 @@ async def test_next_read_is_not_due_before_a_pause_when_a_broker_does_not_wait(w
     began = asyncio.get_running_loop().time()
     broker.asked[1].set_result(b"")
     await waits.wait(None)
-    assert asyncio.get_running_loop().time() - began >= LOOK_MS / 1000 - 0.01
+    assert asyncio.get_running_loop().time() - began >= POLL_MS / 1000 - 0.01
     assert (await waits.take(1))[0].upto == 5
     await waits.end()
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.consumer.reading.lineage_order import LineageOrder
-from keylane.consumer.reading.replacing_rows import Had, ReplacingRows
+from keylane.consumer.reading.replacing_rows import ReplacingRows, WasRead
 from keylane.protocol.errors import SubjectDeletedError
 from keylane.protocol.message import Message, pack_properties
 from keylane.protocol.reprocess.manifest import SOURCE
@@ -25,7 +25,7 @@ def row(partition_id: int, source: str = "") -> Message:
     return Message("s", b"k", b"v", 0, partition_id, 0, packed_properties=properties)
 
 
-def had_of(positions: dict[int, int]) -> Had:
+def had_of(positions: dict[int, int]) -> WasRead:
     """What a reader with these positions has had."""
     return lambda partition_id, _start, end: end <= positions.get(partition_id, 0)
 
