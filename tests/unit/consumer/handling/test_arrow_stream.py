@@ -230,4 +230,4 @@ async def test_message_behind_a_batch_that_does_not_unpack_is_not_handed_out():
     for _ in range(2):
         with pytest.raises(CorruptBatchError):
             await stream.next()
-    assert stream._here == 6
+    assert stream._waiting_count == 6

@@ -117,7 +117,7 @@ class BatchLanesMachine(RuleBasedStateMachine):
         assert offsets == sorted(set(offsets))
         assert batch.keys == {message.key for message in batch.messages} - {b""}
         plain = all(message.delivery is message.delivery.client for message in batch.messages)
-        assert plain or batch.acked_each
+        assert plain or batch.acks_per_delivery
         for other in self.running + self.failed:
             assert not other.keys & batch.keys
         self.running.append(batch)
@@ -144,7 +144,7 @@ class BatchLanesMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def try_again(self, data: st.DataObject) -> None:
         batch = self.failed.pop(data.draw(st.integers(0, len(self.failed) - 1)))
-        self.lanes.put_first([batch])
+        self.lanes.put_due([batch])
         assert self.lanes.take() is batch
         self.running.append(batch)
 
@@ -163,7 +163,7 @@ class BatchLanesMachine(RuleBasedStateMachine):
             self.lanes.resume(partition)
         for _ in range(1_000):
             if self.failed:
-                self.lanes.put_first([self.failed.pop()])
+                self.lanes.put_due([self.failed.pop()])
             batch = self.running.pop() if self.running else self.lanes.take()
             if batch is None:
                 break
@@ -187,15 +187,15 @@ TestBatchLanes = BatchLanesMachine.TestCase
 
 
 def test_batch_waits_until_it_is_full_or_ripe():
-    lanes = BatchLanes(max_records=3, waits=True)
+    lanes = BatchLanes(max_records=3, lingers=True)
     client = Client(1)
     number = lanes.put(client.messages(b"a", b"b"))
     assert number
     assert not lanes.arrived
     assert lanes.take() is None
-    lanes.ripen(1, number - 1)
+    lanes.end_linger(1, number - 1)
     assert lanes.take() is None, "the end of an earlier wait"
-    lanes.ripen(1, number)
+    lanes.end_linger(1, number)
     assert len(lanes.take()) == 2
     lanes.put(client.messages(b"c", b"d", b"e", start=2))
     assert len(lanes.take()) == 3, "it is full at once"
@@ -203,21 +203,21 @@ def test_batch_waits_until_it_is_full_or_ripe():
 
 def test_rest_of_a_full_batch_waits_no_longer_than_others():
     """Its wait began when it was put; one that comes after the batch has a wait of its own."""
-    lanes = BatchLanes(max_records=3, waits=True)
+    lanes = BatchLanes(max_records=3, lingers=True)
     client = Client(1)
     number = lanes.put(client.messages(b"a", b"b", b"c", b"d"))
     assert number
     assert len(lanes.take()) == 3
     assert lanes.take() is None
-    assert lanes.ripen(1, number) == 0
+    assert lanes.end_linger(1, number) == 0
     assert len(lanes.take()) == 1
     number = lanes.put(client.messages(b"e", b"f", b"g", start=4))
     assert len(lanes.take()) == 3
     assert lanes.put(client.messages(b"h", start=7)) == 0, "the wait of the full batch goes on"
-    number = lanes.ripen(1, number)
+    number = lanes.end_linger(1, number)
     assert number, "all that it was for is gone"
     assert lanes.take() is None
-    lanes.ripen(1, number)
+    lanes.end_linger(1, number)
     assert len(lanes.take()) == 1
 
 

@@ -97,8 +97,8 @@ def test_message_of_a_shared_group_under_retry_waits_in_place_and_is_then_set_as
         last = [failing.is_last(message(attempt), error) for attempt in (1, 2, 3)]
         assert last == [False, False, True]
     assert failing.pause_ms(message(3), 9_000) is None, "it is a dead letter"
-    assert 2_000 <= failing.asked_ms(0, 1) <= 8_000
-    assert failing.asked_ms(60_000, 1) == 60_000
+    assert 2_000 <= failing.retry_wait_ms(0, 1) <= 8_000
+    assert failing.retry_wait_ms(60_000, 1) == 60_000
 
 
 def test_pauses_of_a_shared_group_under_retry_are_those_of_retries():

@@ -170,7 +170,7 @@ class CollectMachine(RuleBasedStateMachine):
 
     @invariant()
     def message_in_the_way_is_in_hand(self) -> None:
-        stuck = self.lanes.in_the_way()
+        stuck = self.lanes.blocking_message()
         assert stuck is None or self.out[stuck.offset] is stuck
 
 

@@ -80,7 +80,7 @@ def test_failed_message_blocks_its_lane_until_it_is_finished():
     assert lanes.take() is None
     lanes.put([message(b"a", 3), other])
     failed.attempt = 2
-    lanes.put_first([failed])
+    lanes.put_due([failed])
     assert lanes.take() is failed
     assert lanes.take() is other
     assert lanes.take() is None
@@ -119,7 +119,7 @@ def test_dropped_try_frees_its_lane_for_other_partitions():
             ] == [1]
             lanes.release(failed)
         else:
-            lanes.put_first([failed])
+            lanes.put_due([failed])
             assert [
                 message.offset
                 for message in lanes.drop(1, lambda message: message.partition_id == 1)
@@ -167,20 +167,20 @@ class LanesMachine(RuleBasedStateMachine):
     def take(self):
         self.began(self.lanes.take())
 
-    @precondition(lambda self: self.lanes.arrived and self.lanes.alone is None)
+    @precondition(lambda self: self.lanes.arrived and self.lanes.unregistered is None)
     @rule()
     def take_alone(self):
         """As workers do while no other message was taken so."""
         if self.lanes.arrived[0].key not in self.lanes.busy:
-            self.lanes.alone = self.lanes.arrived.popleft()
-            self.began(self.lanes.alone)
+            self.lanes.unregistered = self.lanes.arrived.popleft()
+            self.began(self.lanes.unregistered)
 
-    @precondition(lambda self: self.lanes.alone is not None)
+    @precondition(lambda self: self.lanes.unregistered is not None)
     @rule()
     def finish_alone(self):
         """As workers do if nothing was taken meanwhile."""
-        del self.running[self.lanes.alone.key]
-        self.lanes.alone = None
+        del self.running[self.lanes.unregistered.key]
+        self.lanes.unregistered = None
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -194,7 +194,7 @@ class LanesMachine(RuleBasedStateMachine):
     def fail(self, data):
         key = data.draw(st.sampled_from(sorted(self.running)))
         self.failed[key] = self.running.pop(key)
-        self.lanes.note_alone()
+        self.lanes.register_running()
 
     @precondition(lambda self: self.failed)
     @rule(data=st.data())
@@ -203,7 +203,7 @@ class LanesMachine(RuleBasedStateMachine):
         failed = self.failed.pop(key)
         failed.attempt += 1
         self.due.append(failed)
-        self.lanes.put_first([failed])
+        self.lanes.put_due([failed])
 
     @precondition(lambda self: self.failed)
     @rule(data=st.data())

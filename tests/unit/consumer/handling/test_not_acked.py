@@ -15,7 +15,7 @@ from keylane.consumer.handling.not_acked import (
     NACK,
     SHORTEST_MS_MAX,
     Retry,
-    asked_wait_ms,
+    limited_wait_ms,
     only_retry,
 )
 from keylane.protocol.errors import InvalidRequestError
@@ -121,11 +121,11 @@ def test_message_that_asks_for_another_try_at_once_does_not_spin():
 
 
 def test_shortest_pause_grows_with_the_tries_and_a_longer_one_counts():
-    assert [asked_wait_ms(0, attempt) for attempt in (1, 2, 3, 4, 11, 12, 10**9)] == [
+    assert [limited_wait_ms(0, attempt) for attempt in (1, 2, 3, 4, 11, 12, 10**9)] == [
         *(0, 1, 2, 4, 512),
         *(SHORTEST_MS_MAX, SHORTEST_MS_MAX),
     ]
-    assert asked_wait_ms(30_000, 40) == 30_000
+    assert limited_wait_ms(30_000, 40) == 30_000
 
 
 def test_reason_is_logged_without_a_traceback(caplog):

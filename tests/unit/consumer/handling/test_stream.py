@@ -214,7 +214,7 @@ async def test_consumer_that_is_never_iterated_is_logged(caplog):
     stream.put([Message("orders", b"k", b"v", 0, 1, 0, delivery=StreamClient())])
     look(stream, clock, seconds=60)
     (record,) = caplog.records
-    assert "no handler and nobody iterates over it" in record.message
+    assert "no handler and is not iterated" in record.message
 
 
 async def test_consumer_that_was_iterated_once_is_not_logged(caplog):
@@ -461,7 +461,7 @@ async def test_message_behind_a_failed_filter_comes_once_when_its_partition_is_p
         client.in_flight.count += 1
         stream.put([Message("s", b"k", b"", offset, client.partition_id, 0, delivery=client)])
     assert await stream.take_many(10, 0) == []
-    assert stream._here == 2
+    assert stream._waiting_count == 2
     fails.clear()
     stream.resume(2)
     taken: list[int] = []
@@ -499,7 +499,7 @@ async def test_message_that_was_paused_comes_before_a_later_one_that_waits_for_i
         first = await asyncio.wait_for(stream.next(), 30)
         taken.append(first.offset)
     assert taken == [1, 2]
-    assert stream._here == 0
+    assert stream._waiting_count == 0
 
 
 async def test_message_that_was_paused_comes_at_once_when_its_key_is_free():
@@ -543,7 +543,7 @@ async def test_dead_letters_handed_out_behind_a_message_are_given_back_with_it(
         stream.acked_again(messages)
     left = {FailurePolicy.BLOCK: [1, 2, 5, 6], FailurePolicy.DEAD: [1, 2, 6]}
     assert again == left.get(policy, [1, 2])
-    assert stream._here == 0
+    assert stream._waiting_count == 0
     assert dead.set_aside == []
 
 

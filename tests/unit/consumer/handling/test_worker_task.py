@@ -319,19 +319,19 @@ def test_lone_message_is_taken_without_a_run_when_nothing_else_runs_or_waits():
     lanes, client = Lanes(), Client()
     opened: list[int] = []
     lanes.put_batch(BatchOf(client, opened, b"a", start=0))
-    first = lanes.take_only()
+    first = lanes.take_single()
     assert first
     assert first.offset == 0
     lanes.put_batch(BatchOf(client, opened, b"a", start=1))
-    assert lanes.take_only() is None
+    assert lanes.take_single() is None
     assert opened == [0]
-    lanes.note_alone()
-    assert lanes.take_only() is None
+    lanes.register_running()
+    assert lanes.take_single() is None
     assert lanes.take() is None
     assert lanes.finish(b"a")
     lanes.finish(b"a")
     lanes.put_batch(BatchOf(client, opened, b"b", b"c", start=2))
-    assert lanes.take_only() is None
+    assert lanes.take_single() is None
     assert lanes.begin_run(RUN_MIN, WorkerTask())
     lanes.put_batch(BatchOf(client, opened, b"d", start=4))
-    assert lanes.take_only() is None
+    assert lanes.take_single() is None

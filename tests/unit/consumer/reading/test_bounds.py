@@ -62,12 +62,12 @@ def test_offset_beyond_what_is_stored_is_refused(offset):
 @pytest.mark.parametrize(
     ("given", "kind", "text"),
     [
-        (3, InvalidRequestError, "name it with `partition`"),
+        (3, InvalidRequestError, "also pass `partition`"),
         ("first", InvalidRequestError, "'earliest', 'latest'"),
         ("1h", InvalidRequestError, "how long ago"),
-        (True, InvalidRequestError, "start is"),
-        (1.5, InvalidRequestError, "start is"),
-        (None, InvalidRequestError, "start is"),
+        (True, InvalidRequestError, "start must be"),
+        (1.5, InvalidRequestError, "start must be"),
+        (None, InvalidRequestError, "start must be"),
         (-1, Reason.OFFSET_INVALID, "-1"),
         ({"07": 3}, InvalidRequestError, "partition ids"),
         ({"orders": 3}, InvalidRequestError, "partition ids"),

@@ -247,7 +247,7 @@ def test_reader_ends_when_another_subject_has_the_name():
             positions = dict(reader.positions)
             await story.remake()
             await story.send(2)
-            with pytest.raises(SubjectDeletedError, match="another one has its name"):
+            with pytest.raises(SubjectDeletedError, match="another subject has its name"):
                 await values(reader)
         with pytest.raises(PartitionUnknownError):
             async with reader_of(story, start=positions):
@@ -278,7 +278,7 @@ def test_broadcast_ends_when_another_subject_has_the_name():
                 await story.send(2)
                 await consumer.wait()
 
-        with pytest.raises(SubjectDeletedError, match="another one has its name"):
+        with pytest.raises(SubjectDeletedError, match="another subject has its name"):
             await consume()
         assert given == []
 

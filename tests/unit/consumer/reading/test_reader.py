@@ -73,7 +73,7 @@ def test_partition_that_is_lost_is_left_out_with_a_warning(caplog):
 def test_following_reader_leaves_out_what_is_gone_meanwhile(gone, caplog):
     """The broker that had it does not answer any more, or does not know it."""
     reader, place = reader_at(3, None)
-    place.gives = False
+    place.may_have_more = False
     with caplog.at_level(logging.WARNING):
         assert reader._refresh_partitions([past(7, 0, 1024, **gone), past(9, 0, 1024)])
     assert (reader._read_states, reader._lineage.left) == ({}, frozenset())
@@ -87,13 +87,13 @@ def test_following_reader_leaves_out_what_is_gone_meanwhile(gone, caplog):
 def test_following_reader_is_through_when_what_it_has_read_is_gone(only, caplog):
     """Nothing of it is left out."""
     reader, place = reader_at(3, None, partition=only)
-    place.gives = False
+    place.may_have_more = False
     gone = at("b:1", state=PartitionState.EXPIRED)
     with caplog.at_level(logging.WARNING):
         assert reader._refresh_partitions([replace(gone, end_offset=3)])
     assert (reader._read_states, caplog.text) == ({}, "")
     reader, place = reader_at(2, None, partition=7)
-    place.gives = False
+    place.may_have_more = False
     with pytest.raises(PartitionUnknownError, match="are gone"):
         reader._refresh_partitions([replace(gone, end_offset=3)])
 
@@ -185,7 +185,7 @@ async def test_reader_reads_a_lost_partition_as_far_as_its_old_broker_gives_mess
     with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):  # partition 9 stays away
             await reader._fill()
-    assert "from offset 4 on is not read" in caplog.text
+    assert "from offset 4 on are skipped" in caplog.text
     assert list(reader._read_states) == [9]
     await reader._open_reads.end()
 
@@ -258,5 +258,5 @@ async def test_reader_pauses_and_gives_up_when_a_partition_goes_at_each_look(mon
     reader._connections = ToBrokers(going)
     async with asyncio.timeout(10):
         with pytest.raises(PartitionUnknownError):
-            await reader._begin()
+            await reader._locate_start()
     assert 2 <= going.looks <= 10
