@@ -255,7 +255,7 @@ class BatchLanes:
         return self._maybe_linger(queue)
 
     def _maybe_linger(self, queue: _Queue, *, has_lingered: bool = False) -> int:
-        if has_lingered or not self._waits:
+        if has_lingered or not self._lingers:
             queue.has_lingered = True
         elif not queue.is_lingering:
             return queue.begin_linger()
@@ -340,7 +340,7 @@ class BatchLanes:
         chunk, unsorted = queue.ready[:size], queue.unsorted
         del queue.ready[:size]
         if not queue.count:
-            queue.has_lingered = not self._waits
+            queue.has_lingered = not self._lingers
         if not queue.ready:
             queue.unsorted = False
         if unsorted:

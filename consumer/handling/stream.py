@@ -589,7 +589,7 @@ class Stream:
                 Reason.OTHER_TASK, "another task waits for the next message of this consumer"
             )
         if self._task is not None and not self._task.done():
-            if task is not None and getattr(task.get_coro(), "cr_code", None) in NEXT_CODES:
+            if task is not None and getattr(task.get_coro(), "cr_code", None) in NEXTS:
                 return
             if unacked := self.unacked:
                 raise UsageError(
@@ -703,5 +703,5 @@ class Stream:
 
 _by_offset = attrgetter("offset")
 _delivery = attrgetter("delivery")
-NEXT_CODES = {Stream.next.__code__}
+NEXTS = {Stream.next.__code__}
 """The code objects of coroutines that take a message for the task that awaits them."""
