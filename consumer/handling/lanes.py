@@ -72,14 +72,14 @@ class Run:
         self.worker = worker
 
     @property
-    def begun(self) -> int:
+    def started(self) -> int:
         """Return the number of messages whose handlers were started."""
         remaining: int = self.remaining.__length_hint__()
         return len(self.messages) - remaining
 
     def report_handled(self) -> Message:
         """Report the handled messages to the pull client, and return the running message."""
-        handled = self.begun - 1
+        handled = self.started - 1
         running: Message = self.messages[handled]
         self.worker.message = running
         if handled:
@@ -186,7 +186,7 @@ class Lanes:
     def take_single(self) -> Message | None:
         """
         Take the only waiting message, which then counts as running; None if there are several, or
-        if it needs to be registered.
+        if it is a retry or its key is busy.
 
         This avoids a run, whose callback costs a turn of the event loop even if it is cancelled.
         """
@@ -252,12 +252,12 @@ class Lanes:
 
     def _queue_if_busy(self, message: Message) -> bool:
         """If the message's key is busy, add it to the key's lane and return True."""
-        key, lanes = message.key, self.busy
-        if key not in lanes:
+        key, busy = message.key, self.busy
+        if key not in busy:
             return False
-        lane = lanes[key]
+        lane = busy[key]
         if lane is None:
-            lanes[key] = deque((message,))
+            busy[key] = deque((message,))
         else:
             lane.append(message)
         return True
@@ -298,7 +298,7 @@ class Lanes:
         run = self.run
         if run is not None:
             self.run = None
-            self._discard_arrived(run.begun)
+            self._discard_arrived(run.started)
             message = run.report_handled()
         if message is not None and message.key and self._ordered:
             self.busy[message.key] = None
@@ -312,7 +312,7 @@ class Lanes:
         if self.due:
             return self.due.popleft()
         arrived = self.arrived
-        lanes = self.busy
+        busy = self.busy
         while True:
             while arrived:
                 message = arrived.popleft()
@@ -321,10 +321,10 @@ class Lanes:
                     if self._refused_acks and self._queue_if_ack_refused(message):
                         continue
                     return message
-                if key in lanes:
+                if key in busy:
                     self._queue_if_busy(message)
                     continue
-                lanes[key] = None
+                busy[key] = None
                 return message
             if not self._stored:
                 return None
@@ -354,10 +354,10 @@ class Lanes:
             self.busy[b""] = None  # makes runs check every message
 
     def _queue_if_ack_refused(self, message: Message) -> bool:
-        unacked = self._refused_acks.get(leased_id_of(message))
-        if unacked is None:
+        refused = self._refused_acks.get(leased_id_of(message))
+        if refused is None:
             return False
-        unacked[1].append(message)
+        refused[1].append(message)
         return True
 
     def _release_refused(self, message: Message) -> None:

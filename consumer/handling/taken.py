@@ -115,8 +115,8 @@ class StreamWatch:
         unacked ones.
         """
 
-    def not_acked(self, in_hand: InHand | None, manner: str, now_ms: int) -> None:
-        """Warn that the user waits in vain, by the method `manner`, because the waiting messages
+    def not_acked(self, in_hand: InHand | None, method: str, now_ms: int) -> None:
+        """Warn that the user waits in vain, by the method `method`, because the waiting messages
         are blocked by unacked ones.
         """
         blocking = None if in_hand is None else in_hand.blocking_message()
@@ -129,7 +129,7 @@ class StreamWatch:
             log.warning(
                 "%s waits for acks: %s until earlier messages of their keys are acked or returned, "
                 "such as %s; to get several messages of a key at once, use getmany()",
-                manner,
+                method,
                 counted(in_hand.waiting, "message waits", "messages wait"),
                 message_name(blocking),
             )

@@ -177,10 +177,11 @@ class Workers:
         As long as no handler waits, one running worker is enough: it wakes the others when its
         handler waits.
         """
-        idle_workers, idle = self._idle_workers, len(self._idle_workers.waiting)
-        if idle == len(self._workers) and self._lanes.may_begin_run and not self._acks_each:
+        idle_workers = self._idle_workers
+        idle_count = len(idle_workers.waiting)
+        if idle_count == len(self._workers) and self._lanes.may_begin_run and not self._acks_each:
             idle_workers.wake_one()
-        elif idle and (
+        elif idle_count and (
             self._acks_each or not self._lanes.may_begin_run or self._is_another_running(None)
         ):
             idle_workers.wake_all()
@@ -230,10 +231,10 @@ class Workers:
     def resume(self, partition_id: int) -> None:
         """Start handlers for a partition again."""
         self._retries.resume(partition_id)
-        runs = self._lanes.resume(partition_id)
-        if runs:
+        has_waiting = self._lanes.resume(partition_id)
+        if has_waiting:
             self._watch_timeouts()
-        if runs or self._start_due_retries():
+        if has_waiting or self._start_due_retries():
             self._idle_workers.wake_all()
 
     async def _run(self, worker: WorkerTask) -> None:
@@ -321,8 +322,8 @@ class Workers:
                 being closed.
         """
         message = worker.message
-        ends = self._closed or message is None or current_task() is not worker.task
-        if ends or not is_coroutine_closed(error):
+        must_end = self._closed or message is None or current_task() is not worker.task
+        if must_end or not is_coroutine_closed(error):
             raise error
         assert message is not None
         if self._retry_or_drop(message, error):
@@ -447,7 +448,7 @@ class Workers:
                 interrupt.cancel()
             if next_step is _NextStep.TURN:
                 return None, 0
-            remaining -= run.begun + 1
+            remaining -= run.started + 1
             if next_step is _NextStep.TAKE:
                 return message, max(0, min(remaining, self._messages_per_turn))
         return None, max(0, min(remaining, self._messages_per_turn))
@@ -484,7 +485,7 @@ class Workers:
                 worker.uncancel()
                 self._run_size = RUN_MIN
                 return lanes.finish(message.key), _NextStep.TAKE
-        handled = run.begun - (next_step is not _NextStep.RUN)
+        handled = run.started - (next_step is not _NextStep.RUN)
         lanes.end_run(run, handled)
         if handled:
             client.done_all(run.messages[:handled])
@@ -668,7 +669,7 @@ class Workers:
         message.delivery.forget(1)  # type: ignore[union-attr]
         self._log_line(self._handler_log.given_up(message, self._now_ms()))
 
-    # ── tries that are due ────────────────────────────────────────────────────────────────────────
+    # ── due retries ───────────────────────────────────────────────────────────────────────────────
     def _start_due_retries(self) -> bool:
         """Put messages whose retry may start now into the lanes; return True if there are any."""
         if not self._retries:

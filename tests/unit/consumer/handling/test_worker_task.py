@@ -20,16 +20,16 @@ async def test_messages_before_one_that_waits_are_told_at_once():
     but for its key.
     """
     client, going = Client(), asyncio.Event()
-    begun: list[int] = []
+    started: list[int] = []
 
     async def handle(message: Message) -> None:
-        begun.append(message.offset)
+        started.append(message.offset)
         if message.offset == 2:
             await going.wait()
 
     workers = workers_of(handle, concurrency=2)
     client.give(workers, b"a", b"b", b"c", b"c", b"d")
-    await eventually(lambda: begun == [0, 1, 2, 4])
+    await eventually(lambda: started == [0, 1, 2, 4])
     await eventually(lambda: client.in_flight.count == 2)
     assert client.handled == [0, 1, 4]
     going.set()
@@ -193,17 +193,17 @@ async def test_handler_that_blocks_past_the_lease_is_the_last_one(blocking_ms: i
     """However quick the handlers of a run were before it."""
     client, clock = Client(), ManualClock()
     client.deadline_ns = clock.boot_ns() + 1_000_000
-    begun: list[int] = []
+    started: list[int] = []
 
     async def handle(message: Message) -> None:
-        begun.append(message.offset)
+        started.append(message.offset)
         if message.offset == 40:
             clock.now_ms += blocking_ms
 
     workers = workers_of(handle, clock=clock)
     client.give(workers, *[b"k%d" % number for number in range(100)])
     await eventually(lambda: client.in_flight.count == 0)
-    assert begun == client.handled == list(range(41))
+    assert started == client.handled == list(range(41))
     await workers.close()
 
 
@@ -275,19 +275,19 @@ async def test_small_batches_of_a_client_are_opened_together_when_no_handler_wai
 async def test_message_runs_beside_a_single_one_when_its_handler_waits():
     """Nothing looks at a lone message until another comes; then its key is taken."""
     client, going = Client(), asyncio.Event()
-    begun: list[int] = []
+    started: list[int] = []
 
     async def handle(message: Message) -> None:
-        begun.append(message.offset)
+        started.append(message.offset)
         if message.offset == 0:
             await going.wait()
 
     workers = workers_of(handle, concurrency=2)
     client.give(workers, b"a")
-    await eventually(lambda: begun == [0])
+    await eventually(lambda: started == [0])
     await asyncio.sleep(0.01)
     client.give(workers, b"a", b"b", start=1)
-    await eventually(lambda: begun == [0, 2])
+    await eventually(lambda: started == [0, 2])
     assert client.handled == [2]
     going.set()
     await eventually(lambda: client.handled == [2, 0, 1])
