@@ -1,4 +1,4 @@
-"""Which failed message is tried when: by time, on few workers, within a share of the workers'
+"""Which failed message is retried when: by due time, on few workers, within a share of the workers'
 time.
 """
 
@@ -18,7 +18,7 @@ def message(offset: int, partition_id: int = 1) -> Message:
 
 
 def test_tries_are_taken_by_time():
-    """In whatever order messages fail: first due, first tried, and none before its time."""
+    """In whatever order messages fail, they are retried by due time, and none early."""
     retries = Retries(100)
     for offset, due_ns in enumerate((30, 10, 20, 40)):
         retries.wait(message(offset), due_ns)
@@ -30,7 +30,7 @@ def test_tries_are_taken_by_time():
 
 
 def test_quarter_of_the_workers_retries_at_once():
-    """The other workers are free for other messages; another retry may begin when one ends."""
+    """The other workers are free for other messages; the next retry may start when one ends."""
     for concurrency, places in ((1, 1), (4, 1), (16, 4), (100, 25)):
         retries = Retries(concurrency)
         for offset in range(200):
@@ -43,7 +43,7 @@ def test_quarter_of_the_workers_retries_at_once():
 
 
 def test_hanging_try_does_not_delay_other_tries():
-    """After ten seconds it is not counted any more."""
+    """After ten seconds it is no longer counted."""
     retries = Retries(4)
     for offset in range(3):
         retries.wait(message(offset), 0)
@@ -55,8 +55,8 @@ def test_hanging_try_does_not_delay_other_tries():
 
 
 def test_retries_get_their_share_of_the_time_while_first_tries_wait():
-    """On one worker: half a second for a retry, then the share of first tries; no pause if none
-    wait.
+    """On one worker, half a second of retries is followed by first attempts; without those there is
+    no pause.
     """
     retries = Retries(1)
     for offset in range(3):
@@ -73,7 +73,9 @@ def test_retries_get_their_share_of_the_time_while_first_tries_wait():
 
 
 def test_slow_retries_pause_no_longer_than_the_limit():
-    """A try that times out after a minute is repeated half a minute later, not forty minutes."""
+    """An attempt that times out after a minute is retried half a minute later, not forty
+    minutes.
+    """
     retries = Retries(1)
     for offset in range(2):
         retries.wait(message(offset), 0)
@@ -86,7 +88,7 @@ def test_slow_retries_pause_no_longer_than_the_limit():
 
 
 def test_drop_leaves_other_partitions():
-    """Its waiting messages are returned, to be forgotten; the order of the others is as before."""
+    """The partition's waiting messages are returned; the order of the others is unchanged."""
     retries = Retries(100)
     for offset in range(10):
         retries.wait(message(offset, 1 + offset % 2), 10 - offset)
@@ -104,7 +106,7 @@ def test_drop_leaves_other_partitions():
 
 
 class RetriesMachine(RuleBasedStateMachine):
-    """No message is lost or tried twice at once, in whatever order the calls come."""
+    """No message is lost or retried twice at the same time, for any order of calls."""
 
     def __init__(self):
         super().__init__()
@@ -160,7 +162,7 @@ class RetriesMachine(RuleBasedStateMachine):
 
     @invariant()
     def something_can_happen(self):
-        """If messages wait, the time of the next try is known, or a try under way ends first."""
+        """Check that while messages wait, the next due time is known or a retry must end first."""
         if self.waiting:
             next_ns = self.retries.next_ns(self.now_ns, first_attempts_wait=True)
             assert next_ns is not None or self.under_way
