@@ -287,9 +287,9 @@ def readers_pass_empty_partitions(patches: Patches) -> None:
 
     def readable(self: Any) -> list[Any]:
         return [
-            self._left[number]
-            for number in sorted(self._left)
-            if not any(parent in self._left for parent in self._parents[number])
+            self._unread[number]
+            for number in sorted(self._unread)
+            if not any(parent in self._unread for parent in self._parents[number])
         ]
 
     patches.set(LineageOrder, "readable", readable)

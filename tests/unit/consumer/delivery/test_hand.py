@@ -1,5 +1,5 @@
-"""What a program has in hand alone: it is acked as it was taken, or noted before anything else is
-done with it.
+"""Unregistered messages: they are acked as they were taken, or registered before anything else
+happens to them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from keylane.protocol.message import Message
 
 
 class Own(UserAcks):
-    """A delivery whose lease holds."""
+    """A delivery whose lease is valid."""
 
     runs = True
     deadline_ns = 2**62
@@ -30,7 +30,7 @@ class Own(UserAcks):
         self.handled.append(offset)
 
     def check_takes_acks(self, _offset: int) -> None:
-        """Take every ack."""
+        """Accept every ack."""
 
     def acked_again(self, messages: Any) -> None:
         self.acked += [message.offset for message in messages]
@@ -85,7 +85,7 @@ def test_messages_taken_together_are_acked_together():
 
 
 def test_part_of_messages_taken_together_is_acked_alone():
-    """The others stay in hand, and hold their keys."""
+    """The others stay in hand, and block their keys."""
     own, lanes = Own(), InHand()
     waiting = arrived(own, b"a", b"b", b"a", b"b", b"c")
     taken = lanes.take_many_unregistered(waiting, 3, 0)

@@ -115,10 +115,10 @@ class Hand(InHand):
 
     def __init__(self, *messages: Message) -> None:
         super().__init__(ordered=True)
-        self.messages = list(messages)
+        self.held = list(messages)
 
-    def out(self) -> Iterator[Message]:
-        return iter(self.messages)
+    def messages(self) -> Iterator[Message]:
+        return iter(self.held)
 
 
 def told(client: Client) -> list[tuple[int, int]]:
@@ -137,7 +137,7 @@ def test_message_that_a_loop_holds_is_told_until_it_is_acked():
     held.look(None, hand, failing, HANGS_MS)
     held.look(None, hand, failing, HANGS_MS + 1_000)
     assert told(client) == [(0, HANGS_MS), (0, HANGS_MS + 1_000)]
-    hand.messages = [second]
+    hand.held = [second]
     held.look(None, hand, failing, HANGS_MS + 2_000)
     assert told(client) == []
     held.look(None, hand, failing, 2 * HANGS_MS + 2_000)

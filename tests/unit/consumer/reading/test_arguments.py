@@ -1,4 +1,4 @@
-"""Arguments of a reader that can work, and that cannot."""
+"""Valid and invalid arguments of a reader."""
 
 from __future__ import annotations
 

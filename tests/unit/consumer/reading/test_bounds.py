@@ -1,4 +1,4 @@
-"""Where a reader begins and stops."""
+"""Where a reader starts and stops."""
 
 from __future__ import annotations
 

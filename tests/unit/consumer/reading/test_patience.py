@@ -1,4 +1,4 @@
-"""How long a reader waits for servers that do not answer, in a virtual cluster."""
+"""How long a reader waits for servers that do not reply, in a virtual cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from keylane.testing import VirtualCluster
 
 
 def test_following_reader_goes_on_when_a_broker_was_down_for_minutes(caplog):
-    """Messages of the other broker come meanwhile, without the pauses between tries."""
+    """Messages of the other broker arrive in the meantime, without the pauses between attempts."""
     cluster = VirtualCluster(brokers=2)
     late_s: list[float] = []
 
@@ -107,7 +107,7 @@ HOUR_MS = 3_600_000
 
 @pytest.mark.parametrize("error", [ForeignServerError(address="b:1"), LACKS])
 def test_following_reader_gives_up_when_waiting_does_not_help(error):
-    """Another program listens at the address, or the broker stands on an older copy of its
+    """Another program listens at the address, or the broker runs on an older copy of its data
     folder.
     """
     patience = FailureTracker("orders", follows=True)
@@ -118,7 +118,7 @@ def test_following_reader_gives_up_when_waiting_does_not_help(error):
 
 
 def test_following_reader_waits_when_its_connection_went_to_another_principal(caplog):
-    """The broker refuses another one until a place is free; the reader ended."""
+    """The broker refuses the reader until a connection is free; the reader used to end."""
     error = ConnectionQuotaError(principal="shop", limit=4)
     assert isinstance(error, TRANSIENT_ERRORS)
     patience = FailureTracker("orders", follows=True)
@@ -151,7 +151,7 @@ def test_patience_counts_for_each_partition_when_another_one_has_failed_for_long
 
 
 def test_reader_is_given_up_when_its_broker_goes_and_comes_on_an_older_copy():
-    """It restarts again and again, and each failure alone is short."""
+    """It restarts repeatedly, and each failure by itself is short."""
     patience = FailureTracker("orders", follows=False)
     for now_ms in range(0, READ_GIVE_UP_MS, 1_000):
         patience.note({2: LACKS if now_ms % 2_000 else AWAY}, now_ms)
@@ -185,7 +185,7 @@ def test_patience_names_the_metaservers_when_none_says_what_became_of_messages(f
 
 
 def test_patience_tells_of_each_broker_when_others_have_been_away_for_long(caplog):
-    """One line of each, whatever it has of partitions, and one when it is back."""
+    """One line for each broker, however many partitions it has, and one when it is back."""
     patience = FailureTracker("orders", follows=True)
     other = NotSentError("cannot reach the server at b:1", address="b:1")
     patience.note({1: AWAY}, 0)

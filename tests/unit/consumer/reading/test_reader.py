@@ -1,5 +1,5 @@
-"""What a reader does without brokers: refusals of arguments, messages that were removed, partitions
-that are gone.
+"""A reader without brokers: invalid arguments, removed messages, and partitions whose data
+is gone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ META = "127.0.0.1:1"
 
 
 def at(address: str | None, **told) -> PartitionHistory:
-    """Partition 7, and where its broker is."""
+    """Return partition 7 with its broker's address."""
     entry = past(7, 0, 1024, **told)
     return replace(entry, partition=replace(entry.partition, address=address))
 
@@ -71,7 +71,7 @@ def test_partition_that_is_lost_is_left_out_with_a_warning(caplog):
 
 @pytest.mark.parametrize("gone", [{"lost": True}, {"state": PartitionState.EXPIRED}])
 def test_following_reader_leaves_out_what_is_gone_meanwhile(gone, caplog):
-    """The broker that had it does not answer any more, or does not know it."""
+    """The broker that had it no longer replies, or does not know it."""
     reader, place = reader_at(3, None)
     place.may_have_more = False
     with caplog.at_level(logging.WARNING):
@@ -85,7 +85,7 @@ def test_following_reader_leaves_out_what_is_gone_meanwhile(gone, caplog):
 
 @pytest.mark.parametrize("only", [None, 7])
 def test_following_reader_is_through_when_what_it_has_read_is_gone(only, caplog):
-    """Nothing of it is left out."""
+    """No message is skipped."""
     reader, place = reader_at(3, None, partition=only)
     place.may_have_more = False
     gone = at("b:1", state=PartitionState.EXPIRED)
@@ -99,7 +99,7 @@ def test_following_reader_is_through_when_what_it_has_read_is_gone(only, caplog)
 
 
 class Metaserver(MetaDouble):
-    """Tells where partition 7 is."""
+    """Reports the address of partition 7."""
 
     def __init__(self, address: str | None) -> None:
         self.address = address
@@ -110,7 +110,7 @@ class Metaserver(MetaDouble):
 
 
 async def test_reader_tries_a_new_address_when_the_old_one_has_failed_for_long():
-    """A program that is slow with messages of other partitions asks for more seldom."""
+    """A program that is slow with messages of other partitions makes fewer attempts."""
     reader, place = reader_at(3, None)
     reader._meta = meta = Metaserver(None)
     error = NotSentError(address="b:1")
@@ -126,7 +126,7 @@ async def test_reader_tries_a_new_address_when_the_old_one_has_failed_for_long()
 
 
 async def test_reader_reads_what_it_knows_when_no_metaserver_tells_what_continues_the_rest():
-    """Partition 9 is read to its end, and the metaservers are away."""
+    """Partition 9 is read to its end, and the metaservers are down."""
 
     class Away(MetaDouble):
         async def history(self, subject: str) -> SubjectHistory:
@@ -147,7 +147,7 @@ async def test_reader_reads_what_it_knows_when_no_metaserver_tells_what_continue
 
 
 class Giving:
-    """Answers reads of partition 7, which ends at `end`, and of no other one."""
+    """Replies to reads of partition 7, which ends at `end`, and of no other partition."""
 
     address = "b:1"
 
@@ -164,7 +164,7 @@ class Giving:
 
 
 async def test_reader_reads_a_lost_partition_as_far_as_its_old_broker_gives_messages(caplog):
-    """Another partition fails, so the reader learns of the loss."""
+    """Another partition fails, which makes the reader notice the loss."""
     reader, _ = reader_at(0, None, follow=True)
     other = past(9, 0, 1024, state=OPEN)
     other = replace(other, partition=replace(other.partition, address="b:1"))
@@ -191,7 +191,7 @@ async def test_reader_reads_a_lost_partition_as_far_as_its_old_broker_gives_mess
 
 
 class OlderCopy:
-    """A broker whose folder has fewer messages than the reader was told of."""
+    """A broker whose data folder has fewer messages than it had reported to the reader."""
 
     address = "b:1"
 
@@ -226,8 +226,8 @@ def test_reader_refuses_arguments_that_cannot_work(arguments, kind):
 
 
 class Going(MetaDouble, BrokerDouble):
-    """A metaserver and a broker: partition 7 is there whenever it is asked for, and gone whenever
-    its broker is asked.
+    """A metaserver and a broker: partition 7 exists in each first history, and has expired when its
+    broker was asked.
     """
 
     address = "b:1"
@@ -251,7 +251,7 @@ class Going(MetaDouble, BrokerDouble):
 
 
 async def test_reader_pauses_and_gives_up_when_a_partition_goes_at_each_look(monkeypatch):
-    """A loop without a pause would ask the metaserver thousands of times."""
+    """A loop without a pause would call the metaserver thousands of times."""
     monkeypatch.setattr("keylane.consumer.reading.reader.READ_GIVE_UP_MS", 500)
     reader: Reader = Reader(META, "s")
     reader._meta = going = Going()
