@@ -217,7 +217,7 @@ class QueueReader(LoopBoundClient, Generic[V]):
         check_offset(offset)
         if not is_within(bytes_max, 1, MAX_I64):
             raise InvalidRequestError(
-                f"bytes_max must be an integer from 1 to 2**63 - 1, not {bytes_max!r:.40}"
+                f"bytes_max must be a whole number from 1 to 2**63 - 1, not {bytes_max!r:.40}"
             )
         _check_queue(queue)
         is_cached = queue in self._views
@@ -404,5 +404,5 @@ def _check_queue(queue: object) -> None:
     if not is_within(queue, 0, MAX_I64):
         raise NotFoundError(
             Reason.QUEUE_UNKNOWN,
-            f"a queue number is an integer from 0 on, not {queue!r:.40}",
+            f"a queue number is a whole number from 0 on, not {queue!r:.40}",
         )
