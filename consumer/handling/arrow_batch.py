@@ -151,7 +151,7 @@ def check_arrow() -> None:
         raise MissingExtraError.of(error, "a consumer of Arrow batches", "arrow") from error
 
 
-def arrow_batch_of(batches: list[PulledBatch], owner: ArrowOwner) -> tuple[ArrowBatch, int]:
+def build_arrow_batch(batches: list[PulledBatch], owner: ArrowOwner) -> tuple[ArrowBatch, int]:
     """
     Join the first messages of some batches of one partition, up to a gap or BATCH_BYTES_MAX.
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from ..delivery.pulled_batch import PulledBatch
 from ..pulling.pull_client import PullClient
-from .arrow_batch import ArrowBatch, arrow_batch_of
+from .arrow_batch import ArrowBatch, build_arrow_batch
 
 
 class _Partition:
@@ -105,7 +105,7 @@ class ArrowStream:
             return returned
         if not partition.stored:
             return None
-        batch, consumed = arrow_batch_of(list(partition.stored), self)
+        batch, consumed = build_arrow_batch(list(partition.stored), self)
         for _ in range(consumed):
             partition.stored.popleft()
         return batch

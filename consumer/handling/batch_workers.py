@@ -89,7 +89,7 @@ class BatchWorkers(Workers):
             ordered=ordered,
             wake=self._idle_workers.wake_all,
         )
-        self._lanes = cast(Lanes, self._batch_lanes)  # it takes and gives batches as messages
+        self._lanes = cast(Lanes, self._batch_lanes)  # workers treat its batches as messages
         self._handler_log = HandlerLog(runner="handler of batches", ordered=ordered)
 
     def put(self, messages: list[Message]) -> None:
@@ -136,7 +136,7 @@ class BatchWorkers(Workers):
     def _failed_message(self, message: Message) -> Message | None:
         batch: Any = message
         if not isinstance(batch, Batch):
-            return message  # one of a batch that is set aside whole
+            return message  # from a batch that is set aside whole
         return batch.messages[0] if len(batch) == 1 else None
 
     def _is_last(self, message: Message, error: BaseException) -> bool:
@@ -153,7 +153,7 @@ class BatchWorkers(Workers):
         batch = cast(Batch, message)
         if len(batch) == 1:
             return super()._set_aside(message, error)
-        for each in batch.messages:  # under RETRY each alone: none of them holds its key
+        for each in batch.messages:  # under RETRY, each one separately: none blocks its key
             super()._set_aside(each, error)
         return False
 

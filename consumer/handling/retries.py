@@ -151,11 +151,11 @@ class Retries(Generic[T]):
         return removed
 
     def _remove(self, predicate: Callable[[T], bool]) -> list[T]:
-        due = [entry[2] for entry in self.waiting if predicate(entry[2])]
-        if due:
+        removed = [entry[2] for entry in self.waiting if predicate(entry[2])]
+        if removed:
             self.waiting = [entry for entry in self.waiting if not predicate(entry[2])]
             heapq.heapify(self.waiting)
-        return due
+        return removed
 
 
 NEVER = 1 << 63
