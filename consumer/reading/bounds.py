@@ -39,7 +39,7 @@ class BoundKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A start or stop position over all partitions."""
+    """The start or the stop of a reader, for all partitions."""
 
     kind: BoundKind
     at_ms: int = 0
@@ -52,10 +52,10 @@ class Bound:
 
 def start_bound(start: Start, *, partition: int | None, now_ms: int) -> Bound:
     """
-    Parse `start`, the position where reading begins.
+    Parse `start`, which says where reading begins.
 
     Raises:
-        InvalidRequestError: `start` is not a valid position.
+        InvalidRequestError: `start` is not a valid bound.
     """
     if isinstance(start, Mapping):
         return Bound(BoundKind.OFFSETS, offsets=_parse_offsets(start))
@@ -86,10 +86,10 @@ def _parse_offsets(start: Mapping[int, int] | Mapping[str, int]) -> dict[int, in
 
 def stop_bound(stop: Stop, *, partition: int | None, now_ms: int) -> Bound:
     """
-    Parse `stop`, the position of the first message that is not read.
+    Parse `stop`, which says which message is the first that is not read.
 
     Raises:
-        InvalidRequestError: `stop` is not a valid position.
+        InvalidRequestError: `stop` is not a valid bound.
     """
     return _parse_bound("stop", stop, partition, now_ms, keywords="'latest'")
 
@@ -154,7 +154,7 @@ def resolve_stop(
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionOffsets:
+class StoredOffsets:
     """A partition's stored offsets `[first, end)`, and the offsets of bounds that are times; None
     where no message is that late.
     """
@@ -169,7 +169,7 @@ class PartitionOffsets:
 def ranges_to_read(
     start: Bound,
     stop: Bound,
-    partitions: Sequence[PartitionOffsets],
+    partitions: Sequence[StoredOffsets],
     parents: Mapping[int, Collection[int]],
 ) -> list[tuple[int, int]]:
     """

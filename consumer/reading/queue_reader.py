@@ -119,8 +119,8 @@ class QueueReader(LoopBoundClient, Generic[V]):
         Make a reader; `async with` opens it.
 
         Args:
-            meta: `host:port` of a metaserver; for several metaservers, an iterable of texts or one
-                text with commas.
+            meta: `host:port` of a metaserver; for several metaservers, an iterable of them, or one
+                string with commas between them.
             subject: an existing static subject.
             codec: decodes values in `message.decode()`; None: it returns bytes.
             call_timeout_ms: the timeout of each call to a metaserver or broker, in milliseconds.
