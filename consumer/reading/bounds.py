@@ -154,7 +154,7 @@ def resolve_stop(
 
 
 @dataclass(frozen=True, slots=True)
-class StoredOffsets:
+class OffsetLookup:
     """A partition's stored offsets `[first, end)`, and the offsets of bounds that are times; None
     where no message is that late.
     """
@@ -169,7 +169,7 @@ class StoredOffsets:
 def ranges_to_read(
     start: Bound,
     stop: Bound,
-    partitions: Sequence[StoredOffsets],
+    partitions: Sequence[OffsetLookup],
     parents: Mapping[int, Collection[int]],
 ) -> list[tuple[int, int]]:
     """

@@ -48,9 +48,9 @@ from .arguments import check_arguments
 from .bounds import (
     Bound,
     BoundKind,
+    OffsetLookup,
     Start,
     Stop,
-    StoredOffsets,
     ranges_to_read,
     start_bound,
     stop_bound,
@@ -413,7 +413,7 @@ class Reader(LoopBoundClient, Generic[V]):
             subject=self._subject,
         )
 
-    async def _fetch_offsets(self, partition: Partition) -> StoredOffsets:
+    async def _fetch_offsets(self, partition: Partition) -> OffsetLookup:
         """Return a partition's stored offsets and those of the time bounds. The partition's status
         is fetched before the times are looked up.
         """
@@ -432,7 +432,7 @@ class Reader(LoopBoundClient, Generic[V]):
             return found_offset.offset
 
         start_at, stop_at = await at_time(self._start), await at_time(self._stop)
-        return StoredOffsets(partition, status.first_offset, status.next_offset, start_at, stop_at)
+        return OffsetLookup(partition, status.first_offset, status.next_offset, start_at, stop_at)
 
     def _finish_ended(self) -> None:
         """Finish the partitions that have nothing left to read."""
