@@ -1,1 +1,1 @@
-"""Messages at consumers: decoded, and acked by hand."""
+"""Messages as a consumer delivers them: decoding, filters, and acks by the user."""

@@ -1,6 +1,4 @@
-"""The turn of a consumer's messages that may end its process: one of them runs at a time, across
-all partitions.
-"""
+"""A lock that lets only one suspect message of a consumer run at a time, across all partitions."""
 
 from __future__ import annotations
 
@@ -10,7 +8,9 @@ from contextlib import asynccontextmanager
 
 
 class AloneTurn:
-    """A turn; if the process ends during it, the message whose turn it is has probably ended it."""
+    """Serializes messages that may end the process: if it dies, the message that held the turn is
+    probably the cause.
+    """
 
     def __init__(self) -> None:
         self._lock: asyncio.Lock | None = None
@@ -18,25 +18,25 @@ class AloneTurn:
 
     @asynccontextmanager
     async def taken(self, limit_s: float) -> AsyncIterator[None]:
-        """Wait for the turn, in the order of the calls; it ends with the block, or after `limit_s`,
-        so that no caller waits for ever.
+        """Wait for the turn, in FIFO order, and hold it for the block, but for at most `limit_s`
+        seconds, so that a handler that hangs does not block other suspects forever.
         """
         loop = asyncio.get_running_loop()
         if self._lock is None or self._loop is not loop:
             self._lock = asyncio.Lock()
             self._loop = loop
-        lock, over = self._lock, False
+        lock, is_released = self._lock, False
         await lock.acquire()
 
-        def end() -> None:
-            nonlocal over
-            if not over:
-                over = True
+        def release() -> None:
+            nonlocal is_released
+            if not is_released:
+                is_released = True
                 lock.release()
 
-        timer = loop.call_later(limit_s, end)
+        timer = loop.call_later(limit_s, release)
         try:
             yield
         finally:
             timer.cancel()
-            end()
+            release()

@@ -1,6 +1,4 @@
-"""A part of a pull client's messages that is handled and ends in its own way; this module states
-once what such a delivery is.
-"""
+"""The base class of deliveries that handle part of a pull client's messages in a special way."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from .user_acks import UserAcks
 
 
 class DeliveringClient(Protocol):
-    """A pull client, as seen by a delivery."""
+    """The part of a pull client that its deliveries use."""
 
     deadline_ns: int
     group: str
@@ -30,46 +28,48 @@ class DeliveringClient(Protocol):
 
     @property
     def note_failed(self) -> Callable[[Message, Failure], None]:
-        """Return a callable that has the broker record how often a message has failed, and show
-        why.
-        """
+        """Return the callback that makes the broker record a failed attempt and its error."""
         ...
 
     @property
     def note_hangs(self) -> Callable[[Message, Failure, int], None]:
-        """Return a callable that has the broker show for how many milliseconds a message has been
-        with its handler or the program.
+        """Return the callback that makes the broker show for how many milliseconds a message has
+        been with its handler or the program.
         """
         ...
 
     def done(self, offset: int) -> None:
-        """Note that the message at `offset` is handled."""
+        """Mark the message at `offset` as handled."""
         ...
 
     def forget(self, count: int) -> None:
-        """Note that `count` of the messages handed out will not be handled here."""
+        """Stop counting `count` messages that were handed out and will not be handled by this
+        consumer.
+        """
         ...
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Set a message aside, with those of its key that wait after it."""
+        """Park a message together with the later messages of its key in `waiting`."""
         ...
 
     def bury(self, message: Message, failure: Failure) -> None:
-        """Set a message aside alone."""
+        """Make a message a dead letter; later messages of its key continue."""
         ...
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
-        """Set a message aside alone until its next try."""
+        """Set a message aside and try it again after `pause_ms`; later messages of its key
+        continue.
+        """
         ...
 
 
 class ClientDelivery(UserAcks):
     """
-    A delivery of a pull client other than the client itself: a hand-out, a window of redriven
-    messages, or suspects.
+    A delivery other than the pull client itself: a batch handed out by a shared group, a window of
+    redriven messages, or suspects.
 
-    Constant attributes of the client are copied; the outcome of a message is reported to the
-    client, unless the delivery does something else.
+    It copies the client's constant attributes, and forwards the outcome of each message to the
+    client unless a subclass overrides that.
     """
 
     __slots__ = ("client", "codec", "exclusive", "group", "leased_id", "logic_start", "queue")
@@ -88,38 +88,42 @@ class ClientDelivery(UserAcks):
 
     @property
     def deadline_ns(self) -> int:
-        """Return the time after which no handler starts."""
+        """Return the boot time after which no handler may start."""
         return self.client.deadline_ns
 
     @property
     def cursor(self) -> int:
-        """Return the offset below which the broker has an ack of every message."""
+        """Return the offset below which the broker has acks for all messages."""
         return self.client.cursor
 
     def done(self, offset: int) -> None:
-        """Note that the message at `offset` is handled."""
+        """Mark the message at `offset` as handled."""
         self.client.done(offset)
 
     def forget(self, count: int) -> None:
-        """Note that `count` of the messages will not be handled here."""
+        """Stop counting `count` messages that will not be handled by this consumer."""
         self.client.forget(count)
 
     def note_failed(self, message: Message, failure: Failure) -> None:
-        """Have the broker record how often a message has failed, and show why."""
+        """Make the broker record a failed attempt of a message, and its error."""
         self.client.note_failed(message, failure)
 
-    def note_hangs(self, message: Message, why: Failure, running_ms: int) -> None:
-        """Have the broker show for how long a message has been with its handler or the program."""
-        self.client.note_hangs(message, why, running_ms)
+    def note_hangs(self, message: Message, failure: Failure, running_ms: int) -> None:
+        """Make the broker show for how long a message has been with its handler or the program."""
+        self.client.note_hangs(message, failure, running_ms)
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Set a message aside that failed too often, with those of its key that wait after it."""
+        """Park a message that failed too often together with the later messages of its key in
+        `waiting`.
+        """
         self.client.park(message, failure, waiting)
 
     def bury(self, message: Message, failure: Failure) -> None:
-        """Set a message aside alone, so that later ones of its key continue."""
+        """Make a message a dead letter, so that later messages of its key continue."""
         self.client.bury(message, failure)
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
-        """Set a message aside alone until its next try, so that later ones of its key continue."""
+        """Set a message aside and try it again after `pause_ms`, so that later messages of its key
+        continue.
+        """
         self.client.retry(message, failure, pause_ms)

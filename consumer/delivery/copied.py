@@ -1,4 +1,4 @@
-"""The delivery of a copied message in another process. Pure."""
+"""The delivery of a message that was copied into another process. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from ...protocol.message import Delivery, Message
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class CopiedDelivery:
     """
-    The delivery of a message that was pickled: the state of the real one at that time, without the
-    client that takes acks.
+    The delivery of a pickled message: a snapshot of the real delivery, without the client that
+    takes acks.
 
-    A sink keeps its state of a delivery for as long as the delivery lives, so deliveries are
-    compared by identity.
+    Compared by identity, because a sink keeps state for each delivery object.
     """
 
     queue: int
@@ -31,11 +30,11 @@ class CopiedDelivery:
 
     @property
     def is_copied(self) -> bool:
-        """Return True; see `Delivery`."""
+        """Return True: this is the delivery of a copy."""
         return True
 
     def refusal(self, message: Message) -> ClosedError:
-        """Make the error of an ack of a copy."""
+        """Return the error for an ack or nack of a copied message."""
         error = ClosedError(
             f"this is a copy of message {message.offset} of partition "
             f"{message.partition_id}, made by pickle"
@@ -46,17 +45,17 @@ class CopiedDelivery:
         return error
 
     def ack(self, message: Message) -> Coroutine[Any, Any, None]:
-        """Refuse the ack: raise ClosedError."""
+        """Raise ClosedError: a copy cannot be acked."""
         raise self.refusal(message)
 
     def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
-        """Refuse the return of the message: raise ClosedError."""
+        """Raise ClosedError: a copy cannot be given back."""
         raise self.refusal(message)
 
 
 def copied_delivery(delivery: Delivery) -> tuple[type[CopiedDelivery], tuple[Any, ...]]:
-    """Return the result of `__reduce_ex__` for `delivery`; a codec that cannot be pickled raises
-    its own error.
+    """Return what `__reduce_ex__` returns for `delivery`. If its codec cannot be pickled, pickling
+    raises the codec's error.
     """
     return CopiedDelivery, (
         delivery.queue,

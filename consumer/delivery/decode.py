@@ -1,4 +1,4 @@
-"""Decodes the messages of a batch from its columns. Pure."""
+"""Decodes the columns of a batch into messages. Pure."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ def decode_messages(
     delivery: Delivery,
 ) -> list[Message[Any]]:
     """
-    Return every message of a batch, by offset.
+    Return all messages of a batch in offset order.
 
     Args:
-        batch: the columns of the batch; keys, values and properties are slices of `batch.blob`.
-        header: has the offset of the first message.
-        token: the fencing token under which the messages are delivered; 0 for messages that are
-            only read.
-        delivery: takes the acks of the messages.
+        batch: the columns; keys, values and properties are slices of `batch.blob`.
+        header: the header, with the offset of the first message.
+        token: the fencing token of the lease; 0 for a reader, which has none.
+        delivery: the object that takes the messages' acks.
     """
-    blob, props = batch.blob, batch.property_edges
+    blob, property_edges = batch.blob, batch.property_edges
     if header.count == 1:
         (key_start, key_end), (start, end) = batch.key_edges, batch.value_edges
         return [
@@ -42,15 +41,15 @@ def decode_messages(
                 batch.sent_at_ns[0],
                 token,
                 1,
-                bytes(blob[props[0] : props[1]]),
+                bytes(blob[property_edges[0] : property_edges[1]]),
                 delivery,
             )
         ]
-    bare = props[0] == props[-1]
-    make: Callable[..., Message[Any]] = Message
+    has_no_properties = property_edges[0] == property_edges[-1]
+    make_message: Callable[..., Message[Any]] = Message
     return list(
         map(
-            make,
+            make_message,
             repeat(subject),
             slices(blob, batch.key_edges),
             slices(blob, batch.value_edges),
@@ -59,7 +58,7 @@ def decode_messages(
             batch.sent_at_ns,
             repeat(token),
             repeat(1),
-            repeat(b"") if bare else slices(blob, props),
+            repeat(b"") if has_no_properties else slices(blob, property_edges),
             repeat(delivery),
         )
     )

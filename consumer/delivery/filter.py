@@ -1,12 +1,13 @@
-"""Decides which messages a consumer wants: by tags, by equal properties, or by a function of the
-program. Pure except for that function.
+"""
+Decides which messages a consumer wants: by tags, by properties, or by a user's predicate. Pure,
+apart from that predicate.
 
     pulled ─▶ matches? ─┬─ yes ─▶ handled
-                        ├─ no ──▶ counts as handled: it is acked without a handler
-                        ╰─ the function raised ─▶ FilterError: a failed try, as in a handler
+                        ├─ no ──▶ acked without a handler
+                        ╰─ predicate raised ─▶ FilterError: a failed attempt, as in a handler
 
 Invariant
-    A message counts as handled without a handler only if the filter has rejected this message.
+    A message is acked without a handler only if the filter rejected that very message.
 """
 
 from __future__ import annotations
@@ -23,33 +24,32 @@ from ...protocol.message import Message
 from ...protocol.text import items_of
 from ..settings import Filter, PropertyFilter
 
-_SHORT = FILTER_CHARS_MAX - 40
+_TEXT_CHARS_MAX = FILTER_CHARS_MAX - 40
 
 
 class MessageFilter:
     """
-    The filter of a consumer.
+    Filters messages by tags, and by properties or a predicate.
 
     Args:
-        tags: a message needs one of them; None: any message passes.
-        wanted: properties that a message needs with these values, or a plain function of a message;
-            None: no condition.
+        tags: a message needs at least one of these tags; None: no condition.
+        wanted: the required property values, or a synchronous predicate; None: no condition.
 
     Raises:
-        ConfigError: a tag or a property that no message can have, or a function that cannot be
-            called with one.
+        ConfigError: no message can have such a tag or property, or the predicate is not a
+            synchronous function.
     """
 
     __slots__ = ("_predicate", "_properties", "_tag_bytes", "tags", "text")
 
     def __init__(self, tags: Collection[str] | None = None, wanted: Filter | None = None) -> None:
         self.tags = () if tags is None else check_tags(tags)
-        """The tags of which a message needs one, sorted."""
+        """The tags, sorted; a message needs at least one of them."""
         self._tag_bytes = tuple(tag.encode() for tag in self.tags)
         self._properties: dict[str, str | bytes] = {}
         self._predicate: Callable[[Message[Any]], object] | None = None
         if isinstance(wanted, Mapping):
-            self._properties = _checked(wanted)
+            self._properties = _check_properties(wanted)
         elif wanted is not None:
             if not callable(wanted) or inspect.iscoroutinefunction(wanted):
                 raise ConfigError(
@@ -57,29 +57,28 @@ class MessageFilter:
                     f"{wanted!r:.60}"
                 )
             self._predicate = wanted
-        self.text = self._described()
-        """A text that is equal for two filters that leave the same messages out, as far as a
-        function can be identified: by its name, or a lambda by its code.
+        self.text = self._describe()
+        """Identifies the filter in comparisons: equal for filters that reject the same messages, as
+        far as that can be known. A function is identified by its name, a lambda by its code.
         """
 
-    def _described(self) -> str:
+    def _describe(self) -> str:
         parts = [f"tags {', '.join(self.tags)}"] if self.tags else []
         parts += [f"{name} = {value!r}" for name, value in sorted(self._properties.items())]
         if self._predicate is not None:
-            parts.append(f"function {_name_of(self._predicate)}")
+            parts.append(f"function {_function_name(self._predicate)}")
         text = "; ".join(parts).encode(errors="backslashreplace").decode()
-        if len(text) > _SHORT:
+        if len(text) > _TEXT_CHARS_MAX:
             digest = blake2b(text.encode(), digest_size=8).hexdigest()
-            text = f"{text[:_SHORT]}… ({digest})"
+            text = f"{text[:_TEXT_CHARS_MAX]}… ({digest})"
         return text
 
     def matches(self, message: Message[Any]) -> bool:
         """
-        Return whether the consumer wants a message.
+        Return True if the filter accepts a message.
 
         Raises:
-            FilterError: the answer is unknown: the function raised, or the properties of the
-                message are not readable.
+            FilterError: the predicate raised, or the message's properties cannot be decoded.
         """
         if self._tag_bytes and not any(tag in message.packed_properties for tag in self._tag_bytes):
             return False
@@ -92,21 +91,21 @@ class MessageFilter:
                     if properties.get(name) != value:
                         return False
         except CorruptBatchError as error:
-            raise _error(message, error.message) from error
+            raise _filter_error(message, error.message) from error
         if self._predicate is None:
             return True
         try:
-            kept = self._predicate(message)
+            result = self._predicate(message)
         except Exception as error:
-            raise _error(message, f"{type(error).__name__}: {error}") from error
-        if inspect.isawaitable(kept):
-            if inspect.iscoroutine(kept):
-                kept.close()
-            raise _error(message, "it is async")
-        return bool(kept)
+            raise _filter_error(message, f"{type(error).__name__}: {error}") from error
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise _filter_error(message, "it is async")
+        return bool(result)
 
     def rejects(self, message: Message[Any]) -> bool:
-        """Return True if the consumer certainly does not want a message."""
+        """Return True if the filter rejects a message; False if it accepts it, or fails."""
         try:
             return not self.matches(message)
         except FilterError:
@@ -114,72 +113,72 @@ class MessageFilter:
 
 
 def filter_of(tags: Collection[str] | None, wanted: Filter | None) -> MessageFilter | None:
-    """Return the filter that a program gave, or None if it gave none. Raises ConfigError."""
+    """Return the filter for a program's arguments, or None if both are None. Raises ConfigError."""
     return None if tags is None and wanted is None else MessageFilter(tags, wanted)
 
 
 def check_tags(tags: Collection[str]) -> tuple[str, ...]:
     """
-    Return the wanted tags, sorted, each once.
+    Return the tags sorted and without duplicates.
 
     Raises:
-        ConfigError: the tags are not a collection of texts without commas, are empty or more than
-            TAGS_WANTED_MAX, or one is over TAG_BYTES_MAX.
+        ConfigError: there are no tags or more than TAGS_WANTED_MAX, or one is not a non-empty
+            string without commas of at most TAG_BYTES_MAX bytes.
     """
-    listed = items_of(tags)
-    for tag in listed:
-        if not isinstance(tag, str) or not tag or "," in tag or not _fits(tag):
+    items = items_of(tags)
+    for tag in items:
+        if not isinstance(tag, str) or not tag or "," in tag or not _is_short_tag(tag):
             raise ConfigError(
                 f"a tag is text without commas, of at most {TAG_BYTES_MAX} bytes, not {tag!r:.80}"
             )
-    if not 0 < len(listed) <= TAGS_WANTED_MAX:
+    if not 0 < len(items) <= TAGS_WANTED_MAX:
         raise ConfigError(
             f"tags are 1 to {TAGS_WANTED_MAX} texts, as tags=['paid'], not {tags!r:.80}"
         )
-    return tuple(sorted(set(listed)))
+    return tuple(sorted(set(items)))
 
 
-def _name_of(function: Callable[..., object]) -> str:
+def _function_name(function: Callable[..., object]) -> str:
     """
-    Return the name of a function, with a digest of its code if it is a lambda, because all lambdas
-    share a name.
+    Return a function's name; for a lambda, followed by a digest of its code, because all lambdas
+    have the same name.
 
-    The digest does not depend on the place of the lambda. It differs in another minor version of
-    Python, and does not include the values that the lambda takes from its surroundings.
+    The digest is independent of the lambda's location in the source and of the variables it
+    captures; it changes between minor versions of Python.
     """
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(function, "__code__", None)
     if not name.endswith("<lambda>") or not isinstance(code, CodeType):
         return name
-    return (
-        f"{name} "
-        f"{blake2b(_code_text(code).encode(errors='backslashreplace'), digest_size=8).hexdigest()}"
-    )
+    encoded = _serialize_code(code).encode(errors="backslashreplace")
+    return f"{name} {blake2b(encoded, digest_size=8).hexdigest()}"
 
 
-def _code_text(code: CodeType) -> str:
-    """Return the text of a function's code, without its place and the order of its sets."""
+def _serialize_code(code: CodeType) -> str:
+    """Return a text for a function's code that depends neither on source locations nor on the order
+    of sets.
+    """
     constants = [
-        _code_text(each)
-        if isinstance(each, CodeType)
-        else str(sorted(map(repr, each)))
-        if isinstance(each, frozenset)
-        else repr(each)
-        for each in code.co_consts
+        _serialize_code(constant)
+        if isinstance(constant, CodeType)
+        else str(sorted(map(repr, constant)))
+        if isinstance(constant, frozenset)
+        else repr(constant)
+        for constant in code.co_consts
     ]
     names = (code.co_names, code.co_varnames, code.co_freevars)
     return f"{code.co_code.hex()} {names} {constants}"
 
 
-def _fits(tag: str) -> bool:
+def _is_short_tag(tag: str) -> bool:
     try:
         return len(tag.encode()) <= TAG_BYTES_MAX
     except UnicodeEncodeError:
         return False
 
 
-def _checked(properties: PropertyFilter) -> dict[str, str | bytes]:
-    """Return the properties, checked. Raises ConfigError."""
+def _check_properties(properties: PropertyFilter) -> dict[str, str | bytes]:
+    """Return a copy of valid property conditions. Raises ConfigError if they are invalid."""
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str | bytes):
             raise ConfigError(
@@ -191,7 +190,7 @@ def _checked(properties: PropertyFilter) -> dict[str, str | bytes]:
     return dict(properties)
 
 
-def _error(message: Message[Any], why: str) -> FilterError:
+def _filter_error(message: Message[Any], why: str) -> FilterError:
     return FilterError(
         f"the filter failed for message {message.offset} of partition "
         f"{message.partition_id}: {why:.500}",

@@ -1,6 +1,4 @@
-"""The hand of a program while it is the only thing in hand: one message, or several that were taken
-together. Pure.
-"""
+"""The fast path for messages that a program takes while it has no other message in hand. Pure."""
 
 from __future__ import annotations
 
@@ -10,58 +8,58 @@ from typing import Any
 from ...protocol.message import Message
 
 
-class Hand:
+class UnregisteredMessages:
     """
-    The messages that one program took while it had nothing else in hand: no lane and no delivery
-    has noted them.
+    The messages that a program took while nothing else was in hand; neither lanes nor deliveries
+    have registered them.
 
-    Most messages are acked before the next ones are taken, and cost no more than this.
+    Most messages are acked before the next ones are taken, so they never need to be registered.
 
     Args:
-        note: notes the messages in their lanes.
+        register: registers messages in the lanes of their keys.
     """
 
-    __slots__ = ("_note", "message", "messages", "runs")
+    __slots__ = ("_register_in_lanes", "message", "messages", "runs")
 
-    def __init__(self, note: Callable[[list[Message]], None]) -> None:
-        self._note = note
+    def __init__(self, register: Callable[[list[Message]], None]) -> None:
+        self._register_in_lanes = register
         self.message: Message | None = None
-        """The only message, which an iteration gave."""
+        """The message, if the program iterates."""
         self.messages: list[Message] | None = None
-        """The messages that were taken together."""
+        """The messages, if the program took several at once."""
         self.runs: list[tuple[Any, list[Message]]] = []
-        """The same messages by delivery, each by offset."""
+        """The same messages grouped by delivery, each group in offset order."""
 
-    def spread(self) -> None:
-        """Note the messages in their lanes and at their deliveries, before anything else is done
-        with any of them.
+    def register(self) -> None:
+        """Register the messages in their lanes and deliveries. Called before any of them is acked
+        alone or given back.
         """
         if self.message is not None:
             message = self.message
             self.message = None
-            self._note([message])
+            self._register_in_lanes([message])
             message.delivery.taken(message)  # type: ignore[union-attr]
         if self.messages is not None:
             messages = self.messages
             self.messages = None
             runs = self.runs
             self.runs = []
-            self._note(messages)
+            self._register_in_lanes(messages)
             for delivery, run in runs:
                 delivery.taken_all(run)
 
-    def let_go(self) -> None:
+    def clear(self) -> None:
         """
-        Forget the messages and the lanes: the consumer is closed.
+        Drop the messages and the callback when the consumer closes.
 
-        A delivery refers to its hand and a message to its delivery, and the garbage collector does
-        not track messages.
+        This breaks a reference cycle: a message refers to its delivery and the delivery to this
+        object, and messages are not tracked by the garbage collector.
         """
         self.message = None
         self.messages = None
         self.runs = []
-        self._note = _note_nothing
+        self._register_in_lanes = _ignore
 
 
-def _note_nothing(messages: list[Message]) -> None:
-    """Note nothing, for a hand whose consumer is closed."""
+def _ignore(messages: list[Message]) -> None:
+    """Replaces the callback after the consumer has closed."""

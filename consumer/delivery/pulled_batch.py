@@ -1,7 +1,7 @@
-"""A batch as its broker stored it, pulled but not yet opened, with the offsets of the messages to
-be handed out. Pure.
+"""
+Pulled batches that are not decoded yet, with the offsets that are to be handed out. Pure.
 
-It is opened when it is known whether the program wants messages or Arrow columns.
+Decoding waits until it is known whether the program takes messages or Arrow columns.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from ...protocol.record import Header
 
 
 class BatchOpener(Protocol):
-    """The pull client of a batch."""
+    """The part of a pull client that decodes its batches."""
 
     partition_id: int
 
     def decode(self, record: memoryview, header: Header) -> list[Message[Any]]:
-        """Return every message of a batch."""
+        """Return all messages of a batch."""
         ...
 
 
 class PulledBatch:
     """
-    A batch of a partition.
+    A batch in the form in which the broker stored it.
 
     Args:
         client: the pull client that pulled it.
         record: the header and the body.
-        ranges: half-open, sorted and inside the batch: the offsets that were neither pulled before
+        ranges: the half-open, sorted offset ranges of the batch to hand out: neither pulled earlier
             nor acked.
     """
 
@@ -47,7 +47,7 @@ class PulledBatch:
         self.count = sum(end - start for start, end in ranges)
 
     def cut(self, end: int) -> PulledBatch:
-        """Take the messages below `end` out, as a separate batch."""
+        """Split off the messages below `end`, and return them as a new batch."""
         below = [(low, min(high, end)) for low, high in self.ranges if low < end]
         self.ranges = [(max(low, end), high) for low, high in self.ranges if high > end]
         part = PulledBatch(self.client, self.record, self.header, below)
@@ -55,33 +55,36 @@ class PulledBatch:
         return part
 
     def keep(self, messages: list[Message[Any]]) -> None:
-        """Keep only `messages`, which are some of the batch's, by offset."""
-        self.ranges = list(IntervalSet((each.offset, each.offset + 1) for each in messages))
+        """Keep only `messages`, a subset of the batch in offset order."""
+        self.ranges = list(
+            IntervalSet((message.offset, message.offset + 1) for message in messages)
+        )
         self.count = len(messages)
 
     def messages(self) -> list[Message[Any]]:
-        """Return the messages to be handed out, by offset."""
+        """Return the messages to hand out, in offset order."""
         return self.wanted(self.client.decode(self.record, self.header))
 
     def wanted(self, messages: list[Message[Any]]) -> list[Message[Any]]:
-        """Return those of all messages of the batch that are to be handed out."""
-        return _inside(messages, self.header, self.ranges)
+        """Return the messages to hand out from `messages`, which are all messages of the batch."""
+        return _in_ranges(messages, self.header, self.ranges)
 
 
 class CutOpener(Protocol):
-    """The pull client of a cut batch."""
+    """The part of a pull client that opens its cut batches."""
 
     def open_cut(self, batch: CutBatch) -> list[Message[Any]]:
-        """Return the messages of a batch to be handled now."""
+        """Return the messages of a batch that are to be handled now."""
         ...
 
 
 class CutBatch:
     """
-    A batch for handlers, whose columns are checked and whose messages are made when they are next.
+    A batch for handlers: its columns are checked, and its messages are created when their turn
+    comes.
 
     Attributes:
-        is_plain: whether all its messages are first tries, once it is opened.
+        is_plain: True if, once opened, all its messages are first attempts.
     """
 
     __slots__ = ("client", "columns", "count", "header", "is_plain", "ranges")
@@ -99,18 +102,18 @@ class CutBatch:
         self.is_plain = False
 
     def wanted(self, messages: list[Message[Any]]) -> list[Message[Any]]:
-        """Return those of all messages of the batch that were neither pulled before nor acked."""
-        return _inside(messages, self.header, self.ranges)
+        """Return the messages to handle from `messages`, which are all messages of the batch."""
+        return _in_ranges(messages, self.header, self.ranges)
 
     def messages(self) -> list[Message[Any]]:
-        """Return the messages to be handled, by offset."""
+        """Return the messages to handle, in offset order."""
         return self.client.open_cut(self)
 
 
-def _inside(
+def _in_ranges(
     messages: list[Message[Any]], header: Header, ranges: list[Range]
 ) -> list[Message[Any]]:
-    """Return those of all messages of a batch whose offsets are inside the ranges."""
+    """Return those messages of a batch whose offsets are within the ranges."""
     base = header.base_offset
     if ranges == [(base, header.next_offset)]:
         return messages

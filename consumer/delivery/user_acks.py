@@ -1,4 +1,4 @@
-"""The messages of one delivery that the user has in hand: acked by hand, or given back."""
+"""Takes a user's acks and nacks of the messages of one delivery."""
 
 from __future__ import annotations
 
@@ -12,46 +12,47 @@ from ...protocol.errors import InvalidRequestError, LeaseLostError, OverloadedEr
 from ...protocol.message import Message
 from ...rpc.race import start_task
 from .copied import copied_delivery
-from .hand import Hand
+from .hand import UnregisteredMessages
 
-LYING_S = 30.0
-"""The seconds for which a refused ack is waited for, and once more, while a message lies ready that
-the program does not take.
+ACK_STALL_S = 30.0
+"""How often, in seconds, a wait for a refused ack checks whether the program still takes messages:
+it gives up if the same message is ready at two checks.
 """
 
 
 class UserAcks(ABC):
     """
-    The messages that were taken from a delivery: a pull client, a hand-out of a shared group, or a
-    window of redriven messages.
+    The messages that the user took from one delivery: a pull client, a batch handed out by a shared
+    group, or a window of redriven messages.
 
-    Each delivery counts separately, because their messages may come from several partitions.
+    Deliveries keep separate sets because their messages may come from different partitions, whose
+    offsets overlap.
     """
 
     # A sink keeps its state of a delivery for as long as the delivery lives.
-    __slots__ = ("__weakref__", "_given_back", "_taken", "hand", "takes_hand")
+    __slots__ = ("__weakref__", "_nacked", "_taken", "unregistered", "may_be_unregistered")
 
     client: Any
-    """The pull client whose messages end together."""
+    """The pull client under whose lease the messages are handled."""
     is_apart = False
-    """True if the messages are accounted for separately from those that the client has pulled: they
-    were parked, and are handled again.
-    """
+    """True for redriven messages, which the client does not count among those it has pulled."""
     is_copied = False
-    """True for a copy; see `Delivery`."""
+    """True for the delivery of a copy; see `Delivery`."""
     is_loose = False
-    """True if each message stands alone, whatever its key is."""
+    """True if later messages of a key do not wait for these."""
 
     def __init__(self) -> None:
         self._taken: set[int] = set()
-        """The offsets that the iteration gave to the user and the user has not acked."""
-        self._given_back: set[int] = set()
-        """The offsets that the user gave back and was not given again."""
-        self.hand: Hand | None = None
-        """The hand that may have messages which the user has and which are not in `_taken`."""
-        self.takes_hand = self.runs
-        """True if a message may be in a hand: the user was given again every message that was given
-        back.
+        """The offsets of messages that the user has and has not acked."""
+        self._nacked: set[int] = set()
+        """The offsets of messages that were given back and not yet handed out again."""
+        self.unregistered: UnregisteredMessages | None = None
+        """The consumer's unregistered messages; some may belong to this delivery although they are
+        not in `_taken`.
+        """
+        self.may_be_unregistered = self.runs
+        """True if messages may be handed out without registering them: no message that was given
+        back waits to be handed out again.
         """
 
     def __reduce_ex__(self, _protocol: object) -> Any:
@@ -66,62 +67,65 @@ class UserAcks(ABC):
         return self
 
     runs = False
-    """True if it has `deadline_s`, and messages that are handled one after another may be reported
-    to `done_all` together.
+    """True for a delivery with `deadline_s`, whose handled messages may be reported together
+    through `done_all`.
     """
 
     @abstractmethod
     def done(self, offset: int) -> None:
-        """Note that the message at `offset` is handled."""
+        """Mark the message at `offset` as handled."""
 
     def done_all(self, messages: list[Message]) -> None:
-        """Note that the messages, which are sorted by offset, are handled."""
+        """Mark messages, in offset order, as handled."""
         for message in messages:
             self.done(message.offset)
 
     def taken(self, message: Message) -> None:
-        """Note that the iteration gave a message to the user, who will ack it."""
+        """Register a message that was given to the user, who is to ack it."""
         self._taken.add(message.offset)
-        if self._given_back:
-            self._given_back.discard(message.offset)
-            self.takes_hand = self.runs and not self._given_back
+        if self._nacked:
+            self._nacked.discard(message.offset)
+            self.may_be_unregistered = self.runs and not self._nacked
 
     def taken_all(self, messages: list[Message]) -> None:
-        """Note that the iteration gave several messages to the user."""
+        """Register several messages that were given to the user."""
         offsets = [message.offset for message in messages]
         self._taken.update(offsets)
-        if self._given_back:
-            self._given_back.difference_update(offsets)
-            self.takes_hand = self.runs and not self._given_back
+        if self._nacked:
+            self._nacked.difference_update(offsets)
+            self.may_be_unregistered = self.runs and not self._nacked
 
-    def _spread(self) -> None:
-        if self.hand is not None:
-            self.hand.spread()
+    def _register_messages(self) -> None:
+        if self.unregistered is not None:
+            self.unregistered.register()
 
     def has_taken(self, message: Message) -> bool:
-        """Return True if the user has the message, neither acked nor given back."""
-        self._spread()
+        """Return True if the user has the message and has neither acked it nor given it back."""
+        self._register_messages()
         return message.offset in self._taken
 
     def ack(self, message: Message) -> Coroutine[Any, Any, None]:
         """
-        Take the user's ack; a second ack only waits, if necessary, until the first is durable.
+        Ack a message for the user; repeating an ack only waits until the first one is durable, if
+        the settings require that.
 
         Raises:
-            InvalidRequestError: a handler has the message. It is raised before the wait, because a
-                handler that is not a coroutine cannot await, and its ack would be silently lost.
+            InvalidRequestError: a handler has the message. Raised by the call, not by the await: a
+                synchronous handler cannot await, so its ack would be silently lost.
         """
-        check_by_hand(message)
+        check_not_in_handler(message)
         return self._take_ack(message)
 
     def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
-        """Hand out again a message that the user has. Raises InvalidRequestError, as `ack` does."""
-        check_by_hand(message)
+        """Give a message back for the user, to be handed out again after `after_s`. Raises
+        InvalidRequestError as `ack` does.
+        """
+        check_not_in_handler(message)
         return self._take_back(message, after_s)
 
     async def _take_ack(self, message: Message) -> None:
         """
-        Take the ack of a message that no handler has.
+        Ack a message that is not in a handler.
 
         Raises:
             InvalidRequestError: the message was given back.
@@ -129,13 +133,13 @@ class UserAcks(ABC):
         """
         client, offset = self.client, message.offset
         client.check_takes_acks(offset)
-        hand = self.hand
-        if hand is not None:
-            if hand.message is message and not client.acks_each:
-                hand.message = None
+        unregistered = self.unregistered
+        if unregistered is not None:
+            if unregistered.message is message and not client.acks_each:
+                unregistered.message = None
                 self.done(offset)
                 return
-            hand.spread()
+            unregistered.register()
         if offset in self._taken:
             self._taken.remove(offset)
             self.done(offset)
@@ -145,60 +149,54 @@ class UserAcks(ABC):
         else:
             self.check_not_given_back((message,))
         if client.acks_each:
-            await self.acked_each([message])
+            await self.wait_durable([message])
 
     async def acked(self, offset: int) -> bool:
-        """Wait until the ack of a handled message is durable, and return False if it never
-        will be.
-        """
+        """Wait until the ack of a handled message is durable; return False if it never will be."""
         durable: bool = await self.client.acks.durable(offset)
         return durable
 
     async def answered(self, offset: int) -> bool:
-        """Wait for the broker's answer to the ack, and return False if it is not durable now."""
+        """Wait for the broker's reply to the ack; return False if the ack is not durable yet."""
         durable: bool = await self.client.acks.answered(offset)
         return durable
 
-    async def acked_each(self, messages: list[Message]) -> None:
+    async def wait_durable(self, messages: list[Message]) -> None:
         """
-        Wait until handled messages are acked durably, and only then let later ones of their keys be
-        handed out.
+        Wait until the acks of handled messages are durable; only then are later messages of their
+        keys handed out.
 
-        The later ones are released at that time even if this wait is cancelled, or raises
-        OverloadedError.
+        They are handed out then even if this call is cancelled or raises OverloadedError.
 
         Raises:
             LeaseLostError: the messages are delivered to another consumer.
-            OverloadedError: the broker takes no more ranges, and the program takes none of the
-                messages that could make room.
+            OverloadedError: the broker stores no more acked ranges, and the program does not take
+                the messages whose acks would free some.
         """
-        acking, lying = start_task(self._let_go_later(messages)), None
+        ack_task, ready = start_task(self._release_when_durable(messages)), None
         client, offset = self.client, messages[0].offset
-        while not (await asyncio.wait((acking,), timeout=LYING_S))[0]:
-            before, lying = lying, client.owner.lying
-            if lying is not None and lying is before and client.acks.handled.at_range_limit:
-                raise _no_room(client.partition_id, offset)
-        if not acking.result():
+        while not (await asyncio.wait((ack_task,), timeout=ACK_STALL_S))[0]:
+            previous, ready = ready, client.owner.lying
+            if ready is not None and ready is previous and client.acks.handled.at_range_limit:
+                raise _range_limit_error(client.partition_id, offset)
+        if not ack_task.result():
             raise LeaseLostError(partition_id=client.partition_id, offset=offset)
 
-    async def _let_go_later(self, messages: list[Message]) -> bool:
+    async def _release_when_durable(self, messages: list[Message]) -> bool:
         durable = await self.acked(max(message.offset for message in messages))
         if durable:
             self.client.owner.acked_again(messages)
         return durable
 
     def take_acks(self, messages: list[Message]) -> bool:
-        """Take acks of messages that were not given back, and return False if all of them were
-        acked before.
-        """
-        self._spread()
+        """Ack messages none of which was given back; return False if all were acked already."""
+        self._register_messages()
         offsets = {message.offset for message in messages}
         taken = self._taken
         if len(offsets) < len(messages) or not taken.issuperset(offsets):
             offsets &= taken
-            messages = list(
-                {each.offset: each for each in messages if each.offset in taken}.values()
-            )
+            acked = {message.offset: message for message in messages if message.offset in taken}
+            messages = list(acked.values())
         if not messages:
             return False
         taken -= offsets
@@ -209,80 +207,80 @@ class UserAcks(ABC):
         return True
 
     def check_not_given_back(self, messages: Iterable[Message]) -> None:
-        """Raise InvalidRequestError if the user gave a message back, so that it is delivered
-        again.
+        """Raise InvalidRequestError if the user gave one of the messages back, because it will be
+        delivered again.
         """
-        if not self._given_back:
+        if not self._nacked:
             return
         for message in messages:
-            if message.offset in self._given_back:
+            if message.offset in self._nacked:
                 raise InvalidRequestError(
                     f"message {message.offset} of partition {message.partition_id} was given back; "
-                    "ack it when it comes again"
+                    "ack it when it is delivered again"
                 )
 
     async def _take_back(self, message: Message, after_s: float) -> None:
-        """Hand out again a message that no handler has. Raises InvalidRequestError, LeaseLostError,
-        ConfigError.
+        """
+        Give back a message that is not in a handler.
+
+        Raises:
+            InvalidRequestError: it is already acked or given back.
+            LeaseLostError: it is delivered to another consumer.
         """
         client = self.client
         client.check_takes_acks(message.offset)
-        self._spread()
+        self._register_messages()
         if message.offset not in self._taken:
             raise InvalidRequestError(
-                f"message {message.offset} of partition {message.partition_id} is acked or given "
-                f"back already"
+                f"message {message.offset} of partition {message.partition_id} is already acked or "
+                "given back"
             )
-        for each in client.owner.nack(message, after_s):
-            each.delivery.take_back(each.offset)
+        for returned in client.owner.nack(message, after_s):
+            returned.delivery.take_back(returned.offset)
 
     def take_back(self, offset: int) -> None:
-        """Note that the user has given a message back."""
+        """Record that the user has given back the message at `offset`."""
         self._taken.discard(offset)
-        self._given_back.add(offset)
-        self.takes_hand = False
+        self._nacked.add(offset)
+        self.may_be_unregistered = False
 
 
 _by_offset = attrgetter("offset")
 
 
-def _no_room(partition_id: int, offset: int) -> OverloadedError:
+def _range_limit_error(partition_id: int, offset: int) -> OverloadedError:
     error = OverloadedError(
-        f"the ack of message {offset} of partition {partition_id} is not durable: too many "
-        f"messages behind one that is not "
-        "acked are acked, and one that may be taken now, given back or behind such "
-        "a one, is not taken"
+        f"the ack of message {offset} of partition {partition_id} is not durable: the broker "
+        "stores no more acks above the oldest unacked message, and the program does not take "
+        "the messages that are ready for it again"
     )
     error.hint = (
-        "Go on taking messages, which makes room. This ack is kept and sent again by itself, and "
-        "later messages of its key "
-        "wait until it is durable."
+        "Keep taking and acking messages, which makes room. This ack is retried automatically; "
+        "later messages of its key wait until it is durable."
     )
     return error
 
 
-def check_by_hand(message: Message) -> None:
-    """Raise InvalidRequestError if a handler was given the message, because the handler's return
-    acks it.
-    """
+def check_not_in_handler(message: Message) -> None:
+    """Raise InvalidRequestError if the message is in a handler, whose return acks it."""
     delivery: Any = message.delivery
     if delivery.client.owner.by_hand:
         return
     error = InvalidRequestError(
         f"message {message.offset} of partition {message.partition_id} was given to a handler, "
-        "whose return acks it: ack() and nack() are of messages that a program takes itself"
+        "whose return acks it: ack() and nack() are for messages that the program takes itself"
     )
     error.hint = (
-        "Take the call out of the handler: return to ack the message, raise keylane.Retry or "
-        "return keylane.NACK to "
-        "have it tried again. To ack by hand, make the consumer without a handler."
+        "Remove the call from the handler: return to ack the message, or raise keylane.Retry or "
+        "return keylane.NACK to have it retried. To ack messages yourself, create the consumer "
+        "without a handler."
     )
     raise error
 
 
 def are_parked_together(failed: Message, other: Message) -> bool:
-    """Return True if `other`, of the same key, is set aside with a failed message: it was handed
-    out in the same way.
+    """Return True if `other`, a message of the same key, is to be parked with `failed`: both come
+    from the client itself, or from the same delivery.
     """
     first: UserAcks = failed.delivery  # type: ignore[assignment]
     second: UserAcks = other.delivery  # type: ignore[assignment]

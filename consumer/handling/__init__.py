@@ -1,1 +1,1 @@
-"""Hands messages to the user's handler or loop, in order, and again where a try fails."""
+"""Hands messages to the user's handler or loop, in order, and retries those that fail."""

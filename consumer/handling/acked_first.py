@@ -1,10 +1,11 @@
-"""Calls a handler only once its messages are acked; it is never called again for them, whatever it
-raises.
+"""
+Calls a handler only after its messages are acked, so that it is never called again for them, even
+if it raises.
 
     taken ─▶ acked, durably ─▶ handler ─▶ returned
                                    ╰─ raised, or cancelled: the messages are lost, which is logged
 
-The workers see a handler that always returns, so they try nothing again.
+To the workers the handler always succeeds, so they never retry.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from .handlers import await_result
 
 log = logging.getLogger("keylane.consumer")
 LOG_MS = 1_000
-"""Milliseconds between two lines about lost messages; messages lost between them are counted."""
+"""The least time between two log lines about lost messages, in milliseconds; messages lost in
+between are counted.
+"""
 
 
 class AckedFirst:
@@ -40,12 +43,12 @@ class AckedFirst:
         self._handler = handler
         self._boot_ms = boot_ms
         self.timed_out: Callable[[], HandlerTimeoutError | None] = lambda: None
-        """A callable that gives, once, the error of the handler in the running task if it was
-        cancelled because it took too long.
+        """Returns, once, the error of the running task's handler if it was cancelled because of its
+        time-out.
         """
-        self._lost = 0
-        """The number of messages lost since the last line."""
-        self._silent_until_ms = 0
+        self._lost_count = 0
+        """The number of messages lost since the last log line."""
+        self._next_log_ms = 0
 
     async def handle(self, message: Message) -> None:
         """Handle one message."""
@@ -55,36 +58,36 @@ class AckedFirst:
         """Handle several messages of one partition."""
         await self._handle(messages, messages)
 
-    async def _handle(self, given: Any, messages: list[Message]) -> None:
+    async def _handle(self, argument: Any, messages: list[Message]) -> None:
         client = cast(AckedFirstClient, client_of(messages[0]))
         if not await client.ack_first(messages):
             return
         error: BaseException | None = None
         try:
-            result = self._handler(given)
+            result = self._handler(argument)
             if result is not None:
                 await await_result(result)
-        except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - no try follows
+        except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - there is no retry
             error = raised
         timeout = self.timed_out()
         if timeout is not None or error is not None:
-            self._note_lost(messages, timeout or error)
+            self._log_lost(messages, timeout or error)
         if timeout is None and isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise error
 
-    def _note_lost(self, messages: list[Message], error: BaseException | None) -> None:
-        self._lost += len(messages)
+    def _log_lost(self, messages: list[Message], error: BaseException | None) -> None:
+        self._lost_count += len(messages)
         now_ms = self._boot_ms()
-        if now_ms < self._silent_until_ms:
+        if now_ms < self._next_log_ms:
             return
         log.error(
-            "handler failed with %s on %s, which was acked before and is not tried again; %s lost",
+            "handler failed with %s on %s, which is already acked, so it is not retried; %s lost",
             type(error).__qualname__,
             message_name(messages[0]),
-            counted(self._lost, "message is", "messages are"),
+            counted(self._lost_count, "message is", "messages are"),
             exc_info=error,
         )
-        self._lost = 0
-        self._silent_until_ms = now_ms + LOG_MS
+        self._lost_count = 0
+        self._next_log_ms = now_ms + LOG_MS

@@ -16,27 +16,27 @@ from ...protocol.message import lease_of
 from ...rpc.race import shield, start_task
 from ..delivery.pulled_batch import PulledBatch
 from ..pulling.pull_client import PullClient
-from .not_acked import asked_wait_ms, wait_ms_of
+from .not_acked import limited_wait_ms, parse_wait_ms
 
 BATCH_BYTES_MAX = 2 << 20
-"""The most bytes of several stored batches in one Arrow batch: they are copied, and a larger copy
-needs fresh memory.
+"""The most bytes of stored batches that are joined into one Arrow batch: they are copied, and
+larger copies need fresh memory.
 """
 
 
 class ArrowOwner(Protocol):
-    """The owner of the batches of a consumer, which knows their state."""
+    """Keeps the state of a consumer's batches."""
 
-    def has(self, batch: ArrowBatch) -> bool:
+    def is_in_hand(self, batch: ArrowBatch) -> bool:
         """Return True if the batch is in hand."""
         ...
 
     def is_given_back(self, batch: ArrowBatch) -> bool:
-        """Return True if the batch was given back, and has not been handed out again."""
+        """Return True if the batch was given back and has not been handed out again."""
         ...
 
     def acked(self, batch: ArrowBatch) -> None:
-        """Note that the batch in hand is acked."""
+        """Record that the batch in hand is acked."""
         ...
 
     def give_back(self, batch: ArrowBatch, wait_ms: int) -> None:
@@ -46,12 +46,12 @@ class ArrowOwner(Protocol):
 
 class ArrowBatch:
     """
-    Messages of one partition, one after another.
+    Consecutive messages of one partition.
 
     Attributes:
         record_batch: a `pyarrow.RecordBatch` with columns `offset` (int64), `key` and `value`
-            (binary), `timestamp` (sent, in UTC) and `properties` (map of texts; bytes come as
-            base64); there is a row for each message, by offset.
+            (binary), `timestamp` (when sent, in UTC) and `properties` (a map of strings; bytes are
+            base64-encoded); one row per message, in offset order.
         partition_id: the partition.
         queue: the number of its logic queue.
         start_offset: the offset of the first row.
@@ -59,7 +59,7 @@ class ArrowBatch:
         lease: the lease under which the messages were delivered, see `Message`; None without a
             group.
         fencing_token: the token of the lease.
-        attempt: the number of times that the batch was handed out, this time included.
+        attempt: the number of times that the batch was handed out, including this time.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ArrowBatch:
         self._client = _client
         self._owner = _owner
         self._acking: asyncio.Task[bool] | None = None
-        """The task that waits until the ack is durable, where the next batch waits for that."""
+        """The task that waits for a durable ack, if the next batch must wait for it."""
 
     def __len__(self) -> int:
         return self.next_offset - self.start_offset
@@ -94,34 +94,33 @@ class ArrowBatch:
 
     async def ack(self) -> None:
         """
-        Ack all messages of the batch; after that the next batch of its partition may be handed out.
-        A repeated ack is harmless.
+        Ack all messages of the batch. After that, the partition's next batch may be handed out.
+        Repeated acks are harmless.
 
         Raises:
-            LeaseLostError: another consumer owns the partition now, and the messages are delivered
-                to it again.
+            LeaseLostError: another consumer owns the partition now, and gets the messages again.
             InvalidRequestError: the batch was given back, and will be handed out again.
         """
         client = self._client
         client.check_takes_acks(self.start_offset)
-        if self._acking is None and self._owner.has(self):
+        if self._acking is None and self._owner.is_in_hand(self):
             client.done_range(self.start_offset, self.next_offset)
             if not client.acks_each:
                 self._owner.acked(self)
                 return
-            self._acking = start_task(self._let_go_later())
+            self._acking = start_task(self._release_when_durable())
         if self._acking is not None:
             if not await shield(self._acking):
                 raise LeaseLostError(partition_id=self.partition_id, offset=self.start_offset)
         elif self._owner.is_given_back(self):
-            raise InvalidRequestError(f"{self!r} was given back; ack it when it comes again")
+            raise InvalidRequestError(f"{self!r} was given back; ack it when it is delivered again")
 
-    async def _let_go_later(self) -> bool:
-        """Wait until the ack is durable, and then let the next batch be handed out, even if the
-        wait was cancelled.
+    async def _release_when_durable(self) -> bool:
+        """Wait until the ack is durable, and then allow the next batch, even if the caller's wait
+        was cancelled.
         """
         durable = await self._client.acked(self.next_offset - 1)
-        if durable and self._owner.has(self):
+        if durable and self._owner.is_in_hand(self):
             self._owner.acked(self)
         return durable
 
@@ -130,18 +129,17 @@ class ArrowBatch:
         Give the batch back: it is handed out again before any later message of its partition.
 
         Args:
-            after_s: the least seconds until it is handed out again; up to a day.
+            after_s: the least number of seconds until it is handed out again, up to a day.
 
         Raises:
-            InvalidRequestError: the batch is already acked or given back.
-            LeaseLostError: another consumer owns the partition now, and the messages are delivered
-                to it again.
-            InvalidRequestError: `after_s` is not such a number.
+            InvalidRequestError: the batch is already acked or given back, or `after_s` is not a
+                number from 0 to a day.
+            LeaseLostError: another consumer owns the partition now, and gets the messages again.
         """
         self._client.check_takes_acks(self.start_offset)
-        wait_ms = asked_wait_ms(wait_ms_of(after_s), self.attempt)
-        if self._acking is not None or not self._owner.has(self):
-            raise InvalidRequestError(f"{self!r} is acked or given back already")
+        wait_ms = limited_wait_ms(parse_wait_ms(after_s), self.attempt)
+        if self._acking is not None or not self._owner.is_in_hand(self):
+            raise InvalidRequestError(f"{self!r} is already acked or given back")
         self._owner.give_back(self, wait_ms)
 
 
@@ -153,22 +151,21 @@ def check_arrow() -> None:
         raise MissingExtraError.of(error, "a consumer of Arrow batches", "arrow") from error
 
 
-def arrow_batch_of(batches: list[PulledBatch], owner: ArrowOwner) -> tuple[ArrowBatch, int]:
+def build_arrow_batch(batches: list[PulledBatch], owner: ArrowOwner) -> tuple[ArrowBatch, int]:
     """
-    Return the first messages of some batches of one partition, up to a gap between them or to
-    BATCH_BYTES_MAX.
+    Join the first messages of some batches of one partition, up to a gap or BATCH_BYTES_MAX.
 
     Returns:
-        The Arrow batch, and the number of stored batches that it has whole; the rest of the next
-        one is in its `ranges`.
+        The Arrow batch, and the number of stored batches that it fully contains; what is left of
+        the next one is in its `ranges`.
 
     Raises:
-        CorruptBatchError: the first batch does not unpack; nothing is taken.
+        CorruptBatchError: the first batch cannot be unpacked; nothing is consumed.
     """
     from ...arrow import columns
 
     pieces: list[columns.Piece] = []
-    taken: list[PulledBatch] = []
+    consumed: list[PulledBatch] = []
     first = upto = batches[0].ranges[0][0]
     size = 0
     for batch in batches:
@@ -182,15 +179,15 @@ def arrow_batch_of(batches: list[PulledBatch], owner: ArrowOwner) -> tuple[Arrow
         except CorruptBatchError:
             if not pieces:
                 raise
-            break  # it is the first one of the next call
-        taken.append(batch)
+            break  # the next call raises it
+        consumed.append(batch)
         size, upto = size + len(record), end
         if len(batch.ranges) > 1:
             break
-    made = columns.record_batch(pieces, first)
-    for batch in taken:  # not before all of them are opened
+    record_batch = columns.record_batch(pieces, first)
+    for batch in consumed:  # not earlier, so that an error changes nothing
         start, end = batch.ranges.pop(0)
         batch.count -= end - start
     client: PullClient = batches[0].client  # type: ignore[assignment]
-    whole = sum(not batch.ranges for batch in taken)
-    return ArrowBatch(made, first, client, owner), whole
+    consumed_count = sum(not batch.ranges for batch in consumed)
+    return ArrowBatch(record_batch, first, client, owner), consumed_count

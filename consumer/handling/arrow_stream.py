@@ -1,8 +1,9 @@
-"""Chooses the next Arrow batch: one of each partition at a time, by offset.
+"""
+Chooses the next Arrow batch: one per partition at a time, in offset order.
 
-    put ─▶ stored, by partition ─▶ take ─▶ in hand ─acked─▶ the next of the partition
+    put ─▶ stored, by partition ─▶ take ─▶ in hand ─acked─▶ the partition's next batch
                                     ▲         │
-                                    ╰─────────╯ give_back: it is the next one, once it is due
+                                    ╰─────────╯ give_back: handed out again when it is due
 
 Invariant
     While a batch of a partition is in hand, no later message of the partition is handed out.
@@ -15,7 +16,7 @@ from collections.abc import Callable
 
 from ..delivery.pulled_batch import PulledBatch
 from ..pulling.pull_client import PullClient
-from .arrow_batch import ArrowBatch, arrow_batch_of
+from .arrow_batch import ArrowBatch, build_arrow_batch
 
 
 class _Partition:
@@ -26,12 +27,12 @@ class _Partition:
         self.in_hand: ArrowBatch | None = None
         self.given_back: ArrowBatch | None = None
         self.due_ns = 0
-        """The earliest time, on the boot clock, at which `given_back` is handed out again."""
+        """When `given_back` may be handed out again, on the boot clock."""
 
 
 class ArrowStream:
     """
-    The batches of one consumer without a handler.
+    The Arrow batches of one consumer without a handler.
 
     Args:
         boot_ns: the boot clock.
@@ -42,7 +43,7 @@ class ArrowStream:
         self._boot_ns = boot_ns
         self._wake = wake
         self._partitions: dict[PullClient, _Partition] = {}
-        self._turns: deque[PullClient] = deque()
+        self._round_robin: deque[PullClient] = deque()
 
     @property
     def waiting(self) -> int:
@@ -50,7 +51,7 @@ class ArrowStream:
         return sum(map(_waiting, self._partitions.values()))
 
     def put(self, batch: PulledBatch) -> None:
-        """Add a batch; the batches of one partition are added by offset. Rows of parked keys are
+        """Add a batch; a partition's batches must be added in offset order. Rows of parked keys are
         parked.
         """
         client: PullClient = batch.client  # type: ignore[assignment]
@@ -59,12 +60,12 @@ class ArrowStream:
             return
         if client not in self._partitions:
             self._partitions[client] = _Partition()
-            self._turns.append(client)
+            self._round_robin.append(client)
         self._partitions[client].stored.append(batch)
 
     def put_all(self, batches: deque[PulledBatch]) -> None:
-        """Add the batches one after another, and take them out of `batches`; a batch whose parked
-        rows cannot be read stays, and the error is raised.
+        """Move all batches from `batches`, in order. If the parked rows of one cannot be read, it
+        stays there and the error is raised.
         """
         while batches:
             self.put(batches[0])
@@ -75,65 +76,65 @@ class ArrowStream:
         Return the next batch, which is then in hand; None if there is none now.
 
         Raises:
-            CorruptBatchError: the next batch of a partition does not unpack; it stays before the
+            CorruptBatchError: a partition's next batch cannot be unpacked; it stays in front of the
                 later ones.
         """
         now_ns = self._boot_ns()
-        for _ in range(len(self._turns)):
-            client = self._turns[0]
-            self._turns.rotate(-1)
+        for _ in range(len(self._round_robin)):
+            client = self._round_robin[0]
+            self._round_robin.rotate(-1)
             partition = self._partitions[client]
             if partition.in_hand is not None or client.paused:
                 continue
             if now_ns >= client.deadline_ns:
                 self._forget(client, partition)
                 continue
-            batch = self._next_of(partition, now_ns)
+            batch = self._next_batch(partition, now_ns)
             if batch is not None:
                 partition.in_hand = batch
                 return batch
         return None
 
-    def _next_of(self, partition: _Partition, now_ns: int) -> ArrowBatch | None:
-        again = partition.given_back
-        if again is not None:
+    def _next_batch(self, partition: _Partition, now_ns: int) -> ArrowBatch | None:
+        returned = partition.given_back
+        if returned is not None:
             if now_ns < partition.due_ns:
                 return None
             partition.given_back = None
-            again.attempt += 1
-            return again
+            returned.attempt += 1
+            return returned
         if not partition.stored:
             return None
-        batch, whole = arrow_batch_of(list(partition.stored), self)
-        for _ in range(whole):
+        batch, consumed = build_arrow_batch(list(partition.stored), self)
+        for _ in range(consumed):
             partition.stored.popleft()
         return batch
 
     def next_ns(self) -> int | None:
-        """Return the time at which a batch that was given back is handed out again; None if there
-        is none, or only after the pause of its partition.
+        """Return when a batch that was given back is due; None if there is none in a partition that
+        is not paused.
         """
         return min(
             (
-                each.due_ns
-                for client, each in self._partitions.items()
-                if each.given_back is not None and not client.paused
+                partition.due_ns
+                for client, partition in self._partitions.items()
+                if partition.given_back is not None and not client.paused
             ),
             default=None,
         )
 
-    def has(self, batch: ArrowBatch) -> bool:
+    def is_in_hand(self, batch: ArrowBatch) -> bool:
         """Return True if the batch is in hand."""
         partition = self._partitions.get(batch._client)
         return partition is not None and partition.in_hand is batch
 
     def is_given_back(self, batch: ArrowBatch) -> bool:
-        """Return True if the batch was given back, and has not been handed out again."""
+        """Return True if the batch was given back and has not been handed out again."""
         partition = self._partitions.get(batch._client)
         return partition is not None and partition.given_back is batch
 
     def acked(self, batch: ArrowBatch) -> None:
-        """Note that the batch in hand is acked."""
+        """Record that the batch in hand is acked."""
         self._partitions[batch._client].in_hand = None
         self._wake()
 
@@ -146,18 +147,18 @@ class ArrowStream:
         self._wake()
 
     def put_back(self, batch: ArrowBatch) -> None:
-        """Take back a batch that the program never saw: it is handed out again at once, and this
-        time does not count.
+        """Take back a batch that never reached the program: it is handed out again at once, as the
+        same attempt.
         """
-        if self.has(batch):
+        if self.is_in_hand(batch):
             self.give_back(batch, 0)
             batch.attempt -= 1
 
     def drop(self, client: PullClient) -> None:
-        """Forget the messages of a partition that are not in hand."""
+        """Drop the messages of a partition that are not in hand."""
         partition = self._partitions.pop(client, None)
         if partition is not None:
-            self._turns.remove(client)
+            self._round_robin.remove(client)
             self._forget(client, partition)
 
     @staticmethod
@@ -170,5 +171,5 @@ class ArrowStream:
 
 
 def _waiting(partition: _Partition) -> int:
-    again = 0 if partition.given_back is None else len(partition.given_back)
-    return again + sum(batch.count for batch in partition.stored)
+    returned = 0 if partition.given_back is None else len(partition.given_back)
+    return returned + sum(batch.count for batch in partition.stored)

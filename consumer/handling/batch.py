@@ -1,13 +1,13 @@
-"""Messages of one partition that a handler gets together, and that workers hold like one message.
-Pure.
+"""
+Messages of one partition that a handler gets together and that workers treat as one message. Pure.
 
     workers read of a message:   partition_id  offset  key  attempt
                                  delivery.deadline_ns  delivery.done  delivery.forget
-    a batch answers for:         all its messages; its offset and the digest of its key are
+    a batch provides these for:  all its messages; its offset and the digest of its key are
                                  those of the first message
 
 Invariant
-    Messages are in the order of their offsets.
+    The messages are in offset order.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ...protocol.parked import Failure
 
 
 class BatchClient(Protocol):
-    """The pull client of the messages of a batch."""
+    """The part of a pull client that a batch uses."""
 
     def done_all(self, messages: list[Message[Any]]) -> None:
-        """Note that the messages are handled."""
+        """Mark messages as handled."""
         ...
 
     def forget(self, count: int) -> None:
-        """Note that `count` messages will not be handled here."""
+        """Stop counting `count` messages that will not be handled by this consumer."""
         ...
 
 
 class BatchKey(bytes):
-    """The key of the first message, with its batch: lanes find the batch when workers report that
-    the key is finished.
+    """The key of a batch's first message, with a reference to the batch: lanes need it when a
+    worker reports that the key is finished.
     """
 
     batch: Batch
@@ -42,19 +42,19 @@ class BatchKey(bytes):
 
 class Batch:
     """
-    Some messages of one partition.
+    Messages of one partition, handled together.
 
     Args:
-        messages: by offset; at least one.
-        keys: the keys of the messages, without b""; empty if they have no order; None: found on
+        messages: at least one, in offset order.
+        keys: the distinct keys without b""; empty if the messages have no order; None: computed on
             demand.
-        one_delivery: whether all messages end with the same lease.
-        acked_each: whether messages are acked and forgotten at their deliveries; False: together,
-            at their pull client.
-        attempt: the number of tries of the batch, its next one included.
+        one_delivery: True if all messages are under the same lease.
+        acks_per_delivery: True: each message is acked and forgotten through its own delivery;
+            False: all through their pull client.
+        attempt: the number of attempts of the batch, including the next one.
     """
 
-    __slots__ = ("_attempt", "_keys", "_one_delivery", "acked_each", "client", "messages")
+    __slots__ = ("_attempt", "_keys", "_one_delivery", "acks_per_delivery", "client", "messages")
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class Batch:
         keys: set[bytes] | None,
         *,
         one_delivery: bool = True,
-        acked_each: bool = False,
+        acks_per_delivery: bool = False,
         attempt: int = 1,
     ) -> None:
         first = messages[0].delivery
         self.client: BatchClient = first.client  # type: ignore[union-attr]
         self._one_delivery = one_delivery
-        self.acked_each = acked_each
+        self.acks_per_delivery = acks_per_delivery
         self.messages = messages
         self._keys = keys
         self._attempt = attempt
@@ -78,8 +78,8 @@ class Batch:
 
     @property
     def key(self) -> BatchKey:
-        """Return the key of the first message, which refers to its batch; the batch does not keep
-        it, so that its end frees the messages.
+        """Return the first message's key with a reference to this batch. It is not cached, because
+        a reference cycle would delay freeing the messages.
         """
         key = BatchKey(self.messages[0].key)
         key.batch = self
@@ -87,7 +87,7 @@ class Batch:
 
     @property
     def keys(self) -> set[bytes]:
-        """Return the keys of the messages, without b""; empty if they have no order."""
+        """Return the distinct keys without b""; empty if the messages have no order."""
         if self._keys is None:
             self._keys = {message.key for message in self.messages if message.key}
         return self._keys
@@ -104,7 +104,7 @@ class Batch:
 
     @property
     def leased_id(self) -> int:
-        """Return the partition whose pull client handed the messages out."""
+        """Return the id of the partition whose pull client handed the messages out."""
         first: Any = self.messages[0].delivery
         leased_id: int = first.leased_id
         return leased_id
@@ -116,38 +116,38 @@ class Batch:
 
     @property
     def attempt(self) -> int:
-        """Return the number of tries of the batch, its next one included; each of its messages may
-        have been tried more often.
+        """Return the number of attempts of the batch, including the next one; single messages may
+        have had more.
         """
         return self._attempt
 
     @attempt.setter
     def attempt(self, attempt: int) -> None:
-        more = attempt - self._attempt
+        delta = attempt - self._attempt
         self._attempt = attempt
         for message in self.messages:
-            message.attempt += more
+            message.attempt += delta
 
     # ── as the delivery of its messages ───────────────────────────────────────────────────────────
     @property
     def delivery(self) -> Batch:
-        """Return the object that is notified of the end of the messages: the batch itself."""
+        """Return the object that takes the outcome: the batch itself."""
         return self
 
     @property
     def group(self) -> str:
-        """Return the consumer group of the messages, which log lines name."""
+        """Return the consumer group, for log lines."""
         return self.messages[0].group
 
     @property
     def is_loose(self) -> bool:
-        """Return True if no message waits for these, which log lines mention."""
+        """Return True if no later message waits for these, for log lines."""
         first: Any = self.messages[0].delivery
         return bool(first.is_loose)
 
     @property
     def deadline_ns(self) -> int:
-        """Return the time after which the handler does not start."""
+        """Return the boot time after which the handler must not start."""
         first: Any = self.messages[0].delivery
         if self._one_delivery:
             return int(first.deadline_ns)
@@ -156,48 +156,44 @@ class Batch:
         return min(deadlines_ns)
 
     def done(self, _offset: int) -> None:
-        """Note that all messages are handled."""
-        if not self.acked_each:
+        """Mark all messages as handled."""
+        if not self.acks_per_delivery:
             self.client.done_all(self.messages)
             return
         for message in self.messages:
             message.delivery.done(message.offset)  # type: ignore[union-attr]
 
     async def answered(self, _offset: int) -> bool:
-        """Wait for the broker's answer to the acks of all messages, and return False if some are
-        not durable now.
-        """
-        lasts = self._last_offsets().items()
-        return all([await delivery.answered(offset) for delivery, offset in lasts])
+        """Wait for the broker's replies to all acks; return False if some are not durable yet."""
+        last_offsets = self._last_offsets().items()
+        return all([await delivery.answered(offset) for delivery, offset in last_offsets])
 
     async def acked(self, _offset: int) -> bool:
-        """Wait until the acks of all messages are durable, and return False if some never
-        will be.
-        """
-        lasts = self._last_offsets().items()
-        return all([await delivery.acked(offset) for delivery, offset in lasts])
+        """Wait until all acks are durable; return False if some never will be."""
+        last_offsets = self._last_offsets().items()
+        return all([await delivery.acked(offset) for delivery, offset in last_offsets])
 
     def _last_offsets(self) -> dict[Any, int]:
-        """Return the offset of the last message of each delivery."""
+        """Return the last offset of each delivery."""
         return {message.delivery: message.offset for message in self.messages}
 
     def note_failed(self, _message: Message, failure: Failure) -> None:
-        """Have the broker record how often each message has failed, and show why."""
+        """Make the broker record a failed attempt of each message, and its error."""
         for message in self.messages:
-            own = replace(failure, attempts=message.attempt)
-            message.delivery.note_failed(message, own)  # type: ignore[union-attr]
+            own_failure = replace(failure, attempts=message.attempt)
+            message.delivery.note_failed(message, own_failure)  # type: ignore[union-attr]
 
-    def note_hangs(self, _message: Message, why: Failure, running_ms: int) -> None:
-        """Have the broker show, at the first message, for how long the batch has been with its
+    def note_hangs(self, _message: Message, failure: Failure, running_ms: int) -> None:
+        """Make the broker show, at the first message, for how long the batch has been with its
         handler.
         """
         first = self.messages[0]
-        failure = replace(why, attempts=first.attempt - 1)
-        first.delivery.note_hangs(first, failure, running_ms)  # type: ignore[union-attr]
+        first_failure = replace(failure, attempts=first.attempt - 1)
+        first.delivery.note_hangs(first, first_failure, running_ms)  # type: ignore[union-attr]
 
     def forget(self, _count: int) -> None:
-        """Note that no message will be handled here."""
-        if not self.acked_each:
+        """Stop counting all messages: none will be handled by this consumer."""
+        if not self.acks_per_delivery:
             self.client.forget(len(self.messages))
             return
         for message in self.messages:
@@ -206,9 +202,10 @@ class Batch:
     # ── smaller batches ───────────────────────────────────────────────────────────────────────────
     def split(self) -> list[Message]:
         """
-        Keep the first half, and return the messages of the other one, which may be empty.
+        Keep the first half, and return the messages of the other half, which may be empty.
 
-        Messages of one key stay together; if there is one key only, the older messages are kept.
+        Messages of one key stay together, unless all have the same key: then the older half is
+        kept.
         """
         ordered = bool(self.keys)
         units = [(message.key if ordered else b"") or message.offset for message in self.messages]

@@ -1,22 +1,23 @@
-"""Lanes for batches: they decide which messages a handler gets together next. Pure.
+"""
+Lanes for batches: they decide which messages a handler gets together next. Pure.
 
-    put_batch ─▶ stored, opened once less than a batch is ready
+    put_batch ─▶ stored, opened when less than a batch is ready
                    ▼
     put ─▶ ready, by partition ──take──▶ a running batch ──finish─▶ held messages are ready again
              ▲        │                        ╰─ fail: waits in `Retries`, and its keys stay busy
-             │        │                             ─▶ put_first
+             │        │                             ─▶ put_due
              │        ╰─▶ held, if their key is in a running or failed batch
              ╰─ finish, release, drop: the keys are free again
 
 Invariants
-    Two batches never have messages of the same key, and messages of a key run in the order they
-    were put: the keys of a batch are busy from `take` until `finish` or `release`. A batch has
-    messages of one partition, by offset, and at most `max_records` of them. Redriven ones are in
-    batches of their own. Messages without a key (b"") have no order and never wait for each other.
-    While a batch's worth of messages is held for running batches of a partition, no further batch
-    of it is begun; messages held for failed batches do not count. A batch whose keys are all free
-    costs no Python code for each message. The keys of a batch that ends before anything else is
-    taken are not checked.
+    No two batches have messages of the same key, and messages of a key run in the order in which
+    they were put: the keys of a batch are busy from `take` until `finish` or `release`. A batch
+    has messages of one partition, in offset order, and at most `max_records` of them. Redriven
+    messages are in separate batches. Messages without a key (b"") have no order and never wait
+    for each other. While a batch's worth of messages is held for a partition's running batches,
+    no further batch of it is started; messages held for failed batches do not count. A batch
+    whose keys are all free costs no Python code per message. The keys of a batch that ends
+    before anything else is taken are not checked.
 """
 
 from __future__ import annotations
@@ -31,73 +32,73 @@ from .batch import Batch, BatchKey
 from .lanes import UnopenedBatch
 
 _QueueKey = tuple[int, Any]
-"""The partition, and the delivery of redriven messages; None for all other messages."""
+"""The partition id, and the delivery of redriven messages; None for all other messages."""
 _by_offset = attrgetter("offset")
 
 WHOLE_TRIES = 2
 """The number of failures after which a batch is halved."""
 PART_BITS = 4
-"""The bits by which a batch is split whose messages failed so often under earlier owners: into 16
-parts, after one more try into 256, and so on.
+"""By how many bits batches shrink if their messages failed that often under earlier owners: to 1/16
+of their size, after one more attempt to 1/256, and so on.
 """
 
 
 class _Queue:
-    """The messages of one partition that no batch has and no busy key holds back; redriven ones
-    have queues of their own.
+    """The messages of one partition that are in no batch and not held for a busy key. Redriven
+    messages have separate queues.
     """
 
     __slots__ = (
-        "acked_each",
+        "acks_per_delivery",
         "held",
         "leased_id",
-        "lasts",
-        "number",
+        "accepts_more",
+        "linger_id",
         "partition_id",
         "put_count",
         "ready",
-        "ripe",
+        "has_lingered",
         "stored",
         "stored_count",
         "unsorted",
-        "wait_upto",
-        "waits",
+        "linger_upto",
+        "is_lingering",
     )
 
-    def __init__(self, partition_id: int, *, lasts: bool) -> None:
+    def __init__(self, partition_id: int, *, accepts_more: bool) -> None:
         self.partition_id = self.leased_id = partition_id
         """`leased_id` is the id of the partition whose pull client hands the messages out: redriven
         ones may belong to an ancestor.
         """
-        self.lasts = lasts
-        """True if more messages will be added; False: the queue ends when it is empty."""
-        self.acked_each = False
-        """True if some messages may have a delivery other than their pull client."""
+        self.accepts_more = accepts_more
+        """True if messages may still be added; False: the queue is removed when it is empty."""
+        self.acks_per_delivery = False
+        """True if a message may have a delivery other than its pull client."""
         self.ready: list[Message] = []
         self.stored: deque[UnopenedBatch] = deque()
-        """The batches that were pulled after all ready messages."""
+        """The batches pulled after all ready messages."""
         self.stored_count = 0
         self.held = 0
         """The number of messages that wait for running batches."""
-        self.ripe = False
-        """True if a batch may be smaller than `max_records`, because the oldest message has waited
-        for long enough.
+        self.has_lingered = False
+        """True if a batch may have fewer than `max_records` messages, because the oldest one has
+        waited long enough.
         """
-        self.number = 0
-        """The number of waits so far, which distinguishes the end of an earlier one."""
-        self.waits = False
-        """True while the last of them has not ended."""
-        self.wait_upto = 0
-        """The end of the messages for which the wait is: those that were put before this number of
-        them.
+        self.linger_id = 0
+        """Counts the waits for a full batch, so that the timer of an earlier one is ignored."""
+        self.is_lingering = False
+        """True while the last such wait has not ended."""
+        self.linger_upto = 0
+        """The value of `put_count` at the start of the wait: it is for the messages put before
+        that.
         """
         self.put_count = 0
         self.unsorted = False
-        """True if some messages lie before older ones."""
+        """True if some messages precede older ones."""
 
     @property
     def count(self) -> int:
-        """Return the number of messages that no batch has, and that wait for none."""
+        """Return the number of messages that are in no batch and not held."""
         return len(self.ready) + self.stored_count
 
     def put(self, messages: list[Message]) -> None:
@@ -106,7 +107,7 @@ class _Queue:
         self.put_count += len(messages)
 
     def add(self, messages: list[Message]) -> None:
-        """Add messages, by offset, to those that are ready."""
+        """Add messages, in offset order, to those that are ready."""
         ready = self.ready
         if ready and messages and ready[-1].offset > messages[0].offset:
             self.unsorted = True
@@ -118,59 +119,58 @@ class _Queue:
         self.stored_count += batch.count
         self.put_count += batch.count
 
-    def begin_wait(self) -> int:
-        """Begin a wait for others beside the messages that are here, and return its number."""
-        self.number += 1
-        self.waits = True
-        self.wait_upto = self.put_count
-        return self.number
+    def begin_linger(self) -> int:
+        """Start to wait for more messages beside those in the queue, and return the wait's id."""
+        self.linger_id += 1
+        self.is_lingering = True
+        self.linger_upto = self.put_count
+        return self.linger_id
 
-    def end_wait(self) -> int:
-        """End the wait: the messages here may form a smaller batch; or, if all that it was for are
-        gone, begin the next one.
+    def end_linger(self) -> int:
+        """End the wait, so that the queued messages may form a smaller batch. If none of the
+        messages that it was for is left, start the next wait and return its id.
         """
-        self.waits = False
+        self.is_lingering = False
         if not self.count:
             return 0
-        if self.put_count - self.count >= self.wait_upto:
-            return self.begin_wait()
-        self.ripe = True
+        if self.put_count - self.count >= self.linger_upto:
+            return self.begin_linger()
+        self.has_lingered = True
         return 0
 
     def open(self, count: int) -> None:
-        """Open batches until `count` messages are ready, or all are; messages of parked keys are
-        left out.
+        """Open batches until `count` messages are ready or all are open; messages of parked keys
+        are skipped.
         """
         while self.stored and len(self.ready) < count:
             batch = self.stored.popleft()
             self.stored_count -= batch.count
             self.add(batch.messages())
 
-    def keep(self, kept: Callable[[Message], bool]) -> int:
-        """Leave out the messages that are not `kept`, except those of stored batches, and return
-        how many were left out.
+    def keep(self, predicate: Callable[[Message], bool]) -> int:
+        """Remove the ready messages that do not match the predicate, and return how many
+        they were.
         """
-        before = len(self.ready)
-        self.ready = [message for message in self.ready if kept(message)]
-        return before - len(self.ready)
+        count_before = len(self.ready)
+        self.ready = [message for message in self.ready if predicate(message)]
+        return count_before - len(self.ready)
 
     def drop_batches(self, client: Any) -> int:
-        """Forget the stored batches of a pull client, and return how many messages they have."""
-        before = self.stored_count
+        """Drop the stored batches of a pull client, and return how many messages they have."""
+        count_before = self.stored_count
         self.stored = deque(batch for batch in self.stored if batch.client is not client)
         self.stored_count = sum(batch.count for batch in self.stored)
-        return before - self.stored_count
+        return count_before - self.stored_count
 
 
 class BatchLanes:
     """
-    Messages waiting, by partition and key; any number of workers of one event loop take batches of
-    them.
+    The waiting messages by partition and key; all workers of one event loop take batches of them.
 
     Args:
-        max_records: the most messages of a batch.
-        waits: whether a batch of fewer messages is taken only after `ripen`.
-        ordered: False: every message is treated as one without a key.
+        max_records: the most messages in a batch.
+        lingers: True: a batch of fewer messages is taken only after `end_linger`.
+        ordered: False: every message is treated as if it had no key.
         wake: called when more batches may be available than the one for the worker that freed the
             keys.
     """
@@ -179,45 +179,45 @@ class BatchLanes:
         self,
         *,
         max_records: int,
-        waits: bool = False,
+        lingers: bool = False,
         ordered: bool = True,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        self.alone = self
-        self.may_run = self.may_be_alone = False
-        """False, see `Lanes`: workers take batches in no shorter way."""
+        self.unregistered = self
+        self.may_begin_run = self.may_take_unregistered = False
+        """Always False: workers have no faster way to take batches; see `Lanes`."""
         self._wake = wake
-        self._max = max_records
-        self._waits = waits
+        self._max_records = max_records
+        self._lingers = lingers
         self._ordered = ordered
         self._queues: dict[_QueueKey, _Queue] = {}
-        self._turns: deque[_QueueKey] = deque()
-        """The keys of the queues, with the one whose turn is next first."""
+        self._round_robin: deque[_QueueKey] = deque()
+        """The keys of the queues; the one whose turn is next comes first."""
         self._paused: set[int] = set()
-        """The partitions whose messages do not run."""
-        self._again: deque[Batch] = deque()
-        """The failed batches whose next try is due."""
-        self._busy: set[bytes] = set()
+        """The ids of paused partitions."""
+        self._due_batches: deque[Batch] = deque()
+        """The failed batches whose retry is due."""
+        self._busy_keys: set[bytes] = set()
         """The keys of running and failed batches."""
-        self._failed: set[bytes] = set()
+        self._failed_keys: set[bytes] = set()
         """The keys of failed batches, until `finish` or `release`."""
         self._held: dict[bytes, list[Message]] = {}
         """The messages that wait for busy keys, by key."""
-        self._lone: Batch | None = None
-        """A running batch whose keys are not among the busy ones yet: nothing was taken since, and
-        no other batch has keys.
+        self._unregistered: Batch | None = None
+        """A running batch whose keys are not in `_busy_keys` yet: nothing was taken since, and no
+        other batch has keys.
         """
 
-    def take_only(self) -> None:
-        """Return None; see `Lanes`."""
+    def take_single(self) -> None:
+        """Return None: there is no shortcut for a single batch; see `Lanes`."""
 
-    def note_alone(self) -> None:
-        """Do nothing: a batch is noted when it is taken."""
+    def register_running(self) -> None:
+        """Do nothing: a batch is registered when it is taken."""
 
     @property
     def arrived(self) -> bool:
         """Return True if a batch may be available."""
-        return bool(self._again) or any(map(self._is_due, self._queues.values()))
+        return bool(self._due_batches) or any(map(self._is_due, self._queues.values()))
 
     @property
     def has_waiting(self) -> bool:
@@ -226,24 +226,24 @@ class BatchLanes:
 
     def _is_due(self, queue: _Queue) -> bool:
         count = queue.count
-        enough = queue.ripe or count >= self._max
-        may = queue.held < self._max and queue.leased_id not in self._paused
-        return count > 0 and enough and may
+        is_complete = queue.has_lingered or count >= self._max_records
+        is_allowed = queue.held < self._max_records and queue.leased_id not in self._paused
+        return count > 0 and is_complete and is_allowed
 
     def put(self, messages: list[Message]) -> int:
         """
-        Add messages of one partition, in the order of their offsets, before the stored batches.
+        Add messages of one partition, in offset order, before the stored batches.
 
         Returns:
-            The number of a wait that begins now and that `ripen` should end; 0 if none begins.
+            The id of a wait for a full batch that starts now, for `end_linger`; 0 if none starts.
         """
         if not messages:
             return 0
         queue = self._queue(messages[0])
         queue.put(messages)
-        alone = self._ordered and not _is_plain(messages[0])
-        queue.acked_each |= alone
-        return self._wait(queue, ripe=alone)
+        acks_per_delivery = self._ordered and not _is_from_client(messages[0])
+        queue.acks_per_delivery |= acks_per_delivery
+        return self._maybe_linger(queue, has_lingered=acks_per_delivery)
 
     def put_batch(self, batch: UnopenedBatch) -> int:
         """Add a batch that is opened when its messages are next, and return as `put` does."""
@@ -252,95 +252,95 @@ class BatchLanes:
         partition_id: int = batch.client.partition_id
         queue = self._queue_of((partition_id, None), partition_id)
         queue.put_batch(batch)
-        return self._wait(queue)
+        return self._maybe_linger(queue)
 
-    def _wait(self, queue: _Queue, *, ripe: bool = False) -> int:
-        if ripe or not self._waits:
-            queue.ripe = True
-        elif not queue.waits:
-            return queue.begin_wait()
+    def _maybe_linger(self, queue: _Queue, *, has_lingered: bool = False) -> int:
+        if has_lingered or not self._lingers:
+            queue.has_lingered = True
+        elif not queue.is_lingering:
+            return queue.begin_linger()
         return 0
 
-    def _key(self, message: Message) -> _QueueKey:
+    def _queue_key(self, message: Message) -> _QueueKey:
         delivery: Any = message.delivery
-        apart = self._ordered and delivery.is_apart
-        return message.partition_id, delivery if apart else None
+        is_redriven = self._ordered and delivery.is_apart
+        return message.partition_id, delivery if is_redriven else None
 
     def _queue(self, message: Message) -> _Queue:
-        return self._queue_of(self._key(message), message.partition_id)
+        return self._queue_of(self._queue_key(message), message.partition_id)
 
     def _queue_of(self, key: _QueueKey, partition_id: int) -> _Queue:
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = _Queue(partition_id, lasts=key[1] is None)
+            queue = self._queues[key] = _Queue(partition_id, accepts_more=key[1] is None)
             if key[1] is not None:
                 queue.leased_id = key[1].leased_id
-            self._turns.append(key)
+            self._round_robin.append(key)
         return queue
 
-    def ripen(self, partition_id: int, number: int) -> int:
+    def end_linger(self, partition_id: int, linger_id: int) -> int:
         """
-        End a wait: the messages that its partition has had since it began may be taken now, however
-        few they are.
+        End a partition's wait for a full batch: the messages for which it started may be taken now,
+        however few they are.
 
         Returns:
-            The number of a wait that begins now, for messages that arrived later; 0 if none begins.
+            The id of a wait that starts now, for messages that arrived later; 0 if none starts.
         """
         queue = self._queues.get((partition_id, None))
-        return 0 if queue is None or queue.number != number else queue.end_wait()
+        return 0 if queue is None or queue.linger_id != linger_id else queue.end_linger()
 
     def pause(self, partition_id: int) -> None:
-        """Let no message of a partition run until `resume`, except batches that are due again, see
-        `take_due`.
-        """
+        """Let no message of a partition run until `resume`, except due retries; see `take_due`."""
         self._paused.add(partition_id)
 
     def take_due(self, partition_id: int) -> list[Batch]:
-        """Take out the batches of a partition whose next try is due; their keys stay busy."""
-        taken = [batch for batch in self._again if batch.leased_id == partition_id]
-        self._again = deque(each for each in self._again if each.leased_id != partition_id)
-        return taken
+        """Remove and return the due retries of a partition; their keys stay busy."""
+        due = [batch for batch in self._due_batches if batch.leased_id == partition_id]
+        self._due_batches = deque(
+            batch for batch in self._due_batches if batch.leased_id != partition_id
+        )
+        return due
 
     def resume(self, partition_id: int) -> bool:
-        """Let the messages of a partition run again, and return True if any waits."""
+        """Let the messages of a partition run again; return True if there are any."""
         self._paused.discard(partition_id)
         return any(
             queue.count for queue in self._queues.values() if queue.leased_id == partition_id
         )
 
-    def put_first(self, batches: Iterable[Batch]) -> None:
-        """Put failed batches whose next try is due before everything else; their keys are busy."""
-        self._again.extend(batches)
+    def put_due(self, batches: Iterable[Batch]) -> None:
+        """Put failed batches whose retry is due before everything else; their keys are busy."""
+        self._due_batches.extend(batches)
 
     def take(self) -> Batch | None:
-        """Take the next batch, which counts as running, or return None if there is none."""
-        self._note_lone()
-        if self._again:
-            return self._again.popleft()
-        for _ in range(len(self._turns)):
-            key = self._turns[0]
+        """Take the next batch, which then counts as running; return None if there is none."""
+        self._register_batch()
+        if self._due_batches:
+            return self._due_batches.popleft()
+        for _ in range(len(self._round_robin)):
+            key = self._round_robin[0]
             queue = self._queues[key]
-            self._turns.rotate(-1)
-            if not (queue.lasts or queue.count or queue.held):
+            self._round_robin.rotate(-1)
+            if not (queue.accepts_more or queue.count or queue.held):
                 del self._queues[key]
-                self._turns.pop()
+                self._round_robin.pop()
                 continue
             while self._is_due(queue):
-                batch = self._fill(queue)
+                batch = self._next_batch(queue)
                 if batch is not None:
                     return batch
         return None
 
-    def _fill(self, queue: _Queue) -> Batch | None:
-        """Return a batch of ready messages; None if all that were checked are parked, or their keys
-        are busy.
+    def _next_batch(self, queue: _Queue) -> Batch | None:
+        """Return a batch of ready messages; None if all that were examined are parked or have busy
+        keys.
         """
-        queue.open(self._max)
-        most = self._most(queue)
-        chunk, unsorted = queue.ready[:most], queue.unsorted
-        del queue.ready[:most]
+        queue.open(self._max_records)
+        size = self._next_size(queue)
+        chunk, unsorted = queue.ready[:size], queue.unsorted
+        del queue.ready[:size]
         if not queue.count:
-            queue.ripe = not self._waits
+            queue.has_lingered = not self._lingers
         if not queue.ready:
             queue.unsorted = False
         if unsorted:
@@ -350,45 +350,49 @@ class BatchLanes:
         if not self._ordered:
             return Batch(chunk, set(), one_delivery=False)
         keys = None
-        if self._busy:
+        if self._busy_keys:
             keys = {message.key for message in chunk}
-            if not keys.isdisjoint(self._busy):
-                chunk = self._free_of(chunk, queue)
+            if not keys.isdisjoint(self._busy_keys):
+                chunk = self._hold_busy(chunk, queue)
                 if not chunk:
                     return None
                 keys = {message.key for message in chunk}
             keys.discard(b"")
-            self._busy |= keys
-        each = queue.acked_each
-        queue.acked_each = each and bool(queue.ready or queue.held or not queue.lasts)
-        batch = Batch(chunk, keys, one_delivery=not each, acked_each=each)
+            self._busy_keys |= keys
+        per_delivery = queue.acks_per_delivery
+        queue.acks_per_delivery = per_delivery and bool(
+            queue.ready or queue.held or not queue.accepts_more
+        )
+        batch = Batch(chunk, keys, one_delivery=not per_delivery, acks_per_delivery=per_delivery)
         if keys is None:
-            self._lone = batch
+            self._unregistered = batch
         return batch
 
-    def _most(self, queue: _Queue) -> int:
+    def _next_size(self, queue: _Queue) -> int:
         """
-        Return the most messages of the next batch; fewer if the first one failed under earlier
+        Return the most messages of the next batch: fewer if the first message failed under earlier
         owners.
 
-        Otherwise a batch that ends its consumer each time would never be halved.
+        Otherwise a batch that ends its consumer every time would never be halved.
         """
-        if not queue.ready or self._key(queue.ready[0])[1] is not None:  # none, or redriven ones
-            return self._max
-        more = queue.ready[0].attempt - 1 - WHOLE_TRIES
-        return self._max if more < 0 else max(1, self._max >> (more + 1) * PART_BITS)
+        if not queue.ready or self._queue_key(queue.ready[0])[1] is not None:  # redriven
+            return self._max_records
+        extra = queue.ready[0].attempt - 1 - WHOLE_TRIES
+        return (
+            self._max_records if extra < 0 else max(1, self._max_records >> (extra + 1) * PART_BITS)
+        )
 
-    def _note_lone(self) -> None:
-        """Note the keys of the batch that ran alone."""
-        lone = self._lone
-        self._lone = None
-        if lone is not None:
-            self._busy |= lone.keys
+    def _register_batch(self) -> None:
+        """Mark the keys of the unregistered batch as busy."""
+        batch = self._unregistered
+        self._unregistered = None
+        if batch is not None:
+            self._busy_keys |= batch.keys
 
-    def _free_of(self, messages: list[Message], queue: _Queue) -> list[Message]:
+    def _hold_busy(self, messages: list[Message], queue: _Queue) -> list[Message]:
         """Hold the messages whose keys are busy, and return the others."""
         free = []
-        busy, held, failed = self._busy, self._held, self._failed
+        busy, held, failed = self._busy_keys, self._held, self._failed_keys
         for message in messages:
             key = message.key
             if key not in busy:
@@ -402,146 +406,155 @@ class BatchLanes:
         return free
 
     def finish(self, key: bytes) -> None:
-        """Note that the batch of `key` ended: messages held for its keys are ready again."""
+        """Record that the batch of `key` has ended: messages held for its keys are ready again."""
         assert isinstance(key, BatchKey)
-        if key.batch is self._lone:
-            self._lone = None
+        if key.batch is self._unregistered:
+            self._unregistered = None
         else:
             self.release(key.batch)
 
     def hold_for_ack(self, batch: Batch) -> None:
-        """Do nothing: the keys of a batch are busy until `release`."""
+        """Do nothing: the keys of a batch stay busy until `release` anyway."""
 
     def release(self, batch: Batch) -> None:
-        """Free the keys of a batch that ended, or is not tried again."""
-        self._note_lone()
-        self._busy -= batch.keys
+        """Free the keys of a batch that has ended or is not retried."""
+        self._register_batch()
+        self._busy_keys -= batch.keys
         if self._held and batch.keys:
-            back: list[Message] = []
+            released: list[Message] = []
             for key in batch.keys & self._held.keys():
                 lane = self._held.pop(key)
-                if key not in self._failed:
-                    self._count_held(lane, -1)
-                back += lane
-            if back:
-                self._put_back(back)
+                if key not in self._failed_keys:
+                    self._adjust_held(lane, -1)
+                released += lane
+            if released:
+                self._requeue_front(released)
                 self._wake()
-        self._failed -= batch.keys
+        self._failed_keys -= batch.keys
 
-    def _count_held(self, messages: list[Message], sign: int) -> None:
+    def _adjust_held(self, messages: list[Message], sign: int) -> None:
         for message in messages:
             self._queue(message).held += sign
 
-    def _put_back(self, messages: list[Message]) -> None:
-        """Put messages that were held before all that is ready."""
+    def _requeue_front(self, messages: list[Message]) -> None:
+        """Put messages that were held before everything that is ready."""
         messages.sort(key=_by_offset)
-        back: dict[_QueueKey, list[Message]] = {}
+        released: dict[_QueueKey, list[Message]] = {}
         for message in messages:
-            back.setdefault(self._key(message), []).append(message)
-        for group in back.values():
+            released.setdefault(self._queue_key(message), []).append(message)
+        for group in released.values():
             queue = self._queue(group[0])
             queue.ready[:0] = group
-            queue.ripe = queue.unsorted = True
-            queue.acked_each |= not all(map(_is_plain, group))
+            queue.has_lingered = queue.unsorted = True
+            queue.acks_per_delivery |= not all(map(_is_from_client, group))
 
     def fail(self, batch: Batch) -> None:
-        """Note that a batch failed: its keys are busy until it is handled, and other keys do not
+        """Record that a batch failed: its keys stay busy until it is handled, and other keys do not
         wait for it.
         """
-        self._note_lone()
-        for key in batch.keys - self._failed:
-            self._count_held(self._held.get(key, []), -1)
-        self._failed |= batch.keys
+        self._register_batch()
+        for key in batch.keys - self._failed_keys:
+            self._adjust_held(self._held.get(key, []), -1)
+        self._failed_keys |= batch.keys
 
     def split(self, batch: Batch) -> Batch | None:
-        """Halve a failed batch, and return the other half if its keys differ, so that it may be
-        tried beside this one.
+        """Halve a failed batch, and return the other half if its keys differ, so that both may be
+        retried at the same time.
         """
-        self._note_lone()
-        rest = batch.split()
-        if not rest:
+        self._register_batch()
+        other_half = batch.split()
+        if not other_half:
             return None
-        keys = {message.key for message in rest if message.key} if self._ordered else set()
+        keys = {message.key for message in other_half if message.key} if self._ordered else set()
         if keys & batch.keys:  # the only key
             (key,) = batch.keys
-            self._held[key] = rest + self._held.get(key, [])
-            if key not in self._failed:
-                self._count_held(rest, 1)
+            self._held[key] = other_half + self._held.get(key, [])
+            if key not in self._failed_keys:
+                self._adjust_held(other_half, 1)
             return None
-        each = batch.acked_each
-        alike = self._ordered and not each
-        return Batch(rest, keys, one_delivery=alike, acked_each=each, attempt=batch.attempt)
+        per_delivery = batch.acks_per_delivery
+        return Batch(
+            other_half,
+            keys,
+            one_delivery=self._ordered and not per_delivery,
+            acks_per_delivery=per_delivery,
+            attempt=batch.attempt,
+        )
 
-    def collect(self, failed: Batch, ours: Callable[[Message], bool]) -> list[Message]:
-        """Take out the messages that are `ours` and wait for a failed batch of one key, which is
-        not tried again here.
+    def collect(self, failed: Batch, predicate: Callable[[Message], bool]) -> list[Message]:
+        """Remove and return the messages that match the predicate and wait for a failed batch of
+        one key that is not retried here.
         """
-        self._note_lone()
+        self._register_batch()
         (key,) = failed.keys
 
-        def behind(message: Message) -> bool:
-            return message.key == key and ours(message)
+        def is_behind(message: Message) -> bool:
+            return message.key == key and predicate(message)
 
         lane = self._held.get(key, [])
-        waiting = [message for message in lane if behind(message)]
-        if waiting and key not in self._failed:
-            self._count_held(waiting, -1)
-        self._held[key] = [message for message in lane if not behind(message)]
+        waiting = [message for message in lane if is_behind(message)]
+        if waiting and key not in self._failed_keys:
+            self._adjust_held(waiting, -1)
+        self._held[key] = [message for message in lane if not is_behind(message)]
         for queue in self._queues.values():
-            if any(behind(message) for message in queue.ready):
-                waiting += [message for message in queue.ready if behind(message)]
-                queue.keep(lambda message: not behind(message))
+            if any(is_behind(message) for message in queue.ready):
+                waiting += [message for message in queue.ready if is_behind(message)]
+                queue.keep(lambda message: not is_behind(message))
         self.release(failed)
         return sorted(waiting, key=_by_offset)
 
-    def drop(self, partition_id: int, ours: Callable[[Message], bool]) -> tuple[int, list[Batch]]:
+    def drop(
+        self, partition_id: int, predicate: Callable[[Message], bool]
+    ) -> tuple[int, list[Batch]]:
         """
-        Forget the waiting messages that are `ours`; running batches are not affected.
+        Remove the waiting messages that match the predicate; running batches are not affected.
 
         Args:
-            partition_id: a partition that is no longer paused; `ours` may also include others.
+            partition_id: a partition that is no longer paused; the predicate may also match others.
 
         Returns:
-            The number of messages that no batch had, and the failed batches that were due.
+            The number of messages that were in no batch, and the failed batches that were due.
         """
         count = 0
         self._paused.discard(partition_id)
         for queue in self._queues.values():
-            count += queue.keep(lambda message: not ours(message))
+            count += queue.keep(lambda message: not predicate(message))
             if queue.partition_id == partition_id:
-                queue.lasts = False
+                queue.accepts_more = False
         for key, lane in list(self._held.items()):
-            ending = [message for message in lane if ours(message)]
-            count += len(ending)
-            if key not in self._failed:
-                self._count_held(ending, -1)
-            left = [message for message in lane if not ours(message)]
-            if left:
-                self._held[key] = left
+            dropped = [message for message in lane if predicate(message)]
+            count += len(dropped)
+            if key not in self._failed_keys:
+                self._adjust_held(dropped, -1)
+            remaining = [message for message in lane if not predicate(message)]
+            if remaining:
+                self._held[key] = remaining
             else:
                 del self._held[key]
-        due = [batch for batch in self._again if ours(batch.messages[0])]
-        self._again = deque(batch for batch in self._again if not ours(batch.messages[0]))
+        due = [batch for batch in self._due_batches if predicate(batch.messages[0])]
+        self._due_batches = deque(
+            batch for batch in self._due_batches if not predicate(batch.messages[0])
+        )
         for batch in due:
             self.release(batch)
         return count, due
 
     def drop_batches(self, client: Any) -> int:
-        """Forget the unopened batches of a pull client, and return how many messages they have."""
+        """Drop the unopened batches of a pull client, and return how many messages they have."""
         return sum(queue.drop_batches(client) for queue in self._queues.values())
 
     @property
     def runnable(self) -> int:
-        """Return the number of runnable messages; see `Lanes`."""
+        """Return the number of messages that wait for a worker; see `Lanes`."""
         queues = (each for each in self._queues.values() if each.partition_id not in self._paused)
-        return sum(queue.count for queue in queues) + sum(map(len, self._again))
+        return sum(queue.count for queue in queues) + sum(map(len, self._due_batches))
 
     def __len__(self) -> int:
         ready = sum(queue.count for queue in self._queues.values())
-        return ready + sum(map(len, self._held.values())) + sum(map(len, self._again))
+        return ready + sum(map(len, self._held.values())) + sum(map(len, self._due_batches))
 
 
-def _is_plain(message: Message) -> bool:
-    """Return True if the message's delivery is its pull client."""
+def _is_from_client(message: Message) -> bool:
+    """Return True if the message's delivery is its pull client itself."""
     delivery: Any = message.delivery
     return delivery.client is delivery

@@ -1,14 +1,15 @@
-"""Runs batch handlers: workers take batches in place of messages, and try failed ones again, whole
-or in halves.
+"""
+Runs batch handlers: workers take batches instead of messages, and retry failed ones whole or in
+halves.
 
     batch fails ─▶ once more, whole ─▶ fails again ─▶ two halves, by key ─▶ … ─▶ one message
          │                                                failed too often: set aside ◀─╯
-         ╰─ asks for another try (`Retry`, NACK): always whole; under RETRY each of its
-             messages is set aside for that try
+         ╰─ requests a retry (`Retry`, NACK): always whole; under RETRY each of its
+             messages is set aside for that retry
 
 Invariants
-    Messages of a batch are acked together, when its handler has returned.
-    Later messages of the keys of a failed batch wait for it; all other keys proceed.
+    The messages of a batch are acked together, when its handler has returned.
+    Later messages of a failed batch's keys wait for it; all other keys proceed.
     Halves of a failed batch have different keys, or the newer half waits for the older one.
 """
 
@@ -36,11 +37,11 @@ from .workers import MESSAGES_PER_TURN, Workers
 
 class BatchWorkers(Workers):
     """
-    `concurrency` workers over one set of lanes, each with a batch at a time.
+    `concurrency` workers that share one set of lanes and take a batch at a time.
 
     Args:
-        max_records: the most messages of a batch.
-        max_wait_ms: the milliseconds that a message may wait for others of its batch.
+        max_records: the most messages in a batch.
+        max_wait_ms: how long a message may wait for others of its batch, in milliseconds.
         others: see `Workers`.
     """
 
@@ -79,66 +80,72 @@ class BatchWorkers(Workers):
             acks_each=acks_each,
             failing=failing,
         )
-        self._per_handler = max_records
-        self._per_turn = max(1, MESSAGES_PER_TURN // max_records)
+        self._messages_per_handler = max_records
+        self._messages_per_turn = max(1, MESSAGES_PER_TURN // max_records)
         self._max_wait_s = max_wait_ms / 1000
         self._batch_lanes = BatchLanes(
             max_records=max_records,
-            waits=max_wait_ms > 0,
+            lingers=max_wait_ms > 0,
             ordered=ordered,
-            wake=self._work.wake_all,
+            wake=self._idle_workers.wake_all,
         )
-        self._lanes = cast(Lanes, self._batch_lanes)  # it takes and gives batches as messages
+        self._lanes = cast(Lanes, self._batch_lanes)  # workers treat its batches as messages
         self._handler_log = HandlerLog(runner="handler of batches", ordered=ordered)
 
     def put(self, messages: list[Message]) -> None:
-        """Add messages of one partition, in the order of their offsets."""
+        """Add messages of one partition, in offset order."""
         if messages:
-            self._wait(messages[0].partition_id, self._batch_lanes.put(messages))
+            self._schedule_linger_end(messages[0].partition_id, self._batch_lanes.put(messages))
         self._watch_timeouts()
-        self._work.wake_all()
+        self._idle_workers.wake_all()
 
     def put_batch(self, batch: UnopenedBatch) -> None:
         """Add a batch of one partition, which is opened when its messages are next."""
-        self._wait(batch.client.partition_id, self._batch_lanes.put_batch(batch))
+        self._schedule_linger_end(batch.client.partition_id, self._batch_lanes.put_batch(batch))
         self._watch_timeouts()
-        self._work.wake_all()
+        self._idle_workers.wake_all()
 
-    def _wait(self, partition_id: int, number: int) -> None:
-        """Let a wait of the lanes end in time; 0: none has begun."""
-        if number:
+    def _schedule_linger_end(self, partition_id: int, linger_id: int) -> None:
+        """Schedule the end of a wait for a full batch; 0: none has started."""
+        if linger_id:
             loop = asyncio.get_running_loop()
-            loop.call_later(self._max_wait_s, self._ripen, partition_id, number)
+            loop.call_later(self._max_wait_s, self._on_linger_end, partition_id, linger_id)
 
-    def _ripen(self, partition_id: int, number: int) -> None:
+    def _on_linger_end(self, partition_id: int, linger_id: int) -> None:
         if not self._closed:
-            self._wait(partition_id, self._batch_lanes.ripen(partition_id, number))
+            self._schedule_linger_end(
+                partition_id, self._batch_lanes.end_linger(partition_id, linger_id)
+            )
             self._watch_timeouts()
-        self._work.wake_all()
+        self._idle_workers.wake_all()
 
-    def _wait_for_try(self, message: Message, error: BaseException, now_ns: int) -> None:
+    def _schedule_retry(self, message: Message, error: BaseException, now_ns: int) -> None:
         batch = cast(Batch, message)
-        asked = isinstance(only_retry(error) or error, Retry)
-        other = None
-        if batch.attempt >= WHOLE_TRIES and not asked:
-            other = self._batch_lanes.split(batch)
-        super()._wait_for_try(message, error, now_ns)
+        is_requested = isinstance(only_retry(error) or error, Retry)
+        other_half = None
+        if batch.attempt >= WHOLE_TRIES and not is_requested:
+            other_half = self._batch_lanes.split(batch)
+        super()._schedule_retry(message, error, now_ns)
         self._batch_lanes.fail(batch)
-        if other is not None:
-            failure = self._failing.failure(only_retry(error) or error, other.attempt)
-            other.note_failed(cast(Message, other), failure)
-            self._batch_lanes.fail(other)
-            self._try_soon(other)
+        if other_half is not None:
+            failure = self._failing.failure(only_retry(error) or error, other_half.attempt)
+            other_half.note_failed(cast(Message, other_half), failure)
+            self._batch_lanes.fail(other_half)
+            self._schedule_soon(other_half)
 
     def _failed_message(self, message: Message) -> Message | None:
         batch: Any = message
         if not isinstance(batch, Batch):
-            return message  # one of a batch that is set aside whole
+            return message  # from a batch that is set aside whole
         return batch.messages[0] if len(batch) == 1 else None
 
     def _is_last(self, message: Message, error: BaseException) -> bool:
-        asked = isinstance(only_retry(error) or error, Retry)
-        if asked and self._failing.policy is FailurePolicy.RETRY and not self._failing.in_place:
+        is_requested = isinstance(only_retry(error) or error, Retry)
+        if (
+            is_requested
+            and self._failing.policy is FailurePolicy.RETRY
+            and not self._failing.in_place
+        ):
             return True
         return super()._is_last(message, error)
 
@@ -146,18 +153,18 @@ class BatchWorkers(Workers):
         batch = cast(Batch, message)
         if len(batch) == 1:
             return super()._set_aside(message, error)
-        for each in batch.messages:  # under RETRY each alone: none of them holds its key
+        for each in batch.messages:  # under RETRY, each one separately: none blocks its key
             super()._set_aside(each, error)
         return False
 
-    def _try_soon(self, batch: Batch) -> None:
-        """Try the other half of a failed batch again after the shortest pause."""
+    def _schedule_soon(self, batch: Batch) -> None:
+        """Retry the other half of a failed batch after the shortest pause."""
         now_ns = self._boot_ns()
         due_ns = now_ns + self._backoff.wait_ms(1, self._rng) * 1_000_000
-        tried = cast(Message, batch)
-        self._retries.wait(tried, due_ns)
-        self._count_retrying(tried, 1)
-        self._wake_at(due_ns, now_ns)
+        message = cast(Message, batch)
+        self._retries.wait(message, due_ns)
+        self._count_retrying(message, 1)
+        self._set_retry_timer(due_ns, now_ns)
 
     def _messages_of(self, message: Message) -> list[Message]:
         return cast(Batch, message).messages
@@ -181,5 +188,5 @@ class BatchWorkers(Workers):
             self._log_line(self._handler_log.given_up(cast(Message, batch), now_ms))
         client.forget(count + sum(map(len, batches)) + self._batch_lanes.drop_batches(client))
         if self._lanes.has_waiting:
-            self._work.wake_all()
-        self._start_due()
+            self._idle_workers.wake_all()
+        self._start_due_retries()

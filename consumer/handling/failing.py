@@ -1,4 +1,6 @@
-"""Decides when a failing message is not tried again, and which part of its error is kept. Pure."""
+"""Decides when a failing message is no longer retried in place, and what is recorded of its error.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,26 @@ from ...protocol.backoff import Backoff
 from ...protocol.message import Message
 from ...protocol.parked import Failure, failure_of, nack_of, passed_over_of, running_of
 from ..settings import ConsumerSettings, FailurePolicy
-from .not_acked import Retry, asked_wait_ms, only_retry
+from .not_acked import Retry, limited_wait_ms, only_retry
 
 
-def _no_time() -> int:
+def _zero_ms() -> int:
     return 0
 
 
 @dataclass(slots=True, kw_only=True)
 class Failing:
     """
-    The policy of a consumer, which may change while handlers run.
+    The failure policy of a consumer, which may change while handlers run.
 
     Attributes:
-        tries_max: the try after which `policy` applies; under RETRY that is the first one, and
-            `retry_tries_max` the last.
+        tries_max: the number of attempts after which `policy` applies; under RETRY it applies after
+            the first, and `retry_tries_max` is the last.
         retry_backoff: the pauses under RETRY.
-        in_place: whether a message under RETRY stays in place between its tries, as in a shared
-            group, where none waits for it.
-        client: the name of the consumer, for people.
-        wall_ms: the calendar, in milliseconds since 1970.
+        in_place: True if messages under RETRY stay in memory between attempts, as in a shared
+            group, where no message waits for another.
+        client: the consumer's name for people.
+        wall_ms: the wall clock, in milliseconds since 1970.
     """
 
     policy: FailurePolicy = FailurePolicy.BLOCK
@@ -39,56 +41,54 @@ class Failing:
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     in_place: bool = False
     client: str = ""
-    wall_ms: Callable[[], int] = _no_time
+    wall_ms: Callable[[], int] = _zero_ms
 
     def adopt(self, settings: ConsumerSettings) -> None:
-        """Follow these settings from now on, including for messages that wait for their next
-        try.
-        """
+        """Apply new settings, also to messages that already wait for their next attempt."""
         self.policy = settings.failure_policy
         self.tries_max = settings.tries_max
         self.retry_tries_max = settings.retry_tries_max
         self.retry_backoff = settings.retry_backoff
 
     def is_last(self, message: Message, error: BaseException) -> bool:
-        """Return True if `message`, which just failed with `error`, is set aside; a handler that
-        asks for another try always gets it.
+        """Return True if `message`, which just failed with `error`, is to be set aside. A handler
+        that requests a retry gets it, except under RETRY.
         """
         if self.policy is FailurePolicy.RETRY:
             return self.is_last_try(message)
         return self.is_last_try(message) and not isinstance(only_retry(error) or error, Retry)
 
     def is_last_try(self, message: Message) -> bool:
-        """Return True if `message` is set aside if its present try fails."""
+        """Return True if `message` is to be set aside when its current attempt fails."""
         if self.policy is FailurePolicy.RETRY:
             return not self.in_place or message.attempt >= self.retry_tries_max
         return self.policy is not FailurePolicy.BLOCK and message.attempt >= self.tries_max
 
-    def pause_ms(self, message: Message, asked_ms: int | None) -> int | None:
+    def pause_ms(self, message: Message, requested_ms: int | None) -> int | None:
         """
-        Return the milliseconds until a message that is set aside is tried again automatically; None
-        if it is not.
+        Return how long a message that is set aside waits for its automatic retry, in milliseconds;
+        None if it is not retried.
 
         Args:
-            asked_ms: the pause that the handler, or the program, asked for; the result is at least
-                as long.
+            requested_ms: the pause that the handler or the program requested, a lower bound of the
+                result.
         """
         if self.policy is not FailurePolicy.RETRY or message.attempt >= self.retry_tries_max:
             return None
-        return max(asked_ms or 0, self.retry_backoff.wait_ms(message.attempt, self.rng))
+        return max(requested_ms or 0, self.retry_backoff.wait_ms(message.attempt, self.rng))
 
-    def asked_ms(self, asked_ms: int, attempt: int) -> int:
-        """Return the milliseconds until the next try in place, if try number `attempt` asked for a
-        pause of `asked_ms`.
+    def retry_wait_ms(self, requested_ms: int, attempt: int) -> int:
+        """Return the milliseconds until the next attempt in place, if attempt number `attempt`
+        requested `requested_ms`.
         """
-        wait_ms = asked_wait_ms(asked_ms, attempt)
+        wait_ms = limited_wait_ms(requested_ms, attempt)
         if self.policy is FailurePolicy.RETRY and self.in_place:
             return max(wait_ms, self.retry_backoff.wait_ms(attempt, self.rng))
         return wait_ms
 
     def parks(self, message: Message) -> bool:
-        """Return True if later messages of its key are set aside with a message of an exclusive
-        group; False if it is set aside alone.
+        """Return True if later messages of the key are parked with a message; False if it is set
+        aside alone.
         """
         return (
             self.policy is FailurePolicy.PARK
@@ -97,11 +97,11 @@ class Failing:
         )
 
     def failure(self, error: BaseException, attempts: int) -> Failure:
-        """Return the record of the error that is kept."""
+        """Return the record of an error."""
         return failure_of(error, client=self.client, at_ms=self.wall_ms(), attempts=attempts)
 
     def given_back(self, attempts: int, error: BaseException | None = None) -> Failure:
-        """Return the record of a message that the program gave back, or whose loop body ended with
+        """Return the record of a message that the program gave back, or whose loop body raised
         `error`.
         """
         if error is not None:
@@ -114,6 +114,6 @@ class Failing:
         """
         return passed_over_of(client=self.client, at_ms=self.wall_ms(), attempts=attempts)
 
-    def hanging(self, what: str, attempt: int) -> Failure:
-        """Return the record of a message whose try number `attempt` does not end."""
+    def hang_failure(self, what: str, attempt: int) -> Failure:
+        """Return the record of a message whose attempt number `attempt` does not end."""
         return running_of(what, client=self.client, at_ms=self.wall_ms(), attempts=attempt - 1)

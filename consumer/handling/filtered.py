@@ -1,6 +1,4 @@
-"""Skips messages that a consumer does not want: they count as handled, and its handler is not
-called.
-"""
+"""Skips messages that the filter rejects: they count as handled, and the handler is not called."""
 
 from __future__ import annotations
 
@@ -16,18 +14,20 @@ from .handlers import Handler, is_async
 
 @dataclass(frozen=True, slots=True)
 class Filtering:
-    """The filter of a loop, and the pauses between tries of a filter that fails."""
+    """The filter of a consumer without a handler, and the backoff between attempts of a filter that
+    raises.
+    """
 
-    wanted: MessageFilter
+    message_filter: MessageFilter
     backoff: Backoff
     rng: random.Random
 
 
-def filtered(handler: Handler[Any], wanted: MessageFilter) -> Handler[Any]:
-    """Return a handler that gets only the wanted messages; a failure of the filter is an error of
-    the handler.
+def filtered(handler: Handler[Any], message_filter: MessageFilter) -> Handler[Any]:
+    """Return a handler that is called only for accepted messages; an error of the filter is an
+    error of the handler.
     """
-    matches = wanted.matches
+    matches = message_filter.matches
 
     async def handle_async(message: Message) -> Any:
         return await handler(message) if matches(message) else None
@@ -38,13 +38,13 @@ def filtered(handler: Handler[Any], wanted: MessageFilter) -> Handler[Any]:
     return handle_async if is_async(handler) else handle
 
 
-def filtered_batches(handler: Any, wanted: MessageFilter) -> Any:
-    """Return a batch handler that gets only the wanted messages; it is not called if none is
-    wanted.
+def filtered_batches(handler: Any, message_filter: MessageFilter) -> Any:
+    """Return a batch handler that gets only the accepted messages; it is not called if there are
+    none.
     """
 
     def handle(messages: list[Message]) -> Any:
-        kept = [message for message in messages if wanted.matches(message)]
-        return handler(kept) if kept else None
+        accepted = [message for message in messages if message_filter.matches(message)]
+        return handler(accepted) if accepted else None
 
     return handle

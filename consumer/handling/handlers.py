@@ -1,9 +1,10 @@
-"""Decides which callables are handlers, and how their results are awaited.
+"""
+Decides which callables are handlers, and how their results are awaited.
 
-An awaitable result (a coroutine, a task, a future, a future of a thread pool) is awaited before the
+An awaitable result (a coroutine, a task, an asyncio or a thread-pool future) is awaited before the
 message is acked. A generator is an error, because its body would run only if it were iterated; so
-is a context manager that `contextlib.contextmanager` makes of one. NACK asks for another try. Any
-other result is ignored.
+is a context manager made by `contextlib.contextmanager`. NACK requests a retry. Any other result is
+ignored.
 """
 
 from __future__ import annotations
@@ -23,105 +24,106 @@ from ...protocol.message import Message
 from .not_acked import NACK, Retry
 
 Handler = Callable[[Message[V]], Awaitable[Any]] | Callable[[Message[V]], Any]
-_LISTS = frozenset({"list", "sequence", "mutablesequence", "iterable", "collection", "tuple"})
-"""The annotations of a batch, in lower case."""
+_BATCH_ANNOTATIONS = frozenset(
+    {"list", "sequence", "mutablesequence", "iterable", "collection", "tuple"}
+)
+"""The lower-case names of annotations that mean a batch of messages."""
 AWAITED_MAX = 10
-"""The depth up to which the result of an awaitable may be awaitable too."""
+"""How many times in a row the result of an awaitable may be awaitable itself."""
 
 
 @contextmanager
-def _nothing() -> Iterator[None]:
+def _empty_manager() -> Iterator[None]:
     yield
 
 
 @asynccontextmanager
-async def _nothing_async() -> AsyncIterator[None]:
+async def _empty_async_manager() -> AsyncIterator[None]:
     yield
 
 
-_GENERATOR_MANAGERS = (type(_nothing()), type(_nothing_async()))
-"""The classes of context managers whose body is a generator: nothing of it has run when one is
-returned.
+_GENERATOR_MANAGERS = (type(_empty_manager()), type(_empty_async_manager()))
+"""The classes of context managers made from generators; nothing has run when a handler
+returns one.
 """
 
 
 BatchHandler = Callable[[list[Message[V]]], Awaitable[Any]] | Callable[[list[Message[V]]], Any]
 
 
-def check_handler(handler: object, takes: str = "one message") -> None:
+def check_handler(handler: object, argument: str = "one message") -> None:
     """
-    Check that the body of a handler runs when it is called or awaited.
+    Check that calling or awaiting a handler runs its body.
 
     Args:
-        handler: the object that the user gave.
-        takes: the one argument that it is called with, for the error.
+        handler: the object that the user passed.
+        argument: what the handler is called with, for error messages.
 
     Raises:
-        HandlerTypeError: the handler is not callable; a class, whose call only makes an object,
-            unless that can be awaited; a generator function, whose body runs only while it is
-            iterated; or a function that takes other arguments than one message. A handler whose
-            arguments are unknown, like some builtins, passes.
+        HandlerTypeError: the handler is not callable; or it is a class whose call creates an object
+            that cannot be awaited, a generator function, whose body runs only when iterated, or a
+            function that does not accept exactly one positional argument. A handler of unknown
+            signature, such as some builtins, passes.
     """
     if not callable(handler):
-        raise HandlerTypeError(f"handler is a function of {takes}, not {handler!r:.80}")
-    bodies = _bodies(handler)
-    if isinstance(bodies[0], type) and not issubclass(bodies[0], Awaitable | Future):
-        raise HandlerTypeError(f"handler {handler!r:.80} is a class: give an object of it")
-    for function in bodies:
+        raise HandlerTypeError(f"a handler must be a function of {argument}, not {handler!r:.80}")
+    callables = _callables(handler)
+    if isinstance(callables[0], type) and not issubclass(callables[0], Awaitable | Future):
+        raise HandlerTypeError(f"handler {handler!r:.80} is a class: pass an instance")
+    for function in callables:
         if inspect.isasyncgenfunction(function):
             raise HandlerTypeError(f"handler {handler!r:.80} is an async generator function")
-        if inspect.isgeneratorfunction(function) and not _makes_awaitables(function):
+        if inspect.isgeneratorfunction(function) and not _is_coroutine_generator(function):
             raise HandlerTypeError(f"handler {handler!r:.80} is a generator function")
     try:
-        # The result of a decorator is called, with its own arguments, and not the function that it
-        # wraps.
+        # A decorated function is called with the wrapper's own parameters.
         signature = inspect.signature(handler, follow_wrapped=False)
     except (TypeError, ValueError):
         return
-    _check_annotation(handler, signature, takes)
+    _check_annotation(handler, signature, argument)
     try:
         signature.bind(object())
     except TypeError as error:
         raise HandlerTypeError(
-            f"handler {handler!r:.80} cannot be called with {takes}: {error}"
+            f"handler {handler!r:.80} cannot be called with {argument}: {error}"
         ) from None
 
 
-def _check_annotation(handler: object, signature: inspect.Signature, takes: str) -> None:
-    """Raise HandlerTypeError if the argument is annotated for the other kind of handlers."""
+def _check_annotation(handler: object, signature: inspect.Signature, argument: str) -> None:
+    """Raise HandlerTypeError if the parameter is annotated for the other kind of handler."""
     for parameter in signature.parameters.values():
         annotation = parameter.annotation
         if not isinstance(annotation, str):
             annotation = getattr(get_origin(annotation) or annotation, "__name__", "")
         name = annotation.partition("[")[0].rpartition(".")[2].lower()
-        if takes == "one message" and name in _LISTS:
+        if argument == "one message" and name in _BATCH_ANNOTATIONS:
             raise HandlerTypeError(
-                f"handler {handler!r:.80} takes a list of messages, and gets {takes}: give it as "
-                f"batch_handler="
+                f"handler {handler!r:.80} takes a list of messages, but gets {argument}: "
+                f"pass it as batch_handler="
             )
-        if takes != "one message" and name == "message":
+        if argument != "one message" and name == "message":
             raise HandlerTypeError(
-                f"batch_handler {handler!r:.80} takes one message, and gets {takes}: "
-                f"give it as handler="
+                f"batch_handler {handler!r:.80} takes one message, but gets {argument}: "
+                f"pass it as handler="
             )
-        break  # the others have defaults
+        break  # the other parameters have defaults
 
 
 def is_async(handler: Handler[Any]) -> bool:
-    """Return True for `async def`, for an object whose `__call__` is one, and for a partial of
+    """Return True for an `async def`, an object whose `__call__` is one, and a partial of
     either.
     """
-    return any(inspect.iscoroutinefunction(function) for function in _bodies(handler))
+    return any(inspect.iscoroutinefunction(function) for function in _callables(handler))
 
 
 async def await_result(result: object) -> None:
     """
-    Await the result of a handler, if it is awaitable. It need not be called for None.
+    Await the result of a handler if it is awaitable. Callers may skip it for None.
 
     Raises:
-        HandlerTypeError: `result` is a generator, a context manager of one, or awaitables deeper
-            than AWAITED_MAX.
-        Retry: the result, or what it was awaited to, is NACK or a Retry.
+        HandlerTypeError: `result` is a generator or a context manager made from one, or more than
+            AWAITED_MAX awaitables are nested.
+        Retry: the final result is NACK or a Retry.
         BaseException: the awaitable raised it.
     """
     for _ in range(AWAITED_MAX):
@@ -129,12 +131,12 @@ async def await_result(result: object) -> None:
             result = asyncio.wrap_future(result)
         if not inspect.isawaitable(result):
             break
-        awaited = await (_ended(result) if asyncio.isfuture(result) else result)
+        awaited = await (_await_future(result) if asyncio.isfuture(result) else result)
         if awaited is result:  # such as a database pool, which can be awaited any number of times
             return
         result = awaited
     else:
-        raise HandlerTypeError(f"handler returned more than {AWAITED_MAX} awaitables in each other")
+        raise HandlerTypeError(f"handler returned more than {AWAITED_MAX} nested awaitables")
     if isinstance(result, AsyncGeneratorType | GeneratorType):
         kind = "async generator" if isinstance(result, AsyncGeneratorType) else "generator"
         raise HandlerTypeError(
@@ -146,15 +148,15 @@ async def await_result(result: object) -> None:
         )
     if result is NACK or result is Retry:
         raise Retry
-    if isinstance(result, Retry):  # returned like NACK, but meant as raised
+    if isinstance(result, Retry):  # returned, but meant to be raised
         raise result
 
 
-async def _ended(future: asyncio.Future[object]) -> object:
+async def _await_future(future: asyncio.Future[object]) -> object:
     """
     Await `future`, but raise a GeneratorExit of its task here.
 
-    With a plain `await` the event loop would close every coroutine that awaits the task, up to the
+    With a plain `await`, the event loop would close every coroutine that awaits the task, up to the
     outermost one.
     """
     while not future.done():
@@ -166,16 +168,16 @@ async def _ended(future: asyncio.Future[object]) -> object:
     return future.result()
 
 
-def _bodies(handler: object) -> tuple[object, object]:
-    """Return the function inside the partials of a handler, and the `__call__` of that object: a
-    call runs one of them.
+def _callables(handler: object) -> tuple[object, object]:
+    """Return the function inside a handler's partials and that object's `__call__`: a call runs one
+    of the two.
     """
     while isinstance(handler, partial):
         handler = handler.func
     return handler, getattr(handler, "__call__", None)  # noqa: B004 - an object may define it
 
 
-def _makes_awaitables(function: object) -> bool:
+def _is_coroutine_generator(function: object) -> bool:
     """Return True for a generator function decorated with `types.coroutine`."""
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)

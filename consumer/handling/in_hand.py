@@ -1,17 +1,19 @@
-"""Tracks the keys of messages that the user has in hand or gave back, and the later messages that
-wait for them. Pure.
+"""
+Tracks the keys of messages that the user has in hand or gave back, and the later messages that wait
+for them. Pure.
 
-    collect ─▶ in hand ─acked─▶ the next of the lane
-                   ╰─ give_back: with the later ones in hand
+    collect ─▶ in hand ─acked─▶ the next message of the lane
+                   ╰─ give_back: with the later messages in hand
                         ─▶ lane of the key, by offset ◀─ later messages that arrive
-                               ╰─▶ take: once it is due, and nothing of its lane is in hand
+                               ╰─▶ take: when due, and no message of the lane is in hand
 
 Invariants
-    While a message of a lane is in hand, no later one is handed out, unless both are handed out in
-    one call of `collect`. Messages of a lane are handed out by offset; a message that is given back
+    While a message of a lane is in hand, no later one is handed out, unless one call of `collect`
+    hands out both. Messages of a lane are handed out in offset order; a message that is given back
     is handed out again before all later ones. When a message is given back or set aside, the user
-    no longer has any that was handed out after it: a dead letter that is redriven may follow a
-    message with a higher offset. A lane ends when its last message is acked.
+    no longer has any that was handed out after it. That is not always one with a higher offset,
+    because a redriven dead letter may follow newer messages. A lane ends when its last message is
+    acked.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any
 
 from ...protocol.errors import LeaseLostError
 from ...protocol.message import Message
-from ..delivery.hand import Hand
+from ..delivery.hand import UnregisteredMessages
 
 _Key = bytes | tuple[int, int]
 _by_offset = attrgetter("offset")
@@ -35,36 +37,34 @@ _consume = deque[object](maxlen=0).extend
 
 
 class _Lane:
-    __slots__ = ("due_ns", "messages", "out")
+    __slots__ = ("due_ns", "messages", "in_hand")
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        """The waiting messages, by offset."""
+        """The waiting messages, in offset order."""
         self.due_ns: dict[tuple[int, int], int] = {}
-        """The earliest time at which a message that was given back is handed out again, by
-        partition and offset.
-        """
-        self.out: dict[int, Message] = {}
-        """The messages, by `id`, that are handed out and neither acked nor given back, in the order
-        of their hand-out.
+        """When a message that was given back may be handed out again, by message id."""
+        self.in_hand: dict[int, Message] = {}
+        """The messages that are neither acked nor given back, by `id`, in the order in which they
+        were handed out.
         """
 
 
 class InHand:
-    """The lanes of one consumer without a handler; every time is nanoseconds of the boot clock."""
+    """The lanes of one consumer without a handler; all times are nanoseconds of the boot clock."""
 
     def __init__(self, *, ordered: bool = True) -> None:
         self._lanes: dict[_Key, _Lane | Message] = {}
-        """The lanes by key; a message stands for a lane in which it alone is in hand and none
-        waits, the usual case.
+        """The lanes by key. A message stands for a lane in which only it is in hand and none waits,
+        the usual case.
         """
-        self._due: list[tuple[int, int, _Key]] = []
-        self._number = 0
+        self._due_lanes: list[tuple[int, int, _Key]] = []
+        self._sequence = 0
         self.waiting = 0
-        """The number of messages in the lanes that are not handed out."""
-        self.hand = Hand(self._note_all)
-        """The hand with messages that are alone in hand, without a lane; every other method spreads
-        it first.
+        """The number of messages that wait in lanes."""
+        self.unregistered = UnregisteredMessages(self._register_all)
+        """Messages in hand without a lane, while nothing else is in hand. All other methods
+        register them first.
         """
         self._ordered = ordered
 
@@ -73,194 +73,207 @@ class InHand:
 
     @property
     def is_free(self) -> bool:
-        """Return True if nothing is in hand, and nothing waits to be handed out again."""
-        hand = self.hand
-        return not (self._lanes or self._due or hand.message is not None or hand.messages)
+        """Return True if no message is in hand or waits to be handed out again."""
+        unregistered = self.unregistered
+        return not (
+            self._lanes
+            or self._due_lanes
+            or unregistered.message is not None
+            or unregistered.messages
+        )
 
     def take_alone(self, arrived: deque[Message], boot_ns: Callable[[], int]) -> Message | None:
-        """Take the first message that arrived into the hand, or return None if something else is in
-        hand or it needs more than that.
+        """Take the first arrived message without registering it; None if others are in hand or it
+        must be registered.
         """
-        hand = self.hand
-        if self._lanes or self._due or hand.message is not None or hand.messages or not arrived:
+        unregistered = self.unregistered
+        if (
+            self._lanes
+            or self._due_lanes
+            or unregistered.message is not None
+            or unregistered.messages
+            or not arrived
+        ):
             return None
         message = arrived[0]
         delivery: Any = message.delivery
-        if not delivery.takes_hand or boot_ns() >= delivery.deadline_ns:
+        if not delivery.may_be_unregistered or boot_ns() >= delivery.deadline_ns:
             return None
-        delivery.hand = hand
-        hand.message = arrived.popleft()
+        delivery.unregistered = unregistered
+        unregistered.message = arrived.popleft()
         return message
 
-    def take_together(
+    def take_many_unregistered(
         self, arrived: deque[Message], count: int, now_ns: int
     ) -> list[Message] | None:
-        """Take up to `count` messages, which arrived by offset within each partition, as
-        `take_alone` does for one.
+        """Take up to `count` messages, which arrived in offset order within each partition, without
+        registering them; None as in `take_alone`.
         """
         if not arrived or not self.is_free:
             return None
         messages = list(islice(arrived, count))
         runs: list[tuple[Any, list[Message]]] = [(messages[0].delivery, messages)]
         if len(set(map(_delivery, messages))) > 1:
-            runs = _runs(messages)
-        if not all(each.takes_hand and now_ns < each.deadline_ns for each, _ in runs):
+            runs = _group_by_delivery(messages)
+        if not all(
+            delivery.may_be_unregistered and now_ns < delivery.deadline_ns for delivery, _ in runs
+        ):
             return None
         if len(messages) == len(arrived):
             arrived.clear()
         else:
             _consume(starmap(arrived.popleft, repeat((), len(messages))))
         for delivery, _ in runs:
-            delivery.hand = self.hand
-        self.hand.messages = messages
-        self.hand.runs = runs
+            delivery.unregistered = self.unregistered
+        self.unregistered.messages = messages
+        self.unregistered.runs = runs
         return messages.copy()
 
     def ack_hand(self, messages: list[Message]) -> bool:
-        """Ack the messages that were taken together, if they are these; return False if they must
-        be acked in another way.
+        """Ack the unregistered messages if they are exactly `messages`; otherwise return False, and
+        they must be acked in another way.
         """
-        hand = self.hand
-        if hand.messages is None or hand.messages != messages:
+        unregistered = self.unregistered
+        if unregistered.messages is None or unregistered.messages != messages:
             return False
         try:
-            for delivery, run in hand.runs:
+            for delivery, run in unregistered.runs:
                 delivery.check_takes_acks(run[0].offset)
         except LeaseLostError:
             return False
-        if any(delivery.acks_each for delivery, _ in hand.runs):
+        if any(delivery.acks_each for delivery, _ in unregistered.runs):
             return False
-        runs = hand.runs
-        hand.runs = []
-        hand.messages = None
+        runs = unregistered.runs
+        unregistered.runs = []
+        unregistered.messages = None
         for delivery, run in runs:
             delivery.done_all(run)
         return True
 
     def close(self) -> None:
-        """Forget the messages in hand: the consumer is closed, and no ack is taken any more."""
+        """Drop the messages in hand: the consumer is closed, and acks are no longer accepted."""
         self._lanes.clear()
-        self._due.clear()
-        self.hand.let_go()
+        self._due_lanes.clear()
+        self.unregistered.clear()
 
-    def _note_all(self, messages: list[Message]) -> None:
-        """Note in lanes the messages of the hand, which alone are in hand."""
+    def _register_all(self, messages: list[Message]) -> None:
+        """Register messages, which are all that is in hand, in the lanes of their keys."""
         lanes = self._lanes
         for message in messages if self._ordered else ():
             key = message.key
             if not key:
                 continue
             if key in lanes:
-                self._lane(key).out[id(message)] = message
+                self._lane_of(key).in_hand[id(message)] = message
             else:
                 lanes[key] = message
 
-    def _lane(self, key: _Key) -> _Lane:
-        """Return the lane of a key, which is made if there is none."""
+    def _lane_of(self, key: _Key) -> _Lane:
+        """Return the lane of a key; create it if there is none."""
         lane = self._lanes.get(key)
         if type(lane) is _Lane:
             return lane
-        made = self._lanes[key] = _Lane()
+        new_lane = self._lanes[key] = _Lane()
         if lane is not None:
-            made.out[id(lane)] = lane  # type: ignore[assignment]
-        return made
+            new_lane.in_hand[id(lane)] = lane  # type: ignore[assignment]
+        return new_lane
 
     def give_back(self, message: Message, due_ns: int) -> list[Message]:
         """
-        Take a message back; it is handed out again at `due_ns` at the earliest, before later ones
-        of its key.
+        Take a message back; it is handed out again at `due_ns` at the earliest, before later
+        messages of its key.
 
         Returns:
-            The message, and those of its key that were handed out after it, which are given back
+            The message and those of its key that were handed out after it, which are taken back
             with it.
         """
-        self.hand.spread()
+        self.unregistered.register()
         key = _key(message)
-        lane = self._lane(key)
-        back = [message, *_behind(lane, message)]
-        lane.out.pop(id(message), None)
-        self._take_back(lane, back)
-        lane.due_ns[_place(message)] = due_ns
-        self._push(key, lane)
-        return back
+        lane = self._lane_of(key)
+        returned = [message, *_handed_out_after(lane, message)]
+        lane.in_hand.pop(id(message), None)
+        self._requeue(lane, returned)
+        lane.due_ns[_message_id(message)] = due_ns
+        self._schedule(key, lane)
+        return returned
 
-    def give_back_behind(self, failed: Message) -> list[Message]:
-        """Take back the messages of its key that were handed out after `failed`; they are handed
-        out again once it has ended.
+    def give_back_after(self, failed: Message) -> list[Message]:
+        """Take back the messages of the key that were handed out after `failed`; they are handed
+        out again when it has ended.
         """
-        self.hand.spread()
+        self.unregistered.register()
         key = _key(failed)
         lane = self._lanes.get(key)
         if type(lane) is not _Lane:
             return []
-        back = _behind(lane, failed)
-        self._take_back(lane, back)
-        if back:
-            self._push(key, lane)
-        return back
+        returned = _handed_out_after(lane, failed)
+        self._requeue(lane, returned)
+        if returned:
+            self._schedule(key, lane)
+        return returned
 
-    def take_out(
-        self, failed: Message, ours: Callable[[Message], bool]
+    def remove_failed(
+        self, failed: Message, predicate: Callable[[Message], bool]
     ) -> tuple[list[Message], list[Message], list[Message]]:
         """
-        Take out a message that is not handed out again, with the later ones of its lane that are
-        `ours`.
+        Remove a message that is not handed out again, and the later messages of its lane that match
+        the predicate.
 
         Returns:
-            Those that are in hand, the failed one first; others that were handed out after it,
-            which are given back; and those that wait and are `ours`.
+            Those that were in hand, the failed one first; others that were handed out after it,
+            which are taken back; and those that waited and match the predicate.
         """
-        self.hand.spread()
+        self.unregistered.register()
         key = _key(failed)
         if key not in self._lanes:
             return [failed], [], []
-        lane = self._lane(key)
-        behind = _behind(lane, failed)
-        later = [each for each in behind if ours(each)]
-        others = [each for each in behind if not ours(each)]
-        for each in (failed, *later):
-            lane.out.pop(id(each), None)
-        waiting = [each for each in lane.messages if ours(each)]
-        lane.messages = [each for each in lane.messages if not ours(each)]
+        lane = self._lane_of(key)
+        behind = _handed_out_after(lane, failed)
+        later = [other for other in behind if predicate(other)]
+        others = [other for other in behind if not predicate(other)]
+        for message in (failed, *later):
+            lane.in_hand.pop(id(message), None)
+        waiting = [other for other in lane.messages if predicate(other)]
+        lane.messages = [other for other in lane.messages if not predicate(other)]
         self.waiting -= len(waiting)
-        self._take_back(lane, others)
-        self._go_on(key, lane)
+        self._requeue(lane, others)
+        self._resume_lane(key, lane)
         return [failed, *later], others, waiting
 
-    def _take_back(self, lane: _Lane, back: list[Message]) -> None:
-        """Let messages wait that were in hand."""
-        for each in back:
-            lane.out.pop(id(each), None)
-            insort(lane.messages, each, key=_by_offset)
-        self.waiting += len(back)
+    def _requeue(self, lane: _Lane, returned: list[Message]) -> None:
+        """Move messages in hand back to the waiting ones."""
+        for message in returned:
+            lane.in_hand.pop(id(message), None)
+            insort(lane.messages, message, key=_by_offset)
+        self.waiting += len(returned)
 
-    def _go_on(self, key: _Key, lane: _Lane) -> None:
-        """Hand out the waiting messages of a lane, which ends if it is empty."""
+    def _resume_lane(self, key: _Key, lane: _Lane) -> None:
+        """Schedule the waiting messages of a lane, or end the lane if it is empty."""
         if lane.messages:
-            self._push(key, lane)
-        elif not lane.out:
+            self._schedule(key, lane)
+        elif not lane.in_hand:
             del self._lanes[key]
 
     def take(self, now_ns: int) -> Message | None:
-        """Take the next message that is due, or None if there is none. It counts as in hand until
-        `acked` or `give_back`.
+        """Take the next due message, which then counts as in hand until `acked` or `give_back`;
+        None if there is none.
         """
-        self.hand.spread()
-        while self._due and self._due[0][0] <= now_ns:
-            key = heapq.heappop(self._due)[2]
+        self.unregistered.register()
+        while self._due_lanes and self._due_lanes[0][0] <= now_ns:
+            key = heapq.heappop(self._due_lanes)[2]
             lane = self._lanes.get(key)
-            if type(lane) is not _Lane or lane.out or not lane.messages:
+            if type(lane) is not _Lane or lane.in_hand or not lane.messages:
                 continue
             if self._due_ns(lane) > now_ns:
-                self._push(key, lane)
+                self._schedule(key, lane)
                 continue
-            return self._take_first(lane)
+            return self._pop_first(lane)
         return None
 
-    def _take_first(self, lane: _Lane) -> Message:
+    def _pop_first(self, lane: _Lane) -> Message:
         message = lane.messages.pop(0)
-        lane.due_ns.pop(_place(message), None)
-        lane.out[id(message)] = message
+        lane.due_ns.pop(_message_id(message), None)
+        lane.in_hand[id(message)] = message
         self.waiting -= 1
         return message
 
@@ -268,208 +281,217 @@ class InHand:
         self, arrived: deque[Message], count: int, now_ns: int, *, ordered: bool
     ) -> list[Message]:
         """
-        Take up to `count` messages that may be in hand together: those that are due, and then those
-        that arrived.
+        Take up to `count` messages that may be in hand together: first due ones, then arrived ones.
 
         Args:
-            arrived: by offset within each partition; messages that must wait move from here to
-                their lanes.
-            ordered: whether keys have an order; False: only messages that were given back make
+            arrived: in offset order within each partition; messages that must wait are moved from
+                here to their lanes.
+            ordered: True if keys have an order; False: only messages that were given back make
                 others of their key wait.
         """
-        self.hand.spread()
+        self.unregistered.register()
         taken = self._collect_due(count, now_ns)
-        together: set[bytes] | None = None
-        """The keys of `taken`, once a second message of a key arrives."""
+        taken_keys: set[bytes] | None = None
+        """The keys of `taken`; computed when a second message of a key arrives."""
         lanes = self._lanes
         while arrived and len(taken) < count:
             message = arrived.popleft()
             key = message.key
-            lane = lanes.get(key or _place(message)) if lanes else None
+            lane = lanes.get(key or _message_id(message)) if lanes else None
             if lane is None:
                 if ordered and key:
                     lanes[key] = message
-                if together is not None:
-                    together.add(key)
+                if taken_keys is not None:
+                    taken_keys.add(key)
             else:
-                if together is None:
-                    together = {each.key for each in taken}
-                if not key or key not in together or (type(lane) is _Lane and lane.messages):
-                    self._hold(message)
+                if taken_keys is None:
+                    taken_keys = {other.key for other in taken}
+                if not key or key not in taken_keys or (type(lane) is _Lane and lane.messages):
+                    self._queue(message)
                     continue
                 if ordered:
-                    self._lane(key).out[id(message)] = message
+                    self._lane_of(key).in_hand[id(message)] = message
             taken.append(message)
         return taken
 
     def _collect_due(self, count: int, now_ns: int) -> list[Message]:
-        """Take up to `count` messages that are due, several of a key together."""
+        """Take up to `count` due messages, several of one key together."""
         taken: list[Message] = []
         while len(taken) < count and (message := self.take(now_ns)) is not None:
-            lane = self._lane(_key(message))
+            lane = self._lane_of(_key(message))
             taken.append(message)
             while lane.messages and len(taken) < count and self._due_ns(lane) <= now_ns:
-                taken.append(self._take_first(lane))
+                taken.append(self._pop_first(lane))
         return taken
 
     def first(self, arrived: deque[Message], now_ns: int, *, ordered: bool) -> Message | None:
-        """Take one message as `collect` does, or return None if there is none."""
-        self.hand.spread()
-        if self._due and self._due[0][0] <= now_ns and (message := self.take(now_ns)) is not None:
+        """Take one message as `collect` does; None if there is none."""
+        self.unregistered.register()
+        if (
+            self._due_lanes
+            and self._due_lanes[0][0] <= now_ns
+            and (message := self.take(now_ns)) is not None
+        ):
             return message
         lanes = self._lanes
         while arrived:
             message = arrived.popleft()
             key = message.key
-            if lanes and (key or _place(message)) in lanes:
-                self._hold(message)
+            if lanes and (key or _message_id(message)) in lanes:
+                self._queue(message)
                 continue
             if ordered and key:
                 lanes[key] = message
             return message
         return None
 
-    def _hold(self, message: Message) -> None:
-        """Put a message that arrived into its lane, after an earlier one of its key that waits or
-        is in hand.
+    def _queue(self, message: Message) -> None:
+        """Put an arrived message into the lane of its key, behind an earlier one that waits or is
+        in hand.
         """
-        insort(self._lane(_key(message)).messages, message, key=_by_offset)
+        insort(self._lane_of(_key(message)).messages, message, key=_by_offset)
         self.waiting += 1
 
     def hold(self, messages: list[Message]) -> list[Message]:
-        """Put paused messages into the lanes of their keys, where later ones may be, and return
-        those whose key has no lane.
+        """Put messages of a resumed partition into the lanes of their keys, which may have later
+        ones; return those without a lane.
         """
-        self.hand.spread()
-        free = []
+        self.unregistered.register()
+        unblocked = []
         for message in messages:
             key = _key(message)
             if key not in self._lanes:
-                free.append(message)
+                unblocked.append(message)
                 continue
-            self._hold(message)
-            self._push(key, self._lane(key))
-        return free
+            self._queue(message)
+            self._schedule(key, self._lane_of(key))
+        return unblocked
 
     def next_ns(self) -> int | None:
-        """Return the time to call `take` again; None while nothing waits to be due."""
-        return self._due[0][0] if self._due else None
+        """Return when to call `take` again; None if nothing is scheduled."""
+        return self._due_lanes[0][0] if self._due_lanes else None
 
-    def lying(self, now_ns: int) -> Message | None:
-        """Return the message that `take` would return: the same message at two checks was not
-        requested between them.
+    def ready_message(self, now_ns: int) -> Message | None:
+        """Return the message that `take` would return. If two calls return the same one, the user
+        took nothing in between.
         """
-        while self._due and self._due[0][0] <= now_ns:
-            lane = self._lanes.get(self._due[0][2])
-            if type(lane) is _Lane and lane.messages and not lane.out:
+        while self._due_lanes and self._due_lanes[0][0] <= now_ns:
+            lane = self._lanes.get(self._due_lanes[0][2])
+            if type(lane) is _Lane and lane.messages and not lane.in_hand:
                 return lane.messages[0]
-            heapq.heappop(self._due)
+            heapq.heappop(self._due_lanes)
         return None
 
     def acked(self, message: Message) -> bool:
-        """Note that a message that was handed out is acked, or will not be, and return True if its
-        lane has another one.
+        """Record that a message in hand is acked, or will not be; return True if its lane has
+        another message.
         """
-        self.hand.spread()
-        key = message.key or _place(message)
+        self.unregistered.register()
+        key = message.key or _message_id(message)
         lane = self._lanes.get(key)
         if lane is message:
             del self._lanes[key]
             return False
-        if type(lane) is not _Lane or lane.out.pop(id(message), None) is None:
+        if type(lane) is not _Lane or lane.in_hand.pop(id(message), None) is None:
             return False
         if lane.messages:
-            self._push(key, lane)
-            return not lane.out
-        if not lane.out:
+            self._schedule(key, lane)
+            return not lane.in_hand
+        if not lane.in_hand:
             del self._lanes[key]
         return False
 
     def acked_all(self, messages: Iterable[Message]) -> bool:
-        """Note the acks of several messages, and return True if any lane has another message."""
-        self.hand.spread()
-        lanes, more = self._lanes, False
+        """Record the acks of several messages; return True if a lane has another message."""
+        self.unregistered.register()
+        lanes, is_any_ready = self._lanes, False
         for message in messages:
             if lanes.get(message.key) is message:
                 del lanes[message.key]
             else:
-                more |= self.acked(message)
-        return more
+                is_any_ready |= self.acked(message)
+        return is_any_ready
 
-    def in_the_way(self) -> Message | None:
+    def blocking_message(self) -> Message | None:
         """Return the message in hand for whose ack the most others wait; None if none waits."""
-        self.hand.spread()
+        self.unregistered.register()
         lanes = [
             lane
             for lane in self._lanes.values()
-            if type(lane) is _Lane and lane.out and lane.messages
+            if type(lane) is _Lane and lane.in_hand and lane.messages
         ]
         longest = max(lanes, key=lambda lane: len(lane.messages), default=None)
-        return None if longest is None else next(iter(longest.out.values()))
+        return None if longest is None else next(iter(longest.in_hand.values()))
 
-    def out(self) -> Iterator[Message]:
-        """Yield the messages in hand that have a key, or were given back, about in the order in
-        which they were handed out.
+    def messages(self) -> Iterator[Message]:
+        """Yield the messages in hand that have a key or were given back before, roughly in the
+        order in which they were handed out.
         """
-        self.hand.spread()
+        self.unregistered.register()
         for lane in self._lanes.values():
             if type(lane) is not _Lane:
                 yield lane  # type: ignore[misc]
             else:
-                yield from lane.out.values()
+                yield from lane.in_hand.values()
 
-    def drop(self, ours: Callable[[Message], bool]) -> int:
-        """Forget the messages that are `ours`, and return how many of them waited in lanes."""
-        self.hand.spread()
-        dropped = 0
+    def drop(self, predicate: Callable[[Message], bool]) -> int:
+        """Remove the messages that match the predicate, and return how many of them waited in
+        lanes.
+        """
+        self.unregistered.register()
+        removed = 0
         for key, lane in list(self._lanes.items()):
             if type(lane) is not _Lane:
-                if ours(lane):  # type: ignore[arg-type]
+                if predicate(lane):  # type: ignore[arg-type]
                     del self._lanes[key]
                 continue
-            kept = [each for each in lane.messages if not ours(each)]
-            out = {number: each for number, each in lane.out.items() if not ours(each)}
-            if len(kept) == len(lane.messages) and len(out) == len(lane.out):
+            kept = [other for other in lane.messages if not predicate(other)]
+            in_hand = {
+                number: message
+                for number, message in lane.in_hand.items()
+                if not predicate(message)
+            }
+            if len(kept) == len(lane.messages) and len(in_hand) == len(lane.in_hand):
                 continue
-            dropped += len(lane.messages) - len(kept)
+            removed += len(lane.messages) - len(kept)
             lane.messages = kept
-            lane.out = out
-            self._go_on(key, lane)
-        self.waiting -= dropped
-        return dropped
+            lane.in_hand = in_hand
+            self._resume_lane(key, lane)
+        self.waiting -= removed
+        return removed
 
-    def _push(self, key: _Key, lane: _Lane) -> None:
-        if not lane.out:
-            self._number += 1
-            heapq.heappush(self._due, (self._due_ns(lane), self._number, key))
+    def _schedule(self, key: _Key, lane: _Lane) -> None:
+        if not lane.in_hand:
+            self._sequence += 1
+            heapq.heappush(self._due_lanes, (self._due_ns(lane), self._sequence, key))
 
     @staticmethod
     def _due_ns(lane: _Lane) -> int:
-        return lane.due_ns.get(_place(lane.messages[0]), 0)
+        return lane.due_ns.get(_message_id(lane.messages[0]), 0)
 
 
-def _runs(messages: list[Message]) -> list[tuple[Any, list[Message]]]:
-    """Return the messages by delivery, each by offset."""
+def _group_by_delivery(messages: list[Message]) -> list[tuple[Any, list[Message]]]:
+    """Return the messages grouped by delivery, each group in offset order."""
     by_delivery: dict[Any, list[Message]] = {}
     for message in messages:
         by_delivery.setdefault(message.delivery, []).append(message)
     return list(by_delivery.items())
 
 
-def _behind(lane: _Lane, message: Message) -> list[Message]:
-    """Return the messages of the lane that were handed out after a message; if it is in no lane, as
-    in a shared group, those with a higher offset.
+def _handed_out_after(lane: _Lane, message: Message) -> list[Message]:
+    """Return the lane's messages that were handed out after a message. If it is not in the lane, as
+    in a shared group, return those with a higher offset.
     """
-    out = list(lane.out.values())
-    if id(message) not in lane.out:
-        return [each for each in out if each.offset > message.offset]
-    return out[list(lane.out).index(id(message)) + 1 :]
+    in_hand = list(lane.in_hand.values())
+    if id(message) not in lane.in_hand:
+        return [other for other in in_hand if other.offset > message.offset]
+    return in_hand[list(lane.in_hand).index(id(message)) + 1 :]
 
 
 def _key(message: Message) -> _Key:
-    """Return the lane of a message: that of its key, or one of its own if it has no key."""
-    return message.key or _place(message)
+    """Return the lane's key for a message: its own key, or its id if it has none."""
+    return message.key or _message_id(message)
 
 
-def _place(message: Message) -> tuple[int, int]:
+def _message_id(message: Message) -> tuple[int, int]:
     return message.partition_id, message.offset

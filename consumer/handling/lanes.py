@@ -1,21 +1,21 @@
-"""Lanes, one for each order key: they decide which message may be handled next. Pure.
+"""
+Lanes, one for each order key: they decide which message may be handled next. Pure.
 
-    put_batch ─▶ stored, opened once nothing else waits
+    put_batch ─▶ stored, opened when nothing else waits
                    ▼
-    put ───────▶ arrived ──take──▶ running ──finish──▶ the next of its lane runs
-                   ▲   │              ╰─ failed: waits in `Retries` for its next try, and blocks
-                   │   │                   its lane ─▶ put_first
-                   │   ╰─▶ lane of its key, if a message of that key runs or failed
+    put ───────▶ arrived ──take──▶ running ──finish──▶ the next message of its lane runs
+                   ▲   │              ╰─ failed: waits in `Retries`, and blocks its lane ─▶ put_due
+                   │   ╰─▶ lane of its key, if a message of that key is running or has failed
                    ╰─ release, drop: the lane is free again
 
-    A batch is opened as late as possible, because messages that were just made are in the
-    processor's cache: making them early costs about as much again for each.
+    Batches are opened as late as possible, because new message objects are then still in the CPU
+    cache: opening them early costs about twice as much for each.
 
 Invariants
-    At most one message of a key runs at a time, and messages of a key run in the order they were
-    put: a message that failed and waits for its next try (`attempt` above 1) blocks its lane until
-    `finish` or `release`. Messages without a key (b"") have no order and never wait for each other,
-    except for the ack of one that was refused.
+    At most one message of a key runs at a time, and messages of a key run in the order in which
+    they were put: a failed message that waits for its next attempt (`attempt` above 1) blocks
+    its lane until `finish` or `release`. Messages without a key (b"") have no order and never
+    wait for each other, except while the ack of one of them is refused.
 """
 
 from __future__ import annotations
@@ -29,136 +29,137 @@ from typing import Any, Protocol
 from ...protocol.message import Message
 
 OPENED_MAX = 1_024
-"""The number of messages of several batches that are opened together, so that small batches share
-the cost of a run.
+"""How many messages of several batches are opened together, so that small batches share the cost of
+a run.
 """
 RUN_MIN = 16
-"""The number of messages in the first run after a handler that waited; it opens only one batch."""
+"""The size of the first run after a handler that waited; only one batch is opened for it."""
 _by_offset = attrgetter("offset")
 _consume = deque[object](maxlen=0).extend
 
 
 class UnopenedBatch(Protocol):
-    """A batch of messages that is not opened."""
+    """A batch whose messages are not created yet."""
 
     client: Any
     count: int
     is_plain: bool
-    """True if all its messages are first tries, once it is opened."""
+    """True if, once opened, all its messages are first attempts."""
 
     def messages(self) -> list[Message]:
-        """Return the messages to be handled, by offset."""
+        """Return the messages to handle, in offset order."""
         ...
 
 
 class Run:
     """
-    Messages of one pull client that a worker handles one after another: none of their handlers has
-    waited yet.
+    Messages of one pull client that a worker handles in a row, as long as no handler waits.
 
-    No lane is noted for them, and handled ones are not reported yet. A call that checks lanes ends
+    Neither their lanes nor their outcomes are registered yet. Any call that needs the lanes ends
     the run, and so does a handler that waits.
 
     Args:
-        messages: the first of the messages that have arrived, with free keys.
-        holder: the object whose `message` is the running one, once the run has ended with it.
+        messages: the first arrived messages, whose keys are free.
+        worker: the object whose `message` is set to the running message when the run ends with it.
     """
 
-    __slots__ = ("client", "holder", "left", "messages")
+    __slots__ = ("client", "worker", "remaining", "messages")
 
-    def __init__(self, messages: list[Message], holder: Any) -> None:
+    def __init__(self, messages: list[Message], worker: Any) -> None:
         self.messages = messages
-        self.left: Any = iter(messages)
+        self.remaining: Any = iter(messages)
         self.client: Any = messages[0].delivery
-        self.holder = holder
+        self.worker = worker
 
     @property
-    def begun(self) -> int:
-        """Return the number of messages whose handlers were begun."""
-        left: int = self.left.__length_hint__()
-        return len(self.messages) - left
+    def started(self) -> int:
+        """Return the number of messages whose handlers were started."""
+        remaining: int = self.remaining.__length_hint__()
+        return len(self.messages) - remaining
 
-    def tell(self) -> Message:
-        """Report the handled messages to the pull client, and return the message that runs."""
-        before = self.begun - 1
-        running: Message = self.messages[before]
-        self.holder.message = running
-        if before:
-            self.client.done_all(self.messages[:before])
+    def report_handled(self) -> Message:
+        """Report the handled messages to the pull client, and return the running message."""
+        handled = self.started - 1
+        running: Message = self.messages[handled]
+        self.worker.message = running
+        if handled:
+            self.client.done_all(self.messages[:handled])
         return running
 
 
 class Lanes:
     """
-    The waiting messages by key; any number of workers of one event loop take from them.
+    The waiting messages by key; all workers of one event loop take from them.
 
     Args:
-        ordered: False: every message is treated as one without a key.
+        ordered: False: every message is treated as if it had no key.
     """
 
     def __init__(self, *, ordered: bool = True) -> None:
         self._ordered = ordered
         self.arrived: deque[Message] = deque()
         """The messages that no worker has examined yet, in the order in which they were put."""
-        self._plain: Any = None
-        """The pull client whose first tries all of `arrived` are, by offset; None if they are of
-        several kinds.
+        self._run_client: Any = None
+        """The pull client of all arrived messages if they can form runs: first attempts in offset
+        order; otherwise None.
         """
         self._stored: dict[Any, deque[UnopenedBatch]] = {}
-        """The batches that were pulled after all arrived messages, by pull client, with the one
-        whose turn is next first. Pull clients take turns, so that a partition does not wait for all
-        messages pulled earlier from the others, which takes minutes where handlers are slow.
+        """The batches pulled after all arrived messages, by pull client; the client whose turn is
+        next comes first. Clients take turns, so that one partition does not wait for all messages
+        pulled earlier from others, which takes minutes if handlers are slow.
         """
         self.due: deque[Message] = deque()
-        """The messages whose next try is due: they own their lanes, and precede all others."""
+        """The messages whose retry is due; they own their lanes and precede all others."""
         self.run: Run | None = None
-        self.alone: Message | None = None
-        """A running message whose lane is not noted yet: nothing was taken since, so none can run
-        beside it. A call that checks lanes notes it first; a handler that never waits ends before
-        that, and costs no lane.
+        self.unregistered: Message | None = None
+        """A running message whose lane is not registered yet, because nothing else was taken since.
+        Calls that need the lanes register it first. A handler that never waits ends before that, so
+        its message needs no lane.
         """
         self.busy: dict[bytes, deque[Message] | None] = {}
-        """The messages that wait for each key of which a message runs or waits for its next try;
-        None if none waits.
+        """The messages that wait for each key that has a running or failed message; None if none
+        waits.
         """
         self._paused: dict[int, list[Message]] = {}
-        """The waiting messages of each paused partition, by offset."""
-        self._unacked: dict[int, tuple[list[Message], list[Message]]] = {}
-        """The messages without a key whose acks were refused, and those without a key that wait for
-        these acks, by partition.
+        """The waiting messages of each paused partition, in offset order."""
+        self._refused_acks: dict[int, tuple[list[Message], list[Message]]] = {}
+        """By partition: the messages without a key whose acks were refused, and those without a key
+        that wait for these acks.
         """
 
     @property
     def has_waiting(self) -> bool:
-        """Return True if a message may be available."""
+        """Return True if `take` may return a message."""
         return bool(self.arrived or self.due or self._stored)
 
     @property
-    def may_be_alone(self) -> bool:
-        """Return True if a message has arrived, and none would be passed over if it is taken."""
-        return self.alone is None and self.run is None and not self.due and bool(self.arrived)
+    def may_take_unregistered(self) -> bool:
+        """Return True if a message has arrived and may run next without being registered."""
+        return (
+            self.unregistered is None and self.run is None and not self.due and bool(self.arrived)
+        )
 
     @property
-    def may_run(self) -> bool:
-        """Return True if `begin_run` may find messages."""
-        if self.alone is not None or self.run is not None or self.due:
+    def may_begin_run(self) -> bool:
+        """Return True if `begin_run` may return a run."""
+        if self.unregistered is not None or self.run is not None or self.due:
             return False
-        return self._plain is not None if self.arrived else bool(self._stored)
+        return self._run_client is not None if self.arrived else bool(self._stored)
 
     def put(self, messages: Sequence[Message]) -> None:
         """
-        Add messages of one partition, in the order of their offsets, before the stored batches.
+        Add messages of one partition, in offset order, before the stored batches.
 
-        A suspect is put before all arrived messages, because nothing of its partition waits and all
-        other suspects wait for it.
+        A suspect goes before all arrived messages: all other suspects wait for it, and nothing of
+        its own partition does.
         """
         if messages and getattr(messages[0].delivery, "goes_first", False) and not self._paused:
-            self.note_alone()
-            self._put_back(messages)
+            self.register_running()
+            self._requeue_front(messages)
             return
-        self._plain = None if self.arrived or self._paused else _plain_client(messages)
+        self._run_client = None if self.arrived or self._paused else _find_run_client(messages)
         if self._paused:
-            self._put_beside_paused(messages)
+            self._put_unless_paused(messages)
         else:
             self.arrived.extend(messages)
 
@@ -168,9 +169,7 @@ class Lanes:
             self._stored.setdefault(batch.client, deque()).append(batch)
 
     def _open(self, client: Any = None) -> None:
-        """Open the next batch, or the next one of a pull client, while nothing else has arrived;
-        after it the other clients have their turn.
-        """
+        """Open the next batch, or the next one of `client`. That client's turn is then over."""
         client = client or next(iter(self._stored))
         batches = self._stored.pop(client)
         batch = batches.popleft()
@@ -178,158 +177,165 @@ class Lanes:
             self._stored[client] = batches
         messages = batch.messages()
         if self._paused:
-            self._plain = None
-            self._put_beside_paused(messages)
+            self._run_client = None
+            self._put_unless_paused(messages)
         else:
-            self._plain = batch.client if batch.is_plain else None
+            self._run_client = batch.client if batch.is_plain else None
             self.arrived.extend(messages)
 
-    def take_only(self) -> Message | None:
+    def take_single(self) -> Message | None:
         """
-        Take the only waiting message, which counts as running, or return None if it is not plain or
-        not the only one.
+        Take the only waiting message, which then counts as running; None if there are several, or
+        if it is a retry or its key is busy.
 
-        It needs no run, whose callback would cost a turn of the event loop even if it is cancelled.
+        This avoids a run, whose callback costs a turn of the event loop even if it is cancelled.
         """
-        if self.alone is not None or self.run is not None or self.due:
+        if self.unregistered is not None or self.run is not None or self.due:
             return None
         arrived = self.arrived
         while not arrived and self._stored:
             self._open()
-        if len(arrived) != 1 or self._stored or self._plain is None or arrived[0].key in self.busy:
+        if (
+            len(arrived) != 1
+            or self._stored
+            or self._run_client is None
+            or arrived[0].key in self.busy
+        ):
             return None
-        self.alone = arrived.popleft()
-        return self.alone
+        self.unregistered = arrived.popleft()
+        return self.unregistered
 
     @property
-    def _goes_on(self) -> bool:
-        """Return True if the next batch is of the pull client of all arrived messages, and both
-        together are few messages.
+    def _may_open_more(self) -> bool:
+        """Return True if the next batch is from the pull client of all arrived messages and both
+        together are at most OPENED_MAX messages.
         """
-        if self._plain is None:
+        if self._run_client is None:
             return False
-        batches = self._stored.get(self._plain)
+        batches = self._stored.get(self._run_client)
         return batches is not None and len(self.arrived) + batches[0].count <= OPENED_MAX
 
-    def begin_run(self, most: int, holder: Any) -> Run | None:
-        """Begin a run of up to `most` messages that have arrived and whose keys are free, or return
-        None if there are none.
+    def begin_run(self, max_count: int, worker: Any) -> Run | None:
+        """Start a run of up to `max_count` arrived messages whose keys are free; return None if
+        there are none.
         """
         while not self.arrived and self._stored:
             self._open()
-        while RUN_MIN < most > len(self.arrived) and self._goes_on:
-            self._open(self._plain)
-        if self._plain is None or not self.arrived:
+        while RUN_MIN < max_count > len(self.arrived) and self._may_open_more:
+            self._open(self._run_client)
+        if self._run_client is None or not self.arrived:
             return None
-        messages = list(islice(self.arrived, most))
+        messages = list(islice(self.arrived, max_count))
         busy = self.busy
-        if busy and self._ordered and [each for each in messages if each.key in busy]:
-            self._drop_first(len(messages))
-            messages = [message for message in messages if not self._waits(message)]
+        if busy and self._ordered and [message for message in messages if message.key in busy]:
+            self._discard_arrived(len(messages))
+            messages = [message for message in messages if not self._queue_if_busy(message)]
             self.arrived.extendleft(reversed(messages))
             if not messages:
                 return None
-        self.run = Run(messages, holder)
+        self.run = Run(messages, worker)
         return self.run
 
     def end_run(self, run: Run, handled: int) -> None:
-        """End a run whose first messages were handled: none of the others was begun."""
+        """End a run of which the first `handled` messages were handled, and no other was
+        started.
+        """
         self.run = None
-        self._drop_first(handled)
+        self._discard_arrived(handled)
 
-    def _drop_first(self, count: int) -> None:
+    def _discard_arrived(self, count: int) -> None:
         arrived = self.arrived
         if count == len(arrived):
             arrived.clear()
         else:
             _consume(starmap(arrived.popleft, repeat((), count)))
 
-    def _waits(self, message: Message) -> bool:
-        """Put a message into the lane of its key, if that is busy, and return whether it is."""
-        key, lanes = message.key, self.busy
-        if key not in lanes:
+    def _queue_if_busy(self, message: Message) -> bool:
+        """If the message's key is busy, add it to the key's lane and return True."""
+        key, busy = message.key, self.busy
+        if key not in busy:
             return False
-        lane = lanes[key]
+        lane = busy[key]
         if lane is None:
-            lanes[key] = deque((message,))
+            busy[key] = deque((message,))
         else:
             lane.append(message)
         return True
 
-    def _put_beside_paused(self, messages: Iterable[Message]) -> None:
+    def _put_unless_paused(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self._paused.get(leased_id_of(message), self.arrived).append(message)
 
-    def put_first(self, messages: Sequence[Message]) -> None:
-        """Put messages whose next try is due at the front; their lanes are blocked for others."""
+    def put_due(self, messages: Sequence[Message]) -> None:
+        """Put messages whose retry is due before all others; their lanes stay blocked."""
         self.due.extendleft(reversed(messages))
 
-    def collect(self, failed: Message, ours: Callable[[Message], bool]) -> list[Message]:
-        """Take out the messages that are `ours` and wait for a failed one of their key, which is
-        not tried again here.
+    def collect(self, failed: Message, predicate: Callable[[Message], bool]) -> list[Message]:
+        """Remove and return the messages that match the predicate and wait for a failed message of
+        their key that is not retried here.
         """
-        self.note_alone()
+        self.register_running()
 
-        def behind(message: Message) -> bool:
-            return message.key == failed.key and ours(message)
+        def is_behind(message: Message) -> bool:
+            return message.key == failed.key and predicate(message)
 
         lane = self.busy[failed.key] or deque()
-        waiting = [message for message in lane if behind(message)]
-        self.busy[failed.key] = deque(message for message in lane if not behind(message)) or None
-        arrived = [message for message in self.arrived if behind(message)]
+        waiting = [message for message in lane if is_behind(message)]
+        self.busy[failed.key] = deque(message for message in lane if not is_behind(message)) or None
+        arrived = [message for message in self.arrived if is_behind(message)]
         if arrived:
-            self.arrived = deque(message for message in self.arrived if not behind(message))
-        for partition_id, held in self._paused.items():
-            waiting += [message for message in held if behind(message)]
-            self._paused[partition_id] = [message for message in held if not behind(message)]
+            self.arrived = deque(message for message in self.arrived if not is_behind(message))
+        for partition_id, paused in self._paused.items():
+            waiting += [message for message in paused if is_behind(message)]
+            self._paused[partition_id] = [message for message in paused if not is_behind(message)]
         self.release(failed)
         return sorted(waiting + arrived, key=_by_offset)
 
-    def note_alone(self) -> None:
-        """Note the lane of the running message that was alone, or the last one of a run."""
-        message = self.alone
-        self.alone = None
+    def register_running(self) -> None:
+        """Register the lane of the running message, which was alone or is the last one of a run."""
+        message = self.unregistered
+        self.unregistered = None
         run = self.run
         if run is not None:
             self.run = None
-            self._drop_first(run.begun)
-            message = run.tell()
+            self._discard_arrived(run.started)
+            message = run.report_handled()
         if message is not None and message.key and self._ordered:
             self.busy[message.key] = None
 
     def take(self) -> Message | None:
-        """Take the next message that may run, which counts as running, or return None if there is
+        """Take the next message that may run, which then counts as running; return None if there is
         none.
         """
-        if self.alone is not None or self.run is not None:
-            self.note_alone()
+        if self.unregistered is not None or self.run is not None:
+            self.register_running()
         if self.due:
             return self.due.popleft()
         arrived = self.arrived
-        lanes = self.busy
+        busy = self.busy
         while True:
             while arrived:
                 message = arrived.popleft()
                 key = message.key
                 if not key or not self._ordered:
-                    if self._unacked and self._waits_for_acks(message):
+                    if self._refused_acks and self._queue_if_ack_refused(message):
                         continue
                     return message
-                if key in lanes:
-                    self._waits(message)
+                if key in busy:
+                    self._queue_if_busy(message)
                     continue
-                lanes[key] = None
+                busy[key] = None
                 return message
             if not self._stored:
                 return None
             self._open()
 
     def finish(self, key: bytes) -> Message | None:
-        """Note that the running message of `key` ended, and return the next of its lane, if any,
-        which counts as running.
+        """Record that the running message of `key` has ended; return the next one of its lane,
+        which then counts as running, or None.
         """
-        if self.alone is not None or self.run is not None:
-            self.note_alone()
+        if self.unregistered is not None or self.run is not None:
+            self.register_running()
         if not key or not self._ordered:
             return None
         lane = self.busy[key]
@@ -339,106 +345,107 @@ class Lanes:
         return None
 
     def hold_for_ack(self, message: Message) -> None:
-        """Let messages of its key wait until `release`; without a key, the messages of its
-        partition that have none.
+        """Block a message's lane until `release`; if it has no key, block all messages without a
+        key of its partition.
         """
-        self.note_alone()
+        self.register_running()
         if not message.key and self._ordered:
-            self._unacked.setdefault(leased_id_of(message), ([], []))[0].append(message)
-            self.busy[b""] = None  # so that each message is checked
+            self._refused_acks.setdefault(leased_id_of(message), ([], []))[0].append(message)
+            self.busy[b""] = None  # makes runs check every message
 
-    def _waits_for_acks(self, message: Message) -> bool:
-        unacked = self._unacked.get(leased_id_of(message))
-        if unacked is None:
+    def _queue_if_ack_refused(self, message: Message) -> bool:
+        refused = self._refused_acks.get(leased_id_of(message))
+        if refused is None:
             return False
-        unacked[1].append(message)
+        refused[1].append(message)
         return True
 
-    def _release_unacked(self, message: Message) -> None:
+    def _release_refused(self, message: Message) -> None:
         leased_id = leased_id_of(message)
-        refused, waiting = self._unacked.get(leased_id, ([], []))
+        refused, waiting = self._refused_acks.get(leased_id, ([], []))
         if message not in refused:
             return
         refused.remove(message)
         if refused:
             return
-        del self._unacked[leased_id]
-        if not self._unacked:
+        del self._refused_acks[leased_id]
+        if not self._refused_acks:
             del self.busy[b""]
-        self._put_back(waiting)
+        self._requeue_front(waiting)
 
     def release(self, message: Message) -> None:
-        """Free the lane of a message that failed and is not tried again, or whose ack is finally
+        """Free the lane of a message that failed and is not retried, or whose ack has become
         durable.
         """
-        self.note_alone()
-        if self._unacked and not message.key:
-            self._release_unacked(message)
+        self.register_running()
+        if self._refused_acks and not message.key:
+            self._release_refused(message)
             return
         lane = self.busy.pop(message.key, None) if self._ordered else None
         if lane:
-            self._put_back(lane)
+            self._requeue_front(lane)
 
-    def _put_back(self, messages: Sequence[Message]) -> None:
-        """Put messages that waited before those that have arrived."""
+    def _requeue_front(self, messages: Sequence[Message]) -> None:
+        """Put messages that have waited before those that have arrived."""
         self.arrived.extendleft(reversed(messages))
-        self._plain = None
+        self._run_client = None
 
     def pause(self, partition_id: int) -> None:
-        """Let no message of a partition run until `resume`, except those that are due again, see
-        `take_due`.
-        """
+        """Let no message of a partition run until `resume`, except due retries; see `take_due`."""
         if partition_id in self._paused:
             return
-        waiting = self._take_out(lambda message: leased_id_of(message) == partition_id)
+        waiting = self._remove(lambda message: leased_id_of(message) == partition_id)
         self._paused[partition_id] = sorted(waiting, key=_by_offset)
 
     def take_due(self, partition_id: int) -> list[Message]:
-        """Take out the messages of a partition whose next try is due; they keep their lanes."""
-        taken = [message for message in self.due if leased_id_of(message) == partition_id]
-        self.due = deque(each for each in self.due if leased_id_of(each) != partition_id)
-        return taken
+        """Remove and return the due retries of a partition; they keep their lanes."""
+        due = [message for message in self.due if leased_id_of(message) == partition_id]
+        self.due = deque(message for message in self.due if leased_id_of(message) != partition_id)
+        return due
 
     def resume(self, partition_id: int) -> bool:
-        """Let the messages of a partition run again, and return True if any waits."""
-        self.note_alone()
-        held = self._paused.pop(partition_id, [])
-        self._put_back(held)
-        return bool(held)
+        """Let the messages of a partition run again; return True if there are any."""
+        self.register_running()
+        paused = self._paused.pop(partition_id, [])
+        self._requeue_front(paused)
+        return bool(paused)
 
-    def drop(self, partition_id: int, ours: Callable[[Message], bool]) -> list[Message]:
+    def drop(self, partition_id: int, predicate: Callable[[Message], bool]) -> list[Message]:
         """
-        Forget and return the waiting messages that are `ours`; running messages are not affected.
+        Remove and return the waiting messages that match the predicate; running messages are not
+        affected.
 
         Args:
-            partition_id: a partition that is no longer paused; `ours` may also include others.
+            partition_id: a partition that is no longer paused; the predicate may also match others.
         """
-        held = self._paused.pop(partition_id, [])
-        dropped = self._take_out(ours) + held
-        failed = [message for message in self.due if ours(message)]
-        self.due = deque(message for message in self.due if not ours(message))
+        paused = self._paused.pop(partition_id, [])
+        removed = self._remove(predicate) + paused
+        failed = [message for message in self.due if predicate(message)]
+        self.due = deque(message for message in self.due if not predicate(message))
         for message in failed:
             self.release(message)
-        return failed + dropped
+        return failed + removed
 
     def drop_batches(self, client: Any) -> int:
-        """Forget the unopened batches of a pull client, and return how many messages they have."""
+        """Drop the unopened batches of a pull client, and return how many messages they have."""
         return sum(batch.count for batch in self._stored.pop(client, ()))
 
-    def _take_out(self, ours: Callable[[Message], bool]) -> list[Message]:
-        """Take the waiting messages that are `ours` out of the queue and the lanes."""
-        self.note_alone()  # its worker continues with the queue as it was
-        dropped = [message for message in self.arrived if ours(message)]
-        self.arrived = deque(message for message in self.arrived if not ours(message))
-        for _, waiting in self._unacked.values():
-            dropped += [message for message in waiting if ours(message)]
-            waiting[:] = [message for message in waiting if not ours(message)]
+    def _remove(self, predicate: Callable[[Message], bool]) -> list[Message]:
+        """Remove the messages that match the predicate from the queue and the lanes, and return
+        them.
+        """
+        self.register_running()  # its worker may still use the old queue
+        removed = [message for message in self.arrived if predicate(message)]
+        self.arrived = deque(message for message in self.arrived if not predicate(message))
+        for _, waiting in self._refused_acks.values():
+            removed += [message for message in waiting if predicate(message)]
+            waiting[:] = [message for message in waiting if not predicate(message)]
         for key, lane in self.busy.items():
             if lane:
-                kept = deque(message for message in lane if not ours(message))
-                dropped += [message for message in lane if ours(message)]
+                kept = deque(message for message in lane if not predicate(message))
+                removed += [message for message in lane if predicate(message)]
                 self.busy[key] = kept or None
-        return dropped
+        return removed
 
     @property
     def runnable(self) -> int:
@@ -449,23 +456,23 @@ class Lanes:
         paused = sum(map(len, self._paused.values()))
         lanes = sum(len(lane) for lane in self.busy.values() if lane)
         stored = sum(batch.count for batches in self._stored.values() for batch in batches)
-        unacked = sum(len(waiting) for _, waiting in self._unacked.values())
+        unacked = sum(len(waiting) for _, waiting in self._refused_acks.values())
         return len(self.arrived) + len(self.due) + paused + lanes + unacked + stored
 
 
 def leased_id_of(message: Message) -> int:
-    """Return the partition whose pull client handed a message out, which may have a redriven one
-    from an ancestor.
+    """Return the id of the partition whose pull client handed the message out; a redriven message
+    may belong to an ancestor of it.
     """
     delivery: Any = message.delivery
     leased_id: int = delivery.leased_id
     return leased_id
 
 
-def _plain_client(messages: Sequence[Message]) -> Any:
-    """Return the pull client whose first tries all these messages are; None if they are not."""
+def _find_run_client(messages: Sequence[Message]) -> Any:
+    """Return the pull client of the messages if all are its first attempts, otherwise None."""
     client: Any = messages[0].delivery if messages else None
     if not getattr(client, "runs", False):
         return None
-    plain = all(message.delivery is client and message.attempt == 1 for message in messages)
-    return client if plain else None
+    is_run = all(message.delivery is client and message.attempt == 1 for message in messages)
+    return client if is_run else None

@@ -1,4 +1,4 @@
-"""The ways in which a handler does not ack its message: it raises `Retry`, or returns `NACK`.
+"""The signals by which a handler does not ack its message: it raises `Retry`, or returns `NACK`.
 Pure.
 """
 
@@ -10,46 +10,44 @@ from ...protocol.errors import InvalidRequestError
 
 AFTER_S_MAX = 86_400
 SHORTEST_MS_MAX = 1_000
-"""The limit, in milliseconds, of the shortest pause before a try that is requested repeatedly: the
-pause grows to this.
+"""The upper limit, in milliseconds, of the minimum pause between retries that a handler requests
+repeatedly.
 """
 
 
 class Retry(Exception):  # noqa: N818 - a request of the handler, not an error
     """
-    Raised by a handler that does not ack its message.
+    Raise this in a handler to have its message retried instead of acked.
 
-    The message is tried again, before any later message of its key. No traceback is logged.
+    The message is retried before any later message of its key. No traceback is logged.
 
         raise keylane.Retry("the warehouse is closed", after_s=30)
 
     Args:
         reason: the reason for the log.
-        after_s: the least seconds until the next try; up to a day. None: a growing pause, as after
-            an error. If the lease ends earlier, the next owner gets the message and tries it at
-            once. 0: at once; a message whose tries ask for it again and again waits 1 ms, 2 ms, 4
-            ms and so on, up to 1 s, so that it does not spin.
+        after_s: the least number of seconds until the next attempt, up to a day; None: a growing
+            pause, as after an error. If the lease ends earlier, the next owner handles the message
+            at once. 0 means at once, but if repeated attempts of a message request that, it waits
+            1 ms, 2 ms, 4 ms and so on, up to 1 s, so that it does not spin.
 
     Raises:
-        InvalidRequestError: `after_s` is not such a number.
+        InvalidRequestError: `after_s` is not a number from 0 to a day.
     """
 
     def __init__(self, reason: str = "", *, after_s: float | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.wait_ms = None if after_s is None else wait_ms_of(after_s)
-        """The milliseconds until the next try; None: the pauses of the consumer's settings."""
+        self.wait_ms = None if after_s is None else parse_wait_ms(after_s)
+        """The milliseconds until the next attempt; None: as the consumer's settings say."""
 
 
 SIGNALS_FROM = 128
-"""The exit code, by convention, of a program that a signal ends, without the number of the signal,
-which is added.
-"""
+"""By convention, a program that a signal ends has an exit code of 128 plus the signal's number."""
 
 
-def is_a_signal(error: BaseException) -> bool:
-    """Return True for an error that a signal raises, wherever the program is: it says nothing about
-    the message there.
+def is_signal(error: BaseException) -> bool:
+    """Return True for an error raised by a signal; it may occur anywhere, so it says nothing about
+    the message being handled.
     """
     if isinstance(error, SystemExit):
         code = error.code
@@ -58,14 +56,16 @@ def is_a_signal(error: BaseException) -> bool:
 
 
 def only_retry(error: BaseException) -> Retry | None:
-    """Return the Retry with the longest wait from a group that contains nothing else, as a
-    TaskGroup raises it; otherwise None.
+    """Return the Retry with the longest wait if an exception group, such as a TaskGroup's, contains
+    nothing else; otherwise None.
     """
     if not isinstance(error, BaseExceptionGroup):
         return None
-    asked = [only_retry(each) or each for each in error.exceptions]
-    retries = [each for each in asked if isinstance(each, Retry)]
-    return max(retries, key=lambda each: each.wait_ms or 0) if len(retries) == len(asked) else None
+    causes = [only_retry(cause) or cause for cause in error.exceptions]
+    retries = [cause for cause in causes if isinstance(cause, Retry)]
+    if len(retries) < len(causes):
+        return None
+    return max(retries, key=lambda retry: retry.wait_ms or 0)
 
 
 class _Nack:
@@ -73,27 +73,31 @@ class _Nack:
         return "keylane.NACK"
 
     def __reduce__(self) -> str:
-        # A handler may return the result of a function in another process: a copy would be ignored,
-        # which would ack the message.
+        # A handler may return a result that comes from another process. A copy of NACK would not be
+        # recognized, so the message would be acked.
         return "NACK"
 
 
 NACK: Final = _Nack()
-"""The result by which a handler asks for another try, like `raise Retry()`."""
+"""A handler that returns this has its message retried, as by `raise Retry()`."""
 
 
-def wait_ms_of(after_s: Any) -> int:
-    """Return `after_s` in milliseconds. Raises InvalidRequestError."""
-    number = isinstance(after_s, int | float) and not isinstance(after_s, bool)
-    if not number or not 0 <= after_s <= AFTER_S_MAX:
+def parse_wait_ms(after_s: Any) -> int:
+    """Convert `after_s` to milliseconds. Raises InvalidRequestError if it is not a number from 0 to
+    a day.
+    """
+    is_number = isinstance(after_s, int | float) and not isinstance(after_s, bool)
+    if not is_number or not 0 <= after_s <= AFTER_S_MAX:
         raise InvalidRequestError(
             f"after_s must be seconds from 0 to {AFTER_S_MAX}, not {after_s!r:.40}"
         )
     return int(after_s * 1000)
 
 
-def asked_wait_ms(wait_ms: int, attempt: int) -> int:
-    """Return the milliseconds until the next try, if try number `attempt` asked for `wait_ms`."""
+def limited_wait_ms(wait_ms: int, attempt: int) -> int:
+    """Return the milliseconds until the next attempt if attempt number `attempt` requested
+    `wait_ms`: more than that if the handler would spin.
+    """
     if attempt < 2:
         return wait_ms
     return max(wait_ms, min(1 << min(attempt - 2, 10), SHORTEST_MS_MAX))

@@ -1,5 +1,5 @@
-"""Acks, or returns, many messages that a program has in hand, and warns of those that it does not
-take or ack.
+"""Acks or gives back many messages that a program has in hand, and warns about those that it does
+not take or ack.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted
 from ...rpc.home import Home
 from ..delivery.copied import CopiedDelivery
-from ..delivery.user_acks import check_by_hand
+from ..delivery.user_acks import check_not_in_handler
 from ..log_names import consumer_name, message_name
 from ..pulling.pull_client import PullClient
 from .arrow_batch import ArrowBatch
@@ -25,27 +25,25 @@ from .arrow_stream import ArrowStream
 from .failing import Failing
 from .handler_log import LogLine
 from .in_hand import InHand
-from .not_acked import is_a_signal
+from .not_acked import is_signal
 
 log = logging.getLogger("keylane.consumer")
 
 NOT_ITERATED_MS = 10_000
-"""The milliseconds for which messages wait, at a consumer without a handler that is never iterated,
-before a warning is logged.
+"""How long messages may wait at a consumer without a handler that was never iterated before a
+warning is logged, in milliseconds.
 """
 NOT_ITERATED_REPEAT_MS = 600_000
 NOT_ACKED_MS = 10_000
-"""The milliseconds for which the user waits for messages in vain, because others are not acked,
-before a warning is logged.
+"""How long the user may wait for messages that are blocked by unacked ones before a warning is
+logged, in milliseconds.
 """
-LOOKED_AT_MAX = 1_000
-"""The largest number of messages in hand that one check examines for those that are held for
-long.
-"""
+CHECKED_MAX = 1_000
+"""The most messages in hand that one check for long-held messages examines."""
 
 
-class _Taker(Protocol):
-    """The part of a stream that knows what the program has."""
+class _MessageSource(Protocol):
+    """The part of a stream that knows which messages the program has."""
 
     current: Message[Any] | None
 
@@ -57,19 +55,19 @@ class _Taker(Protocol):
     ) -> list[Message[Any]]: ...
 
 
-def count_try(stream: _Taker, error: BaseException) -> None:
+def count_try(stream: _MessageSource, error: BaseException) -> None:
     """
-    Count the try of the only message that a program has in hand: `error` has left the block of its
-    consumer.
+    Count a failed attempt for the only message that a program has in hand, because `error` has left
+    the consumer's `async with` block.
 
-    If there are several messages none is counted, because only the program knows which one was
-    handled. None is counted either for an error that a signal raises: a cancellation, a
-    KeyboardInterrupt, or a SystemExit with the code of success or of a signal.
+    With several messages none is counted, because only the program knows which one it was handling.
+    Nor is an error that a signal raises: a cancellation, a KeyboardInterrupt, or a SystemExit whose
+    code means success or a signal.
     """
     message = stream.current
     if message is None or stream.unacked != 1:
         return
-    if isinstance(error, asyncio.CancelledError) or is_a_signal(error):
+    if isinstance(error, asyncio.CancelledError) or is_signal(error):
         return
     delivery: Any = message.delivery
     if delivery.client.left_ms > 0 and delivery.has_taken(message):
@@ -83,8 +81,8 @@ def put_back(
     in_hand: InHand,
     now_ns: int,
 ) -> None:
-    """Take back messages that were given to a program that never saw them: they are delivered next,
-    and no try of them counts.
+    """Take back messages that never reached the program: they are delivered next, and the attempt
+    does not count.
     """
     if isinstance(taken, ArrowBatch):
         arrow.put_back(taken)
@@ -97,45 +95,47 @@ def put_back(
 
 
 def warn(line: LogLine | None) -> None:
-    """Log a line, if there is one."""
+    """Log the line as a warning, if there is one."""
     if line is not None:
         log.warning("%s", line.text)
 
 
 class StreamWatch:
-    """Warns about a consumer without a handler whose program takes nothing, or acks nothing."""
+    """Warns about a program that takes no messages, or acks none, from a consumer without a
+    handler.
+    """
 
     def __init__(self) -> None:
         self._idle_since_ms: int | None = None
-        """The boot time, in milliseconds, since which messages wait and no iteration takes them;
-        None while none wait.
+        """The boot time in milliseconds since which messages wait and nobody iterates; None if none
+        wait.
         """
-        self._stuck_since_ms: int | None = None
-        """The boot time, in milliseconds, since which the user waits for messages that wait for
-        acks.
+        self._blocked_since_ms: int | None = None
+        """The boot time in milliseconds since which the user waits for messages that are blocked by
+        unacked ones.
         """
 
-    def not_acked(self, in_hand: InHand | None, manner: str, now_ms: int) -> None:
-        """Log that the user waits in vain by `manner`, because the waiting messages wait for some
-        that are not acked.
+    def not_acked(self, in_hand: InHand | None, method: str, now_ms: int) -> None:
+        """Warn that the user waits in vain, by the method `method`, because the waiting messages
+        are blocked by unacked ones.
         """
-        stuck = None if in_hand is None else in_hand.in_the_way()
-        if in_hand is None or stuck is None:
-            self._stuck_since_ms = None
-        elif self._stuck_since_ms is None:
-            self._stuck_since_ms = now_ms
-        elif now_ms - self._stuck_since_ms >= NOT_ACKED_MS:
-            self._stuck_since_ms = now_ms + NOT_ITERATED_REPEAT_MS
+        blocking = None if in_hand is None else in_hand.blocking_message()
+        if in_hand is None or blocking is None:
+            self._blocked_since_ms = None
+        elif self._blocked_since_ms is None:
+            self._blocked_since_ms = now_ms
+        elif now_ms - self._blocked_since_ms >= NOT_ACKED_MS:
+            self._blocked_since_ms = now_ms + NOT_ITERATED_REPEAT_MS
             log.warning(
                 "%s waits for acks: %s until earlier messages of their keys are acked or returned, "
                 "such as %s; to get several messages of a key at once, use getmany()",
-                manner,
+                method,
                 counted(in_hand.waiting, "message waits", "messages wait"),
-                message_name(stuck),
+                message_name(blocking),
             )
 
     def not_iterated(self, first: Message[Any], waiting: int, now_ms: int) -> None:
-        """Log that messages wait, of which `first` is the first, and that the consumer was never
+        """Warn that messages wait, the first of which is `first`, at a consumer that was never
         iterated.
         """
         if self._idle_since_ms is None:
@@ -143,55 +143,57 @@ class StreamWatch:
         elif now_ms - self._idle_since_ms >= NOT_ITERATED_MS:
             self._idle_since_ms = now_ms + NOT_ITERATED_REPEAT_MS
             log.warning(
-                "%s has no handler and nobody iterates over it: %s, and no other consumer gets its "
-                "partitions; give it handler=, or use: async for message in consumer",
+                "%s has no handler and is not iterated: %s, and no other consumer gets its "
+                "partitions; pass handler=, or use: async for message in consumer",
                 consumer_name(first.subject, getattr(first.delivery, "group", "")),
                 counted(waiting, "message waits", "messages wait"),
             )
 
 
-class _Seen(NamedTuple):
+class _Observation(NamedTuple):
     message: Message
     attempt: int
     since_ms: int
 
 
 class LongUnacked:
-    """The message of each partition that a program without a handler has held for the longest
-    time.
-    """
+    """Tracks, per partition, the message that a program without a handler has held longest."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, _Seen] = {}
+        self._observations: dict[int, _Observation] = {}
 
     def look(self, current: Message | None, in_hand: InHand, failing: Failing, now_ms: int) -> None:
         """
         Report messages that are held for long to their brokers.
 
         Args:
-            current: the message whose loop body runs, which may be acked already.
+            current: the message whose loop body is running; it may already be acked.
         """
         held: dict[int, Message] = {}
         if current is not None and current.delivery.has_taken(current):  # type: ignore[union-attr]
             held[current.partition_id] = current
-        for message in islice(in_hand.out(), LOOKED_AT_MAX):
+        for message in islice(in_hand.messages(), CHECKED_MAX):
             held.setdefault(message.partition_id, message)
-        known = self._seen
-        self._seen = {}
+        previous = self._observations
+        self._observations = {}
         for partition_id, message in held.items():
-            seen = known.get(partition_id)
-            if seen is None or seen.message is not message or seen.attempt != message.attempt:
-                seen = _Seen(message, message.attempt, now_ms)
-            self._seen[partition_id] = seen
-            running_ms = now_ms - seen.since_ms
+            observation = previous.get(partition_id)
+            if (
+                observation is None
+                or observation.message is not message
+                or observation.attempt != message.attempt
+            ):
+                observation = _Observation(message, message.attempt, now_ms)
+            self._observations[partition_id] = observation
+            running_ms = now_ms - observation.since_ms
             if running_ms >= HANGS_MS:
-                why = failing.hanging("the program has not acked it", message.attempt)
-                message.delivery.note_hangs(message, why, running_ms)  # type: ignore[union-attr]
+                failure = failing.hang_failure("the program has not acked it", message.attempt)
+                message.delivery.note_hangs(message, failure, running_ms)  # type: ignore[union-attr]
 
 
 async def ack_all(messages: list[Message[Any]], home: Home) -> None:
     """
-    Ack messages of the consumer to which this home belongs.
+    Ack messages of the consumer to which `home` belongs.
 
     Raises:
         InvalidRequestError: a message belongs to another consumer, or was given back; nothing is
@@ -202,7 +204,7 @@ async def ack_all(messages: list[Message[Any]], home: Home) -> None:
     runs = [(delivery, list(run)) for delivery, run in groupby(messages, _delivery)]
     for delivery, run in runs:
         delivery.check_not_given_back(run)
-    lost: list[BaseException | None] = []
+    errors: list[BaseException | None] = []
     waits = []
     for delivery, run in runs:
         client: PullClient = delivery.client
@@ -210,39 +212,39 @@ async def ack_all(messages: list[Message[Any]], home: Home) -> None:
             client.check_takes_acks(run[0].offset)
             delivery.take_acks(run)
         except LeaseLostError as error:
-            lost.append(error)
+            errors.append(error)
         else:
             if client.acks_each:
-                waits.append(delivery.acked_each(run))
-    lost += await asyncio.gather(*waits, return_exceptions=True)
-    for first in filter(None, lost):
+                waits.append(delivery.wait_durable(run))
+    errors += await asyncio.gather(*waits, return_exceptions=True)
+    for first in filter(None, errors):
         raise first
 
 
 async def nack_all(messages: list[Message[Any]], home: Home, after_s: float) -> None:
     """
-    Give messages back; messages that are already acked or given back stay so.
+    Give messages back; those already acked or given back are skipped.
 
     Raises:
-        InvalidRequestError: a message belongs to another consumer, or `after_s` is not such a
-            number; nothing is given back.
+        InvalidRequestError: a message belongs to another consumer, or `after_s` is not a number
+            from 0 to a day; nothing is given back.
         LeaseLostError: some are delivered to another consumer; the others are given back.
     """
     check_handed_out(messages, home)
-    lost: LeaseLostError | None = None
+    first_error: LeaseLostError | None = None
     for message in sorted(messages, key=lambda each: each.offset):
         try:
             if message.delivery.has_taken(message):  # type: ignore[union-attr]
                 await message.nack(after_s=after_s)
         except LeaseLostError as error:
-            lost = lost or error
-    if lost is not None:
-        raise lost
+            first_error = first_error or error
+    if first_error is not None:
+        raise first_error
 
 
 def listed(messages: Iterable[Message[Any]]) -> list[Message[Any]]:
-    """Return the messages that `ack` and `nack` of a consumer get. Raises InvalidRequestError if
-    they are not an iterable of messages.
+    """Return the argument of a consumer's `ack` or `nack` as a list. Raises InvalidRequestError if
+    it is not an iterable of messages.
     """
     if isinstance(messages, Message):
         raise InvalidRequestError(
@@ -257,13 +259,13 @@ def listed(messages: Iterable[Message[Any]]) -> list[Message[Any]]:
 
 
 def check_handed_out(messages: Iterable[Message[Any]], home: Home) -> None:
-    """Raise InvalidRequestError or ClosedError if another consumer, or none, handed a message out,
-    or a handler has it.
+    """Raise InvalidRequestError or ClosedError unless the consumer of `home` handed the messages
+    out to its program.
     """
     checked: object = None
     for message in messages:
         if not isinstance(message, Message):
-            raise InvalidRequestError(f"acks are of messages, not of {message!r:.60}")
+            raise InvalidRequestError(f"only messages can be acked, not {message!r:.60}")
         if message.delivery is not checked or checked is None:
             checked = message.delivery
             if isinstance(checked, CopiedDelivery):
@@ -273,7 +275,7 @@ def check_handed_out(messages: Iterable[Message[Any]], home: Home) -> None:
                 raise not_handed_out("this message")
             if client.home is not home:
                 raise InvalidRequestError(f"{message!r} was handed out by another consumer")
-            check_by_hand(message)
+            check_not_in_handler(message)
 
 
 _delivery = attrgetter("delivery")

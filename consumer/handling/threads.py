@@ -1,12 +1,13 @@
-"""Threads for handlers that block: one for each worker, so that a handler starts as soon as its
-worker calls it.
+"""
+Threads for blocking handlers, one for each worker, so that a handler starts as soon as its worker
+calls it.
 
 Invariants
-    A running handler is awaited, whatever is cancelled: a thread cannot be stopped, so its
-    partition stays until it ends. Threads are daemons: a handler that hangs does not keep a program
-    from ending. When the last thread has ended unexpectedly, the consumer ends: no message counts
-    as failed because there is no thread. A thread that returns in a forked child ends: the event
-    loop belongs to the parent.
+    A running handler is always awaited, whatever is cancelled: a thread cannot be stopped, so its
+    partition is kept until the handler returns. Threads are daemons: a hanging handler does not
+    keep the program from exiting. If the last thread ends unexpectedly, the consumer ends; no
+    message counts as failed for lack of a thread. A thread that returns in a forked child ends,
+    because the event loop belongs to the parent.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class HandlerThreads:
     Runs a handler in `count` threads.
 
     Args:
-        handler: the handler, which blocks; it gets the argument that workers pass.
-        count: the number of threads, which `start` starts; 0: the handler runs in the event loop.
-        forked: True in a child of the process that made the threads.
+        handler: a blocking handler; it gets the argument that workers pass.
+        count: the number of threads to start; 0: the handler runs in the event loop.
+        forked: returns True in a forked child of the process that created the threads.
     """
 
     def __init__(
@@ -39,17 +40,15 @@ class HandlerThreads:
         self._handler = handler
         self._forked = forked
         self.ends: Callable[[], bool] = lambda: False
-        """A callable that is True if the running task, a worker, must itself end, not only its
+        """Returns True if the running task is a worker that must end itself, not only its
         handler.
         """
         self.on_end: Callable[[ConfigError], None] = lambda _error: None
-        """A callable for the event loop that ends the consumer when a handler has no thread any
-        more.
-        """
+        """Called in the event loop when no thread is left to run a handler; ends the consumer."""
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._count = self._alive = count
         self._alive_lock = threading.Lock()
-        self._ended: ConfigError | None = None
+        self._end_error: ConfigError | None = None
         """The reason why no thread is left."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -58,105 +57,105 @@ class HandlerThreads:
         Start the threads.
 
         Raises:
-            ConfigError: the system provides too few, so that a worker would wait for ever; no
-                thread is left.
+            ConfigError: the system cannot start all of them, so a worker would wait forever; those
+                that were started are stopped.
         """
         for number in range(self._count):
             thread = threading.Thread(
-                target=self._serve, name=f"keylane handler {number}", daemon=True
+                target=self._run_thread, name=f"keylane handler {number}", daemon=True
             )
             try:
                 thread.start()
             except RuntimeError as error:
-                told = f"the system gives {number} of {self._count} threads for handlers: {error}"
+                problem = (
+                    f"only {number} of {self._count} handler threads could be started: {error}"
+                )
                 self._count = number
                 self.stop()
-                raise ConfigError(told) from error
+                raise ConfigError(problem) from error
 
-    async def run(self, given: Any) -> Any:
-        """Run the handler in a thread, and return or raise its outcome, even if this call was
-        cancelled meanwhile.
+    async def run(self, argument: Any) -> Any:
+        """Run the handler in a thread and return or raise its outcome; a cancellation does not end
+        the wait.
         """
         if not self._count:
-            return self._handler(given)
+            return self._handler(argument)
         loop = self._loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._jobs.put((given, future, loop))
-        if self._ended is not None:
-            self.on_end(self._ended)
+        self._jobs.put((argument, future, loop))
+        if self._end_error is not None:
+            self.on_end(self._end_error)
         cancelled: asyncio.CancelledError | None = None
         while not future.done():
             try:
                 await asyncio.wait([future])
             except asyncio.CancelledError as error:
                 cancelled = error
-                if self._ended is not None:
+                if self._end_error is not None:
                     raise
         if cancelled is not None and self.ends():
             future.exception()
             raise cancelled
         return future.result()
 
-    def _serve(self) -> None:
+    def _run_thread(self) -> None:
         try:
-            self._take_jobs()
-        except BaseException as error:  # noqa: BLE001 - of the queue: a handler's are its own
-            self._end(error)
+            self._run_jobs()
+        except BaseException as error:  # noqa: BLE001 - the queue failed; handlers' errors are caught
+            self._on_thread_end(error)
 
-    def _end(self, error: BaseException) -> None:
-        """Note that a thread ends because of this error; with the last thread, the consumer
-        ends.
-        """
+    def _on_thread_end(self, error: BaseException) -> None:
+        """Record that `error` ended a thread; if it was the last one, end the consumer."""
         with self._alive_lock:
             self._alive -= 1
             if self._alive:
                 return
-        self._ended = ConfigError(
-            f"the handler threads have ended, of {type(error).__name__}: {error!s:.200}; where "
-            f"gevent patches the program, "
-            "patch threads and queues alike: patch_all(), or patch_all(thread=False, queue=False)"
+        self._end_error = ConfigError(
+            f"all handler threads have ended with {type(error).__name__}: {error!s:.200}; if the "
+            "program uses gevent, patch both threads and queues or neither: patch_all(), or "
+            "patch_all(thread=False, queue=False)"
         )
-        if self._loop is not None:  # read after that line: a later wait sees the error
+        if self._loop is not None:  # read after _end_error is set, so that later runs see it
             with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self.on_end, self._ended)
+                self._loop.call_soon_threadsafe(self.on_end, self._end_error)
 
-    def _take_jobs(self) -> None:
+    def _run_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
-            given, future, loop = job
+            argument, future, loop = job
             result, error = None, None
             try:
-                result = self._handler(given)
+                result = self._handler(argument)
             except BaseException as raised:  # noqa: BLE001 - the worker decides
                 error = raised
-            if self._forked() or not _tell(loop, future, result, error):
+            if self._forked() or not _send_outcome(loop, future, result, error):
                 return
-            # A thread that waits keeps nothing of a message.
-            del job, given, future, loop, result, error
+            # An idle thread must not keep a message alive.
+            del job, argument, future, loop, result, error
 
     def stop(self) -> None:
-        """Let the threads end, each after the handler that it runs."""
+        """Let each thread end after the handler that it is running."""
         for _ in range(self._count):
             self._jobs.put(None)
 
 
-def _tell(
+def _send_outcome(
     loop: asyncio.AbstractEventLoop,
     future: asyncio.Future[Any],
     result: Any,
     error: BaseException | None,
 ) -> bool:
-    """Give the outcome to the event loop, and return False if it is closed."""
+    """Pass a handler's outcome to the event loop; return False if the loop is closed."""
     try:
-        loop.call_soon_threadsafe(_settle, future, result, error)
+        loop.call_soon_threadsafe(_set_outcome, future, result, error)
     except RuntimeError:
         return False
     return True
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _set_outcome(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
     if future.done():
         return
-    if isinstance(error, StopIteration):  # a future accepts none
+    if isinstance(error, StopIteration):  # a future rejects it
         error = RuntimeError(f"the handler raised {error!r}")
     if error is None:
         future.set_result(result)

@@ -1,5 +1,5 @@
-"""The task of a worker: the message whose handler runs in it and for how long, requests to end this
-handler, and idle workers.
+"""A worker's task: the message whose handler it runs and for how long, requests to cancel the
+handler, and the set of idle workers.
 """
 
 from __future__ import annotations
@@ -15,78 +15,73 @@ from .batch import Batch
 from .failing import Failing
 from .handler_log import HandlerLog, LogLine
 
-_IGNORED = "coroutine ignored GeneratorExit"
-"""Python's message for a coroutine that was closed and awaited something nevertheless."""
+_IGNORED_EXIT = "coroutine ignored GeneratorExit"
+"""Python's error message for a coroutine that awaits something after it was closed."""
 
 
 class WorkerTask:
-    """A worker; `Workers` describes how its requests to end are counted."""
+    """The state of one worker; `Workers` documents how cancel requests are counted."""
 
     __slots__ = (
         "cancelled_message",
         "message",
-        "ran",
-        "running",
-        "seen",
-        "seen_attempt",
-        "seen_ms",
+        "timeout_check",
+        "checked_message",
+        "checked_attempt",
+        "checked_since_ms",
         "task",
         "timed_out",
     )
 
     def __init__(self) -> None:
         self.message: Message | None = None
-        """The message whose handler runs."""
+        """The message whose handler is running."""
         self.cancelled_message: Message | None = None
-        """The message whose handler was cancelled, until that request is taken back."""
+        """The message whose handler was asked to cancel, until the request is withdrawn."""
         self.task: asyncio.Task[None] | None = None
-        self.ran = 0
-        """The number of messages handled by `_run_alone` that are not yet reported to their pull
-        client.
-        """
-        self.running: tuple[Message, int, int] | None = None
-        """The `message` at the last check for time-outs, with its attempt and the time since which
-        it is there.
+        self.timeout_check: tuple[Message, int, int] | None = None
+        """The message at the last time-out check, its attempt, and the time at which it was first
+        seen.
         """
         self.timed_out: Message | None = None
-        """The message whose handler has taken too long, until the next check."""
-        self.seen: Message | None = None
-        """The `message` at the last check, with its attempt and the time since which it is
-        there.
+        """The message whose handler has exceeded its time-out."""
+        self.checked_message: Message | None = None
+        """The message at the last check for hanging handlers; the next two attributes are its
+        attempt and the time at which it was first seen.
         """
-        self.seen_attempt = 0
-        self.seen_ms = 0
+        self.checked_attempt = 0
+        self.checked_since_ms = 0
 
     def forget(self) -> None:
-        """Forget the message of a worker that has ended, so that no hand-over waits for it."""
+        """Drop the message of a worker that has ended, so that no hand-over waits for it."""
         message = self.message
         self.message = None
         if message is not None:
             message.delivery.forget(1)  # type: ignore[union-attr]
 
     def cancel_handler(self) -> None:
-        """Request that the running handler ends."""
+        """Request the cancellation of the running handler."""
         assert self.task is not None
         self.cancelled_message = self.message
         self.task.cancel()
 
-    def has_run_ms(self, now_ms: int) -> int:
-        """Return the milliseconds for which the handler is known to run, at a check for
-        time-outs.
+    def measure_running_ms(self, now_ms: int) -> int:
+        """Return how long the handler is known to have been running, in milliseconds; called by
+        each time-out check.
         """
         message = self.message
         if message is None:
-            self.running = None
+            self.timeout_check = None
             return 0
-        running = self.running
-        if running is None or running[0] is not message or running[1] != message.attempt:
-            self.running = (message, message.attempt, now_ms)
+        check = self.timeout_check
+        if check is None or check[0] is not message or check[1] != message.attempt:
+            self.timeout_check = (message, message.attempt, now_ms)
             self.timed_out = None
             return 0
-        return now_ms - running[2]
+        return now_ms - check[2]
 
-    def take_back_cancel(self) -> None:
-        """Take all requests back: the handler that they were for has ended."""
+    def uncancel(self) -> None:
+        """Withdraw all cancel requests: the handler that they were meant for has ended."""
         self.cancelled_message = None
         assert self.task is not None
         while self.task.uncancel():
@@ -95,19 +90,19 @@ class WorkerTask:
 
 class IdleWorkers:
     """
-    The idle workers of a consumer. The one that became idle last wakes first.
+    The idle workers of a consumer, woken in LIFO order.
 
-    No wake-up is kept for busy workers: a worker looks for messages before it waits, without a turn
-    of the event loop between.
+    Wake-ups of busy workers are not stored: a worker looks for messages right before it waits,
+    without yielding to the event loop in between.
     """
 
     __slots__ = ("on_idle", "waiting")
 
     def __init__(self) -> None:
         self.on_idle: Callable[[], None] | None = None
-        """A callable that is called when a worker becomes idle."""
+        """Called when a worker becomes idle."""
         self.waiting: dict[asyncio.Future[None], None] = {}
-        """The futures of idle workers."""
+        """The futures of the idle workers."""
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -140,46 +135,50 @@ class IdleWorkers:
             if waiter in self.waiting:
                 del self.waiting[waiter]
             else:
-                self.wake_one()  # its wake-up goes to another worker
+                self.wake_one()  # pass the wake-up on to another worker
             raise
 
 
-def closes_coroutines(error: BaseException) -> bool:
-    """Return True for the error of a closed coroutine: neither it nor its callers may await
+def is_coroutine_closed(error: BaseException) -> bool:
+    """Return True for the error of a closed coroutine; neither it nor its callers may await
     anything any more.
     """
-    ignored = isinstance(error, RuntimeError) and error.args == (_IGNORED,)
+    ignored = isinstance(error, RuntimeError) and error.args == (_IGNORED_EXIT,)
     return ignored or isinstance(error, GeneratorExit)
 
 
 def current_task() -> asyncio.Task[object] | None:
-    """Return the running task; None outside an event loop."""
+    """Return the running task, or None outside an event loop."""
     try:
         return asyncio.current_task()
     except RuntimeError:
         return None
 
 
-def look_at(
+def check_worker(
     worker: WorkerTask, handler_log: HandlerLog, failing: Failing, now_ms: int
 ) -> LogLine | None:
-    """Return the line that is due about a worker's handler; a handler that does not return is also
-    reported to its broker.
+    """Return the log line that is due for a worker's handler; also report a hanging handler to the
+    broker.
     """
-    message, seen = worker.message, worker.seen
-    if message is not None and message is seen and message.attempt == worker.seen_attempt:
-        running_ms = now_ms - worker.seen_ms
+    message, checked_message = worker.message, worker.checked_message
+    if (
+        message is not None
+        and message is checked_message
+        and message.attempt == worker.checked_attempt
+    ):
+        running_ms = now_ms - worker.checked_since_ms
         if running_ms >= HANGS_MS:
-            why = failing.hanging(_what(message), message.attempt)
-            message.delivery.note_hangs(message, why, running_ms)  # type: ignore[union-attr]
-        return handler_log.running(message, worker.seen_ms, now_ms)
-    worker.seen = message
-    worker.seen_ms = now_ms
-    worker.seen_attempt = 0 if message is None else message.attempt
-    return None if seen is None else handler_log.stopped(seen, now_ms)
+            failure = failing.hang_failure(_describe_hang(message), message.attempt)
+            message.delivery.note_hangs(message, failure, running_ms)  # type: ignore[union-attr]
+        return handler_log.running(message, worker.checked_since_ms, now_ms)
+    worker.checked_message = message
+    worker.checked_since_ms = now_ms
+    worker.checked_attempt = 0 if message is None else message.attempt
+    return None if checked_message is None else handler_log.stopped(checked_message, now_ms)
 
 
-def _what(message: Message) -> str:
+def _describe_hang(message: Message) -> str:
     batch: Any = message
     if not isinstance(batch, Batch):
         return "its handler has not returned"

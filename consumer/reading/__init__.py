@@ -1,1 +1,1 @@
-"""Reads a subject without a group: its bounds, its partitions and their order."""
+"""Reads a subject without a consumer group: its bounds, its partitions and their order."""

@@ -1,4 +1,4 @@
-"""Checks the arguments of a reader, except those for where it begins and stops."""
+"""Validates the arguments of a reader, except `start` and `stop`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ from ...protocol.codecs.codec import Codec, V, check_codec
 from ...protocol.errors import ConfigError
 from ...protocol.settings import flag_problems, is_within, refuse
 
-_NOT_PLAIN = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-"""The checks for functions whose result is always true, whatever the message is."""
+_DEFERRED_KINDS = (
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
+)
+"""The kinds of functions whose call returns a truthy object without running the body."""
 
 
 def check_arguments(
     *, key: object, partition: object, where: object, follow: object, codec: Codec[V] | None
 ) -> None:
-    """Check the other arguments of a reader. Raises ConfigError."""
+    """Check a reader's arguments other than `start` and `stop`. Raises ConfigError."""
     refuse(flag_problems(follow=follow))
     if codec is not None:
         check_codec(codec)
     if key is not None and (not isinstance(key, bytes) or not key):
-        tip = ": use key.encode()" if isinstance(key, str) and key else ""
-        raise ConfigError(f"key is bytes, at least one, not {key!r:.40}{tip}")
+        hint = ": use key.encode()" if isinstance(key, str) and key else ""
+        raise ConfigError(f"key must be non-empty bytes, not {key!r:.40}{hint}")
     if partition is not None and not is_within(partition, 1, 2**63 - 1):
-        raise ConfigError(f"partition is the id of a partition, from 1 on, not {partition!r:.40}")
-    if where is not None and (not callable(where) or any(is_kind(where) for is_kind in _NOT_PLAIN)):
-        raise ConfigError(f"where is a plain function of a message, not {where!r:.60}")
+        raise ConfigError(f"partition must be a partition id, 1 or higher, not {partition!r:.40}")
+    if where is not None and (
+        not callable(where) or any(is_kind(where) for is_kind in _DEFERRED_KINDS)
+    ):
+        raise ConfigError(f"where must be a synchronous function of a message, not {where!r:.60}")

@@ -1,6 +1,4 @@
-"""The places at which a reader begins and stops, as the program gives them, and the resulting
-offsets of a partition. Pure.
-"""
+"""Parses the `start` and `stop` of a reader, and resolves them to offsets of a partition. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ from ...protocol.routing import Partition
 
 Start = str | int | datetime | timedelta | Mapping[int, int] | Mapping[str, int]
 """
-\"earliest\", \"latest\", an instant, an offset of the one partition that is read, or offsets by
-partition id.
+\"earliest\", \"latest\", an instant, an offset in the one partition that is read, or a mapping from
+partition ids to offsets.
 
-JSON makes the ids text: `{"7": 1200}` is `{7: 1200}`.
+The ids may also be strings, because JSON turns them into strings: `{"7": 1200}` is `{7: 1200}`.
 """
 Stop = str | int | datetime | timedelta
-"""\"latest\", an instant, or an offset of the one partition that is read."""
+"""\"latest\", an instant, or an offset in the one partition that is read."""
 
 _ID = re.compile(r"0|[1-9][0-9]{0,18}")
 
@@ -41,41 +39,41 @@ class BoundKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bound over all partitions."""
+    """The start or the stop of a reader, for all partitions."""
 
     kind: BoundKind
     at_ms: int = 0
-    """The time for TIME, in milliseconds since 1970."""
+    """The instant of a TIME bound, in milliseconds since 1970."""
     offsets: Mapping[int, int] = field(default_factory=dict)
-    """The offsets for OFFSETS, by partition id; every other partition is read from its first
+    """The offsets of an OFFSETS bound, by partition id; other partitions are read from their first
     message.
     """
 
 
 def start_bound(start: Start, *, partition: int | None, now_ms: int) -> Bound:
     """
-    Return the bound that a program means by `start`.
+    Parse `start`, which says where reading begins.
 
     Raises:
-        InvalidRequestError
+        InvalidRequestError: `start` is not a valid bound.
     """
     if isinstance(start, Mapping):
-        return Bound(BoundKind.OFFSETS, offsets=_offsets(start))
+        return Bound(BoundKind.OFFSETS, offsets=_parse_offsets(start))
     if isinstance(start, str) and start == "earliest":
         return Bound(BoundKind.EARLIEST)
-    return _bound("start", start, partition, now_ms, words="'earliest', 'latest'")
+    return _parse_bound("start", start, partition, now_ms, keywords="'earliest', 'latest'")
 
 
-def _offsets(start: Mapping[int, int] | Mapping[str, int]) -> dict[int, int]:
-    """Return the offsets by partition id. Raises InvalidRequestError."""
+def _parse_offsets(start: Mapping[int, int] | Mapping[str, int]) -> dict[int, int]:
+    """Return the mapping with integer ids. Raises InvalidRequestError."""
     offsets: dict[int, int] = {}
-    for given, offset in start.items():
-        partition_id: object = given
-        if isinstance(given, str) and _ID.fullmatch(given):
-            partition_id = int(given)
+    for key, offset in start.items():
+        partition_id: object = key
+        if isinstance(key, str) and _ID.fullmatch(key):
+            partition_id = int(key)
         if type(partition_id) is not int:
             raise InvalidRequestError(
-                f"start maps partition ids to offsets; {given!r:.40} is no partition id"
+                f"start maps partition ids to offsets; {key!r:.40} is not a partition id"
             )
         if partition_id in offsets:
             raise InvalidRequestError(
@@ -88,76 +86,77 @@ def _offsets(start: Mapping[int, int] | Mapping[str, int]) -> dict[int, int]:
 
 def stop_bound(stop: Stop, *, partition: int | None, now_ms: int) -> Bound:
     """
-    Return the bound that a program means by `stop`: the first message that is not read any more.
+    Parse `stop`, which says which message is the first that is not read.
 
     Raises:
-        InvalidRequestError
+        InvalidRequestError: `stop` is not a valid bound.
     """
-    return _bound("stop", stop, partition, now_ms, words="'latest'")
+    return _parse_bound("stop", stop, partition, now_ms, keywords="'latest'")
 
 
-def _bound(name: str, given: Any, partition: int | None, now_ms: int, *, words: str) -> Bound:
-    if isinstance(given, str) and given == "latest":
+def _parse_bound(
+    name: str, value: Any, partition: int | None, now_ms: int, *, keywords: str
+) -> Bound:
+    if isinstance(value, str) and value == "latest":
         return Bound(BoundKind.LATEST)
-    if isinstance(given, int) and not isinstance(given, bool):
-        check_offset(given)
+    if isinstance(value, int) and not isinstance(value, bool):
+        check_offset(value)
         if partition is None:
             raise InvalidRequestError(
-                f"{name}={given} is an offset, which counts the messages of one partition: name it "
-                f"with `partition`"
+                f"{name}={value} is an offset, which is relative to one partition: also pass "
+                "`partition`"
             )
-        return Bound(BoundKind.OFFSETS, offsets={partition: given})
-    if not isinstance(given, str | datetime | timedelta):
+        return Bound(BoundKind.OFFSETS, offsets={partition: value})
+    if not isinstance(value, str | datetime | timedelta):
         raise InvalidRequestError(
-            f"{name} is {words}, a datetime, how long ago (a negative timedelta, or "
-            f"'-1h'), or an offset, "
-            f"not {given!r:.60}"
+            f"{name} must be {keywords}, a datetime, how long ago (a negative timedelta, or "
+            f"'-1h'), or an offset, not {value!r:.60}"
         )
     try:
-        return Bound(BoundKind.TIME, at_ms=instant_ms(given, now_ms=now_ms))
+        return Bound(BoundKind.TIME, at_ms=instant_ms(value, now_ms=now_ms))
     except InvalidRequestError as error:
-        hint = f"; or give {words}" if isinstance(given, str) else ""
+        hint = f"; or pass {keywords}" if isinstance(value, str) else ""
         raise InvalidRequestError(f"{name}: {error.message}{hint}") from None
 
 
-def first_to_read(
+def resolve_start(
     bound: Bound, partition_id: int, *, first: int, end: int, at_time: int | None
 ) -> int:
     """
-    Return the offset at which reading begins.
+    Return the offset of the first message to read from a partition.
 
     Args:
-        first: the first offset that is stored.
+        first: the first stored offset.
         end: the offset after the last message.
-        at_time: for TIME, the first offset stored at or after it; None: there is none.
+        at_time: for a TIME bound, the first offset stored at or after it; None if there is none.
 
     Raises:
-        OffsetOutOfRangeError: the program named an offset that is not in `[first, end]`.
+        OffsetOutOfRangeError: the program passed an offset outside `[first, end]`.
     """
     if bound.kind is BoundKind.LATEST:
         return end
     if bound.kind is BoundKind.TIME:
         return end if at_time is None else max(first, at_time)
     offset = bound.offsets.get(partition_id)
-    return first if offset is None else _checked(offset, partition_id, first, end)
+    return first if offset is None else _check_stored(offset, partition_id, first, end)
 
 
-def end_of_read(
+def resolve_stop(
     bound: Bound, partition_id: int, *, first: int, end: int, at_time: int | None
 ) -> int:
-    """Return the offset after the last one to read; the arguments and errors are those of
-    `first_to_read`.
+    """Return the offset after the last message to read from a partition; arguments and errors are
+    those of `resolve_start`.
     """
     if bound.kind is BoundKind.TIME:
         return end if at_time is None else at_time
     offset = bound.offsets.get(partition_id)
-    return end if offset is None else _checked(offset, partition_id, first, end)
+    return end if offset is None else _check_stored(offset, partition_id, first, end)
 
 
 @dataclass(frozen=True, slots=True)
-class LookedUp:
-    """The stored offsets `[first, end)` of a partition, and the offsets of the bounds that are
-    times; None if there is no such message.
+class OffsetLookup:
+    """A partition's stored offsets `[first, end)`, and the offsets of bounds that are times; None
+    where no message is that late.
     """
 
     partition: Partition
@@ -168,44 +167,57 @@ class LookedUp:
 
 
 def ranges_to_read(
-    start: Bound, stop: Bound, looked: Sequence[LookedUp], parents: Mapping[int, Collection[int]]
+    start: Bound,
+    stop: Bound,
+    partitions: Sequence[OffsetLookup],
+    parents: Mapping[int, Collection[int]],
 ) -> list[tuple[int, int]]:
     """
-    Return the offsets `[begin, end)` to read of each partition; bounds that are times are placed in
-    order.
+    Return the offsets `[begin, end)` to read from each partition.
+
+    Time bounds are adjusted along the lineage: if one lies within a partition, every message of the
+    partition's children comes after it.
 
     Args:
         parents: the parents of every partition that may have wanted messages, by id.
 
     Raises:
-        OffsetOutOfRangeError: the program named an offset that is not stored.
+        OffsetOutOfRangeError: the program passed an offset that is not stored.
     """
     begins, ends = {}, {}
-    for each in looked:
-        number, first, end = int(each.partition.partition_id), each.first, each.end
-        begins[number] = OwnPlace(
-            first, end, first_to_read(start, number, first=first, end=end, at_time=each.start_at)
+    for entry in partitions:
+        partition_id, first, end = int(entry.partition.partition_id), entry.first, entry.end
+        begins[partition_id] = OwnPlace(
+            first,
+            end,
+            resolve_start(start, partition_id, first=first, end=end, at_time=entry.start_at),
         )
-        ends[number] = OwnPlace(
-            first, end, end_of_read(stop, number, first=first, end=end, at_time=each.stop_at)
+        ends[partition_id] = OwnPlace(
+            first,
+            end,
+            resolve_stop(stop, partition_id, first=first, end=end, at_time=entry.stop_at),
         )
-    placed = zip(_placed(start, begins, parents), _placed(stop, ends, parents), strict=True)
-    return list(placed)
+    ranges = zip(
+        _in_lineage_order(start, begins, parents),
+        _in_lineage_order(stop, ends, parents),
+        strict=True,
+    )
+    return list(ranges)
 
 
-def _placed(
+def _in_lineage_order(
     bound: Bound, own: Mapping[int, OwnPlace], parents: Mapping[int, Collection[int]]
 ) -> list[int]:
     if bound.kind is not BoundKind.TIME:
         return [place.at for place in own.values()]
     places = place_in_order(own, parents)
-    return [places[number] for number in own]
+    return [places[partition_id] for partition_id in own]
 
 
-def _checked(offset: int, partition_id: int, first: int, end: int) -> int:
+def _check_stored(offset: int, partition_id: int, first: int, end: int) -> int:
     if not first <= offset <= end:
         raise OffsetOutOfRangeError(
-            f"partition {partition_id} has offsets from {first} to {end}, and not {offset}",
+            f"partition {partition_id} has offsets {first} to {end}, not {offset}",
             partition_id=partition_id,
             offset=offset,
             first_offset=first,

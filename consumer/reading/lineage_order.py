@@ -1,5 +1,5 @@
-"""Decides which partitions a reader may read now: a partition after all its ancestors, so that keys
-keep their order. Pure.
+"""Decides which partitions a reader may read now: each one after its ancestors, so that every key
+stays in order. Pure.
 """
 
 from __future__ import annotations
@@ -13,113 +13,108 @@ from ...protocol.routing import PartitionState, logical_partition
 
 class LineageOrder:
     """
-    The partitions of a subject that a reader wants, in the order of their lineage.
+    The partitions of a subject that a reader wants, in lineage order.
 
     Args:
-        key: only partitions whose range has, or had, the logical partition of this key; None: all.
+        key: only partitions whose range contains this key's logical partition; None: all.
         partition: only the partition with this id; None: all.
     """
 
     def __init__(self, *, key: bytes | None = None, partition: int | None = None) -> None:
-        self._logical = None if key is None else logical_partition(key)
+        self._logical_partition = None if key is None else logical_partition(key)
         self._partition = partition
         self._parents: dict[int, tuple[int, ...]] = {}
-        """The parents of every known partition."""
-        self._left: dict[int, PartitionHistory] = {}
-        self._waits_for_children: set[int] = set()
-        """The partitions that are read to their end, and whose children are not known yet."""
+        """The parents of every known partition, by id."""
+        self._unread: dict[int, PartitionHistory] = {}
+        self._without_children: set[int] = set()
+        """The partitions that are read to their end and whose children are not known yet."""
 
     def learn(self, history: Iterable[PartitionHistory]) -> list[PartitionHistory]:
         """
-        Take the partitions that are known now, and return those that can never be read and were not
-        known.
+        Merge the subject's current partitions, and return the new ones that can never be read.
 
-        The data of these partitions is gone: expired, or on a disk whose loss was accepted. A known
-        partition may have more parents now: rows that replaced messages before it.
+        Their data has expired, or was on a disk whose loss was accepted. A known partition may get
+        more parents: rows that replaced messages before it.
         """
-        gone = []
-        for past in history:
-            partition = past.partition
+        unreadable = []
+        for entry in history:
+            partition = entry.partition
             partition_id = int(partition.partition_id)
-            if partition.state is PartitionState.PLANNED or not self.wants(past):
+            if partition.state is PartitionState.PLANNED or not self.wants(entry):
                 continue
             is_new = partition_id not in self._parents
             self._parents[partition_id] = tuple(map(int, partition.parents))
             if not is_new:
                 continue
-            self._waits_for_children.difference_update(partition.parents)
-            if past.is_gone:
-                gone.append(past)
+            self._without_children.difference_update(partition.parents)
+            if entry.is_gone:
+                unreadable.append(entry)
             else:
-                self._left[partition_id] = past
-        return gone
+                self._unread[partition_id] = entry
+        return unreadable
 
     def check_subject(self, subject: str, history: Iterable[PartitionHistory]) -> None:
         """
-        Check that a history belongs to the known subject.
+        Check that a history belongs to the subject that is already known.
 
         Raises:
-            SubjectDeletedError: it belongs to a later subject of the same name: it has none of the
-                known partitions, and continues none.
+            SubjectDeletedError: it belongs to a later subject of the same name: no partition in it
+                is known, or continues a known one.
         """
         ids: set[int] = set()
-        for past in history:
-            ids.update((int(past.partition.partition_id), *map(int, past.partition.parents)))
+        for entry in history:
+            ids.update((int(entry.partition.partition_id), *map(int, entry.partition.parents)))
         if self._parents and ids.isdisjoint(self._parents):
             raise SubjectDeletedError(
-                f"subject {subject!r} was deleted, and another one has its name now",
+                f"subject {subject!r} was deleted, and another subject has its name now",
                 subject=subject,
             )
 
     def __contains__(self, partition_id: int) -> bool:
-        """Return whether a partition is known and wanted."""
+        """Return True if the partition is known and wanted."""
         return partition_id in self._parents
 
-    def wants(self, past: PartitionHistory) -> bool:
-        """Return whether a partition may have wanted messages."""
-        partition = past.partition
+    def wants(self, entry: PartitionHistory) -> bool:
+        """Return True if the partition may have wanted messages."""
+        partition = entry.partition
         if self._partition is not None:
             return partition.partition_id == self._partition
-        if self._logical is None:
+        if self._logical_partition is None:
             return True
-        return partition.range_start <= self._logical < partition.range_end
+        return partition.range_start <= self._logical_partition < partition.range_end
 
     def readable(self) -> list[PartitionHistory]:
-        """Return the partitions that may be read now, by id: none of their ancestors, also through
-        empty or lost ones, is left to read.
-        """
-        free = []
-        held: set[int] = set()
-        """The partitions that are left, and all that continue them."""
+        """Return the partitions that may be read now, by id: those without an unread ancestor."""
+        readable = []
+        blocked: set[int] = set()
+        """The unread partitions and all their descendants."""
         for partition_id, parents in sorted(self._parents.items()):  # parents have lower ids
-            waits = not held.isdisjoint(parents)
-            if partition_id in self._left:
-                held.add(partition_id)
-                if not waits:
-                    free.append(self._left[partition_id])
-            elif waits:
-                held.add(partition_id)
-        return free
+            is_blocked = not blocked.isdisjoint(parents)
+            if partition_id in self._unread:
+                blocked.add(partition_id)
+                if not is_blocked:
+                    readable.append(self._unread[partition_id])
+            elif is_blocked:
+                blocked.add(partition_id)
+        return readable
 
     def finish(self, partition_id: int) -> None:
-        """Note that all wanted messages of a partition are read."""
-        del self._left[partition_id]
+        """Record that all wanted messages of a partition are read."""
+        del self._unread[partition_id]
         if not any(partition_id in parents for parents in self._parents.values()):
-            self._waits_for_children.add(partition_id)
+            self._without_children.add(partition_id)
 
     @property
     def lacks_children(self) -> bool:
-        """Return True if a partition was read to its end, and its children are not known."""
-        return bool(self._waits_for_children) and self._partition is None
+        """Return True if a partition is read to its end and its children are not known yet."""
+        return bool(self._without_children) and self._partition is None
 
     @property
     def parents(self) -> Mapping[int, Collection[int]]:
-        """Return the partitions that each partition continues, by id, for every known and wanted
-        partition.
-        """
+        """Return the parents of every known and wanted partition, by id."""
         return self._parents
 
     @property
     def left(self) -> frozenset[int]:
-        """Return the ids of partitions that are not finished."""
-        return frozenset(self._left)
+        """Return the ids of the partitions that are not read to their end."""
+        return frozenset(self._unread)

@@ -1,8 +1,8 @@
-"""The open reads of partitions that a reader has read to their end: one read for each waits at its
-broker for messages.
+"""
+Long polls of the partitions that a reader has read to their end: one open read for each.
 
-begin ─▶ (rounds of other partitions) ─▶ answered: news ─▶ take
-  ╰──────▶ its broker has another address, or the partition is not read any more: ended
+begin ─▶ (other partitions are read) ─▶ reply: wakes the reader ─▶ take
+  ╰──────▶ its broker moved, or the partition is not read any more: cancelled
 """
 
 from __future__ import annotations
@@ -17,104 +17,106 @@ from ...protocol.limits import READ_WAIT_MS
 from ...rpc.client import BrokerClient
 from ...rpc.race import start_task
 
-LOOK_MS = 200
-"""The milliseconds between two checks for new messages at a broker that answers at once, because it
-is stopping.
+POLL_MS = 200
+"""The least time, in milliseconds, between two reads of a partition that has nothing new: a broker
+that is stopping replies at once.
 """
 
-Answered = asyncio.Task[tuple[Answer, memoryview]]
+ReadTask = asyncio.Task[tuple[Answer, memoryview]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Wait:
+class _OpenRead:
     address: str
-    task: Answered
+    task: ReadTask
 
 
 class OpenReads:
-    """The waiting reads of one reader, by partition."""
+    """The open reads of one reader, by partition."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._waits: dict[int, _Wait] = {}
-        self._news = asyncio.Event()
+        self._reads: dict[int, _OpenRead] = {}
+        self._replied = asyncio.Event()
 
     def keep(self, addresses: dict[int, str | None]) -> None:
-        """End the waits of other partitions than these, and those at an address other than
-        theirs.
+        """Cancel reads of partitions not in `addresses`, and reads whose broker has a different
+        address now.
         """
-        for partition_id, wait in list(self._waits.items()):
-            if addresses.get(partition_id) != wait.address and not wait.task.done():
-                del self._waits[partition_id]
-                wait.task.cancel()
+        for partition_id, read in list(self._reads.items()):
+            if addresses.get(partition_id) != read.address and not read.task.done():
+                del self._reads[partition_id]
+                read.task.cancel()
             elif partition_id not in addresses:
-                del self._waits[partition_id]
+                del self._reads[partition_id]
 
     def begin(
         self, broker: BrokerClient, partition_id: int, offset: int, *, bytes_max: int
     ) -> None:
-        """Wait for messages of a partition from `offset` on, if that is not done yet."""
-        if partition_id in self._waits:
+        """Open a read of a partition from `offset` on, unless there is one."""
+        if partition_id in self._reads:
             return
-        asked = Read(partition_id, offset, bytes_max, wait_ms=READ_WAIT_MS)
-        task = start_task(self._ask(broker, asked), name=f"read {partition_id}")
-        task.add_done_callback(self._answered)
-        self._waits[partition_id] = _Wait(broker.address, task)
+        request = Read(partition_id, offset, bytes_max, wait_ms=READ_WAIT_MS)
+        task = start_task(self._read(broker, request), name=f"read {partition_id}")
+        task.add_done_callback(self._on_reply)
+        self._reads[partition_id] = _OpenRead(broker.address, task)
 
-    async def _ask(self, broker: BrokerClient, asked: Read) -> tuple[Answer, memoryview]:
-        began_ms = self._clock.boot_ms()
-        answer, payload = await broker.call(asked, wait_ms=asked.wait_ms)
-        if isinstance(answer, Batches) and not payload and not answer.sealed:
-            took_ms = self._clock.boot_ms() - began_ms
-            await asyncio.sleep(max(0, LOOK_MS - took_ms) / 1000)
-        return answer, payload
+    async def _read(self, broker: BrokerClient, request: Read) -> tuple[Answer, memoryview]:
+        started_ms = self._clock.boot_ms()
+        reply, payload = await broker.call(request, wait_ms=request.wait_ms)
+        if isinstance(reply, Batches) and not payload and not reply.sealed:
+            elapsed_ms = self._clock.boot_ms() - started_ms
+            await asyncio.sleep(max(0, POLL_MS - elapsed_ms) / 1000)
+        return reply, payload
 
-    def _answered(self, task: Answered) -> None:
+    def _on_reply(self, task: ReadTask) -> None:
         if not task.cancelled():
-            task.exception()  # a wait that is never taken is not an error
-        self._news.set()
+            task.exception()  # mark it as retrieved: nobody may take this result
+        self._replied.set()
 
     def due(self, partition_ids: Collection[int]) -> list[int]:
-        """Return those of these partitions for which no read waits; from now on, further answers
-        are news.
+        """Return those of these partitions without an open read; replies after this call wake
+        `wait`.
         """
-        self._news.clear()
-        waits = self._waits
-        return [each for each in partition_ids if each not in waits or waits[each].task.done()]
+        self._replied.clear()
+        reads = self._reads
+        return [
+            partition_id
+            for partition_id in partition_ids
+            if partition_id not in reads or reads[partition_id].task.done()
+        ]
 
     def pending(self, partition_id: int) -> bool:
-        """Return whether a read of the partition waits: its broker had nothing more, and has not
-        answered yet.
+        """Return True while a partition's read is open: its broker had no more messages and has not
+        replied yet.
         """
-        wait = self._waits.get(partition_id)
-        return wait is not None and not wait.task.done()
+        read = self._reads.get(partition_id)
+        return read is not None and not read.task.done()
 
-    def take(self, partition_id: int) -> Answered | None:
-        """Take the answer for a partition, once, or return None if there is none."""
-        wait = self._waits.get(partition_id)
-        if wait is None or not wait.task.done():
+    def take(self, partition_id: int) -> ReadTask | None:
+        """Remove and return the finished read of a partition; None if there is none."""
+        read = self._reads.get(partition_id)
+        if read is None or not read.task.done():
             return None
-        del self._waits[partition_id]
-        return wait.task
+        del self._reads[partition_id]
+        return read.task
 
     async def wait(self, wait_ms: int | None) -> None:
-        """Wait until one of the reads that `due` has left out is answered, `wait_ms` at most; None:
-        without a limit.
-        """
+        """Wait until a read finishes, for `wait_ms` at most; None: without a limit."""
         try:
             async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
-                await self._news.wait()
+                await self._replied.wait()
         except TimeoutError:
             pass
 
     def __len__(self) -> int:
-        return len(self._waits)
+        return len(self._reads)
 
     async def end(self) -> None:
-        """End all waits, and wake those that wait for news."""
-        waits = self._waits
-        self._waits = {}
-        for wait in waits.values():
-            wait.task.cancel()
-        self._news.set()
-        await asyncio.gather(*(wait.task for wait in waits.values()), return_exceptions=True)
+        """Cancel all reads, and wake the waiting reader."""
+        reads = self._reads
+        self._reads = {}
+        for read in reads.values():
+            read.task.cancel()
+        self._replied.set()
+        await asyncio.gather(*(read.task for read in reads.values()), return_exceptions=True)

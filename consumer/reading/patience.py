@@ -1,11 +1,12 @@
-"""Decides how long a reader waits for servers that do not answer: for ten seconds, or for ever if
-it follows its subject.
+"""
+Decides how long a reader retries when servers fail: for ten seconds, or indefinitely if it follows
+its subject.
 
-first failure ─▶ (10 s) ─▶ given up, or logged as a warning
-    ─▶ (20 s, 40 s, …) logged again ─▶ answered: logged once
+first failure ─▶ (10 s) ─▶ raised, or logged as a warning
+    ─▶ (20 s, 40 s, …) logged again ─▶ recovered: logged once
 
-Each partition has its own times. Messages that a broker lacks are given up after ten seconds of
-this error alone: until then the broker may have been away.
+Failures are timed per partition. If a broker lacks messages, the reader gives up after ten seconds
+of that error even when it follows, but not earlier: the broker may still be recovering.
 """
 
 from __future__ import annotations
@@ -28,120 +29,123 @@ from ..unreached import NO_CONNECTION
 
 log = logging.getLogger("keylane.consumer")
 
-_LACKS = (PartitionUnknownError, OffsetOutOfRangeError)
-"""The errors of a broker that runs, for a while, on an older copy of its data folder."""
-WAITED_FOR = (*NO_CONNECTION, *_LACKS)
-"""The failures that may pass."""
+_MISSING_DATA = (PartitionUnknownError, OffsetOutOfRangeError)
+"""The errors of a broker that temporarily runs on an older copy of its data folder."""
+TRANSIENT_ERRORS = (*NO_CONNECTION, *_MISSING_DATA)
+"""The errors that a reader retries."""
 
 Failures: TypeAlias = dict[int | None, KeylaneError]
-"""The failures by partition; None stands for the metaservers, which do not report the children of a
-partition.
-"""
+"""Errors by partition; the key None is for the metaservers, which report a partition's children."""
 
 
 @dataclass(slots=True)
-class _ReadTrouble:
-    """A partition, or the metaservers, that fail; times are of the boot clock."""
+class _OngoingFailure:
+    """A partition, or the metaservers, that keep failing; times are boot-clock milliseconds."""
 
     error: KeylaneError
-    """The last error."""
+    """The most recent error."""
     since_ms: int
-    """The time since which each round has failed, for whatever reason."""
-    stays_since_ms: int | None = None
-    """The time since which each error does not pass when a server returns; None if the last one may
-    pass.
+    """The time since which every round has failed, with any error."""
+    permanent_since_ms: int | None = None
+    """The time since which no error was one that ends when a server returns; None if the last one
+    was.
     """
-    told_ms: int = 0
-    """The milliseconds of failure after which the last warning was logged; 0 if none was."""
+    warned_after_ms: int = 0
+    """How long the failure had lasted at the last warning, in milliseconds; 0 if none was
+    logged.
+    """
 
     @property
-    def counts_from_ms(self) -> int:
-        """Return the time since which the last error has lasted."""
-        return self.since_ms if self.stays_since_ms is None else self.stays_since_ms
+    def lasting_since_ms(self) -> int:
+        """Return the time from which the give-up timeout counts."""
+        return self.since_ms if self.permanent_since_ms is None else self.permanent_since_ms
 
 
-class Patience:
-    """The failures for which a reader waits, and since when, and whether it gives up."""
+class FailureTracker:
+    """Tracks the failures that a reader retries, and decides when it gives up."""
 
     def __init__(self, subject: str, *, follows: bool) -> None:
         self._subject = subject
         self._follows = follows
-        self._troubles: dict[int | None, _ReadTrouble] = {}
+        self._ongoing: dict[int | None, _OngoingFailure] = {}
 
     def note(self, failures: Mapping[int | None, KeylaneError], now_ms: int) -> None:
-        """Note the failures of a round at `now_ms` of the boot clock: everything that is not in
-        `failures` has answered, or waits.
+        """Record the failures of a round at `now_ms` of the boot clock; everything not in
+        `failures` has recovered, or is waiting for messages.
         """
-        before = self._troubles
-        self._troubles = {}
-        known = {trouble.error.message for trouble in before.values()}
+        previous = self._ongoing
+        self._ongoing = {}
+        logged = {failure.error.message for failure in previous.values()}
         for partition_id, error in failures.items():
-            trouble = before.pop(partition_id, None) or _ReadTrouble(error, now_ms)
-            self._troubles[partition_id] = trouble
-            trouble.error = error
+            failure = previous.pop(partition_id, None) or _OngoingFailure(error, now_ms)
+            self._ongoing[partition_id] = failure
+            failure.error = error
             if _may_pass(error):
-                trouble.stays_since_ms = None
-            elif trouble.stays_since_ms is None:
-                trouble.stays_since_ms = now_ms
-            if error.message not in known:
-                known.add(error.message)
+                failure.permanent_since_ms = None
+            elif failure.permanent_since_ms is None:
+                failure.permanent_since_ms = now_ms
+            if error.message not in logged:
+                logged.add(error.message)
                 log.info("reader of %s: %s", self._subject, error.message)
-        self._tell_over(before.values(), now_ms)
+        self._log_recovered(previous.values(), now_ms)
 
-    def check(self, now_ms: int, unasked: UnreachableError | None = None) -> None:
+    def check(self, now_ms: int, metaserver_error: UnreachableError | None = None) -> None:
         """
-        Continue to wait, and log it from time to time.
+        Raise an error that has lasted too long, or log the failures that the reader keeps retrying.
 
         Args:
-            unasked: the reason why no metaserver reports whether messages that brokers lack are
-                gone; raised or logged in place of those errors.
+            metaserver_error: the reason why no metaserver reports whether messages missing at a
+                broker are lost for good; it is raised or logged in place of those errors.
 
         Raises:
-            KeylaneError: an error has lasted for READ_GIVE_UP_MS; one that does not pass is
-                preferred. A reader that follows waits for ever for a server that may still answer.
+            KeylaneError: an error has lasted for READ_GIVE_UP_MS; a permanent one is preferred. A
+                reader that follows never gives up on a server that may return.
         """
-        lasting = [
-            trouble
-            for trouble in self._troubles.values()
-            if now_ms - trouble.counts_from_ms >= READ_GIVE_UP_MS
+        expired = [
+            failure
+            for failure in self._ongoing.values()
+            if now_ms - failure.lasting_since_ms >= READ_GIVE_UP_MS
         ]
-        told: list[tuple[str, _ReadTrouble]] = []
-        for trouble in sorted(lasting, key=lambda each: _may_pass(each.error)):
-            error = trouble.error
-            if unasked is not None and isinstance(error, _LACKS):
-                error = unasked
+        warnings: list[tuple[str, _OngoingFailure]] = []
+        for failure in sorted(expired, key=lambda failure: _may_pass(failure.error)):
+            error = failure.error
+            if metaserver_error is not None and isinstance(error, _MISSING_DATA):
+                error = metaserver_error
             if not (self._follows and _may_pass(error)):
                 raise error
-            told.append((error.message, trouble))
-        self._tell(told, now_ms)
+            warnings.append((error.message, failure))
+        self._log_waiting(warnings, now_ms)
 
-    def _tell(self, lasting: Iterable[tuple[str, _ReadTrouble]], now_ms: int) -> None:
-        """Log one line for each message of errors, at doubling intervals: usually one for each
+    def _log_waiting(self, expired: Iterable[tuple[str, _OngoingFailure]], now_ms: int) -> None:
+        """Log one line for each distinct error message, at doubling intervals: usually one for each
         broker, however many partitions it has.
         """
-        for message, troubles in _by_message(lasting):
-            waited_ms = max(now_ms - trouble.since_ms for trouble in troubles)
-            told_ms = max(trouble.told_ms for trouble in troubles)
-            if waited_ms >= 2 * told_ms:
-                told_ms = waited_ms
+        for message, same_error in _by_message(expired):
+            waited_ms = max(now_ms - failure.since_ms for failure in same_error)
+            warned_after_ms = max(failure.warned_after_ms for failure in same_error)
+            if waited_ms >= 2 * warned_after_ms:
+                warned_after_ms = waited_ms
                 log.warning(
-                    "reader of %s has waited for %d s and keeps trying; it continues with the "
-                    "brokers it can reach: %s",
+                    "reader of %s has been failing for %d s and keeps retrying; it still reads "
+                    "from the brokers that it can reach: %s",
                     self._subject,
                     waited_ms // 1000,
                     message,
                 )
-            for trouble in troubles:
-                trouble.told_ms = told_ms
+            for failure in same_error:
+                failure.warned_after_ms = warned_after_ms
 
-    def _tell_over(self, ended: Iterable[_ReadTrouble], now_ms: int) -> None:
-        told = [(trouble.error.message, trouble) for trouble in ended if trouble.told_ms]
-        going_on = {trouble.error.message for trouble in self._troubles.values()}
-        for message, troubles in _by_message(told):
-            if message not in going_on:
-                waited_ms = max(now_ms - trouble.since_ms for trouble in troubles)
+    def _log_recovered(self, recovered: Iterable[_OngoingFailure], now_ms: int) -> None:
+        """Log the end of each error that had been logged and that no partition has any more."""
+        warnings = [
+            (failure.error.message, failure) for failure in recovered if failure.warned_after_ms
+        ]
+        still_failing = {failure.error.message for failure in self._ongoing.values()}
+        for message, same_error in _by_message(warnings):
+            if message not in still_failing:
+                waited_ms = max(now_ms - failure.since_ms for failure in same_error)
                 log.warning(
-                    "reader of %s continues after %d s (%s)",
+                    "reader of %s has recovered after %d s (%s)",
                     self._subject,
                     waited_ms // 1000,
                     message,
@@ -149,17 +153,16 @@ class Patience:
 
 
 def _may_pass(error: KeylaneError) -> bool:
-    """Return whether the error may be over once a server is back at its address, or has a place for
-    a connection.
-    """
+    """Return True if the error may end when a server returns, or has room for a connection."""
     return isinstance(error, NO_CONNECTION) and error.retry is not RetryRule.NEVER
 
 
 def _by_message(
-    troubles: Iterable[tuple[str, _ReadTrouble]],
-) -> list[tuple[str, list[_ReadTrouble]]]:
-    ordered = sorted(troubles, key=lambda each: each[0])
+    failures: Iterable[tuple[str, _OngoingFailure]],
+) -> list[tuple[str, list[_OngoingFailure]]]:
+    """Group failures by error message."""
+    ordered = sorted(failures, key=lambda entry: entry[0])
     return [
-        (message, [trouble for _, trouble in group])
-        for message, group in groupby(ordered, key=lambda each: each[0])
+        (message, [failure for _, failure in group])
+        for message, group in groupby(ordered, key=lambda entry: entry[0])
     ]

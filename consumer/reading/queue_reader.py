@@ -1,11 +1,12 @@
-"""Reads the logic queues of a static subject by logic offset, over all their partitions; no group,
-no locks.
+"""
+Reads the logic queues of a static subject by logic offset, over all their partitions, without a
+group or locks.
 
 read(queue, offset) ─▶ the partition with this offset ─▶ its broker
-      ▲                        │                         ─▶ messages, none of the next partition
+      ▲                        │                         ─▶ messages of this partition only
       │                        │ sealed, and read to its end
-      ╰────────────────────────┴─▶ the next partition, at the same logic offset, or after a loss
-                                   at a higher one
+      ╰────────────────────────┴─▶ the next partition, at the same logic offset, or at a higher
+                                   one after a loss
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class QueueSlice(Generic[V]):
-    """The messages of a queue, by offset; `next_offset` is the logic offset of the next read."""
+    """Messages of a queue in offset order; `next_offset` is the logic offset of the next read."""
 
     messages: list[Message[V]]
     next_offset: int
     lost: bool = False
-    """True if messages between the requested offset and these are lost with a disk; their number is
-    unknown.
+    """True if an unknown number of messages between the requested offset and these was lost with a
+    disk.
     """
 
 
@@ -72,17 +73,17 @@ class QueueProgress:
 
     queue: int
     cursor: int
-    """The cursor: all messages below it are acked."""
+    """All messages below the cursor are acked."""
     min_offset: int
-    """The logic offset of the first message that is still stored."""
+    """The logic offset of the first stored message."""
     max_offset: int
     """The logic offset after the last message."""
     lag: int
-    """The number of messages that are stored and not acked."""
+    """The number of stored messages that are not acked."""
 
 
-class _Link(NamedTuple):
-    """A segment of a queue, as its broker reports it."""
+class _ReportedSegment(NamedTuple):
+    """A segment of a queue as its broker reports it."""
 
     partition: Partition
     segment: Segment
@@ -94,12 +95,12 @@ class QueueReader(LoopBoundClient, Generic[V]):
     Reads the queues of a static subject.
 
         async with QueueReader("127.0.0.1:7000", subject="orders") as reader:
-            part = await reader.read(0, 1_000)
-            part.messages[0].logic_offset
+            result = await reader.read(0, 1_000)
+            result.messages[0].logic_offset
             offset = await reader.offset_at(0, 1_700_000_000_000)
 
-    Every offset here is a logic offset: it counts the messages of a queue over all its partitions,
-    so a message keeps its offset when the queue moves.
+    All offsets are logic offsets: they count the messages of a queue over all its partitions, so a
+    message keeps its offset when the queue moves.
     """
 
     def __init__(
@@ -118,20 +119,20 @@ class QueueReader(LoopBoundClient, Generic[V]):
         Make a reader; `async with` opens it.
 
         Args:
-            meta: `host:port` of a metaserver; for several metaservers, an iterable of texts or one
-                text with commas.
+            meta: `host:port` of a metaserver; for several metaservers, an iterable of them, or one
+                string with commas between them.
             subject: an existing static subject.
-            codec: the codec with which `message.decode()` decodes values; None: it returns bytes.
-            call_timeout_ms: the milliseconds for each call to a metaserver or broker.
-            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it
-                asks none.
-            tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the
-                environment, or no TLS.
-            token: the token for a cluster with access control; None: KEYLANE_TOKEN_FILE names its
-                file, or KEYLANE_TOKEN has it.
+            codec: decodes values in `message.decode()`; None: it returns bytes.
+            call_timeout_ms: the timeout of each call to a metaserver or broker, in milliseconds.
+            wait_s: how long opening waits for a metaserver that is still starting, in seconds; 0:
+                it does not contact one.
+            tls: the authority of the servers' certificates; None: the environment variable
+                KEYLANE_TLS_CA, or no TLS.
+            token: the token for a cluster with access control; None: the file named by
+                KEYLANE_TOKEN_FILE, or the value of KEYLANE_TOKEN.
 
         Raises:
-            ConfigError, InvalidRequestError: an argument that cannot work.
+            ConfigError, InvalidRequestError: an argument is invalid.
         """
         check_name("subject", subject)
         self._addresses = addresses_of(meta)
@@ -139,7 +140,7 @@ class QueueReader(LoopBoundClient, Generic[V]):
             check_codec(codec)
         self._subject = subject
         self._codec = codec
-        self._timeout_ms = call_timeout_ms
+        self._call_timeout_ms = call_timeout_ms
         self._environment = environment_of(_environment)
         self._connections = Connections(
             self._environment.network,
@@ -160,56 +161,58 @@ class QueueReader(LoopBoundClient, Generic[V]):
         Open the reader; with `wait_s`, wait for a metaserver.
 
         Raises:
-            NotSentError, OutcomeUnknownError: no metaserver answers after `wait_s`.
-            UsageError: the reader is open, or was before a fork.
+            NotSentError, OutcomeUnknownError: no metaserver replied within `wait_s`.
+            UsageError: the reader is already open, or was opened before a fork.
         """
         network = self._connections.open()
         self._views = {}
-        meta = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
+        meta = MetaClient(network, self._addresses, timeout_ms=self._call_timeout_ms)
         await self._connections.wait_for(meta)
         return self
 
     async def close(self) -> None:
-        """Close every connection; a cancellation is raised when that is done."""
+        """Close all connections. A cancellation is re-raised afterwards."""
         await clean_up(self._connections.close)
 
     # ── what users call ───────────────────────────────────────────────────────────────────────────
     async def queues(self) -> list[QueueView]:
         """
-        Return the queues by number, each with its partitions.
+        Return all queues in numerical order, with their partitions.
 
         Raises:
-            SubjectUnknownError, ConflictError
+            SubjectUnknownError: there is no such subject.
+            ConflictError: the subject is not static.
             ClosedError, UsageError: the reader is not open, or not open in this process and event
                 loop.
         """
         self._connections.home.check()
         network = self._connections.network
         assert network is not None
-        meta = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
+        meta = MetaClient(network, self._addresses, timeout_ms=self._call_timeout_ms)
         views = (await meta.call(endpoints.QUEUES, subject=self._subject)).queues
         self._views = {view.queue: view for view in views}
         return views
 
     async def read(self, queue: int, offset: int, *, bytes_max: int = READ_BYTES) -> QueueSlice[V]:
         """
-        Return messages of one partition from a logic offset on.
+        Return messages from a logic offset on, all of the same partition.
 
         Args:
-            queue: number of the queue, from 0.
-            offset: logic offset of the first message.
-            bytes_max: bytes of the batches to read, from 1 to 2**63 - 1; a broker answers with at
-                most 2 MiB at once, and one larger batch is read whole.
+            queue: the number of the queue, from 0.
+            offset: the logic offset of the first message.
+            bytes_max: the most bytes of batches to read, from 1 to 2**63 - 1; a broker returns at
+                most 2 MiB at once, but a single larger batch is returned whole.
 
         Returns:
-            No messages if the queue ends at `offset` now. Where messages are lost with a disk, the
-            messages after the loss, perhaps none yet, with `lost` set.
+            The messages; none if the queue currently ends at `offset`. If messages were lost with a
+            disk, those after the loss, perhaps none yet, with `lost` set.
 
         Raises:
-            InvalidRequestError, NotFoundError: `bytes_max` is not in its range.
-            OffsetOutOfRangeError: below the queue's first offset or above its end;
-            `error.first_offset` and `error.next_offset` have both. UnreachableError: the broker of
-            the partition does not answer.
+            InvalidRequestError: `bytes_max` or `offset` is not in its range.
+            NotFoundError: there is no such queue.
+            OffsetOutOfRangeError: `offset` is below the queue's first offset or above its end,
+                which are `error.first_offset` and `error.next_offset`.
+            UnreachableError: the partition's broker does not reply.
         """
         check_offset(offset)
         if not is_within(bytes_max, 1, MAX_I64):
@@ -217,39 +220,43 @@ class QueueReader(LoopBoundClient, Generic[V]):
                 f"bytes_max must be a whole number from 1 to 2**63 - 1, not {bytes_max!r:.40}"
             )
         _check_queue(queue)
-        known = queue in self._views
-        part = await self._read_in(await self._view(queue), offset, bytes_max, fresh=not known)
-        if part is None:
-            view = await self._view(queue, refresh=True)
-            part = await self._read_in(view, offset, bytes_max, fresh=True)
-        assert part is not None
-        return part
+        is_cached = queue in self._views
+        result = await self._read_segments(
+            await self._queue_view(queue), offset, bytes_max, is_fresh=not is_cached
+        )
+        if result is None:
+            view = await self._queue_view(queue, refresh=True)
+            result = await self._read_segments(view, offset, bytes_max, is_fresh=True)
+        assert result is not None
+        return result
 
     async def bounds(self, queue: int) -> tuple[int, int]:
-        """Return the logic offset of the first message, and the one after the last; they are equal
-        if there is no message.
+        """Return the logic offset of the first message and the offset after the last one; they are
+        equal if the queue is empty.
         """
-        chain = [link.segment for link in await self._chain(queue)]
-        return queue_min(chain), queue_max(chain)
+        segments = [reported.segment for reported in await self._fetch_segments(queue)]
+        return queue_min(segments), queue_max(segments)
 
     async def offset_at(
         self, queue: int, at_ms: int, bound: TimeBound = TimeBound.LOWER
     ) -> int | None:
         """
-        Return the logic offset for a time, by the brokers' calendars.
+        Return the logic offset of a message by its time of storage, according to the brokers'
+        clocks.
 
         Args:
-            at_ms: milliseconds since 1970.
-            bound: LOWER: the first message stored at or after it; UPPER: the last one at or before
-                it.
+            at_ms: a time in milliseconds since 1970.
+            bound: LOWER: the first message stored at or after that time; UPPER: the last one stored
+                at or before it.
 
         Returns:
-            None if there is no such message.
+            The offset; None if there is no such message.
 
         Raises:
-            NotFoundError
-            InvalidRequestError: `at_ms` is not in [0, 2**63), or is seconds, micro- or nanoseconds;
-            or `bound` is no bound. UnreachableError: the broker of a partition does not answer.
+            NotFoundError: there is no such queue.
+            InvalidRequestError: `at_ms` is not in [0, 2**63), or looks like seconds, microseconds
+                or nanoseconds; or `bound` is not a TimeBound.
+            UnreachableError: the broker of a partition does not reply.
         """
         if not is_within(at_ms, 0, MAX_I64):
             raise InvalidRequestError(
@@ -258,34 +265,35 @@ class QueueReader(LoopBoundClient, Generic[V]):
         check_unit("at_ms", at_ms)
         if bound not in tuple(TimeBound):
             raise InvalidRequestError(f"bound must be {' or '.join(TimeBound)}, not {bound!r:.40}")
-        chain = await self._chain(queue)
+        reported_segments = await self._fetch_segments(queue)
 
-        def offset_at(link: _Link) -> Awaitable[FoundOffset]:
-            return self._broker(link.partition).control(
+        def offset_at(reported: _ReportedSegment) -> Awaitable[FoundOffset]:
+            return self._broker(reported.partition).control(
                 endpoints.OFFSET_AT,
                 query={"at_ms": at_ms, "bound": bound},
-                id=link.segment.partition_id,
+                id=reported.segment.partition_id,
             )
 
-        answers = await in_turns(offset_at, chain)
-        offsets = [answer.offset for answer in answers]
-        return logic_offset_at([link.segment for link in chain], offsets, bound)
+        replies = await in_turns(offset_at, reported_segments)
+        offsets = [reply.offset for reply in replies]
+        return logic_offset_at([reported.segment for reported in reported_segments], offsets, bound)
 
     async def progress(self, queue: int, group: str) -> QueueProgress:
-        """Return the progress of a consumer group; a group that has acked nothing is at the first
+        """Return a consumer group's progress; a group that has acked nothing is at the first
         message.
         """
         check_name("consumer group", group)
-        chain = await self._chain(queue)
-        segments = [link.segment for link in chain]
+        reported_segments = await self._fetch_segments(queue)
+        segments = [reported.segment for reported in reported_segments]
         cursors: dict[int, int] = {}
         lag = 0
-        for link in chain:
-            left = link.segment.next_offset - link.segment.first_offset
-            for status in link.status.groups:
+        for reported in reported_segments:
+            segment_lag = reported.segment.next_offset - reported.segment.first_offset
+            for status in reported.status.groups:
                 if status.group == group:
-                    cursors[link.segment.partition_id], left = status.cursor, status.lag
-            lag += left
+                    cursors[reported.segment.partition_id] = status.cursor
+                    segment_lag = status.lag
+            lag += segment_lag
         return QueueProgress(
             queue=queue,
             cursor=logic_cursor(segments, cursors),
@@ -295,7 +303,7 @@ class QueueReader(LoopBoundClient, Generic[V]):
         )
 
     # ── views and states ──────────────────────────────────────────────────────────────────────────
-    async def _view(self, queue: int, *, refresh: bool = False) -> QueueView:
+    async def _queue_view(self, queue: int, *, refresh: bool = False) -> QueueView:
         self._connections.home.check()
         _check_queue(queue)
         if refresh or queue not in self._views:
@@ -309,18 +317,18 @@ class QueueReader(LoopBoundClient, Generic[V]):
             )
         return view
 
-    async def _chain(self, queue: int) -> list[_Link]:
-        """Return the segments of a queue, as their brokers report them now."""
-        view = await self._view(queue, refresh=True)
-        states = await in_turns(self._status, view.segments)
+    async def _fetch_segments(self, queue: int) -> list[_ReportedSegment]:
+        """Return the segments of a queue with the current reports of their brokers."""
+        view = await self._queue_view(queue, refresh=True)
+        statuses = await in_turns(self._status, view.segments)
         last = view.segments[-1]
-        if states[-1].state is PartitionState.SEALED and last.logic_end is None:
-            # The queue is moving: the next partition may be open by now.
-            view = await self._view(queue, refresh=True)
-            states = await in_turns(self._status, view.segments)
+        if statuses[-1].state is PartitionState.SEALED and last.logic_end is None:
+            # The queue is moving: the next partition may have been opened since.
+            view = await self._queue_view(queue, refresh=True)
+            statuses = await in_turns(self._status, view.segments)
         return [
-            _Link(segment.partition, segment_of(segment, status), status)
-            for segment, status in zip(view.segments, states, strict=True)
+            _ReportedSegment(segment.partition, segment_of(segment, status), status)
+            for segment, status in zip(view.segments, statuses, strict=True)
         ]
 
     async def _status(self, segment: SegmentView) -> PartitionStatus:
@@ -335,16 +343,16 @@ class QueueReader(LoopBoundClient, Generic[V]):
         return self._connections.broker_at(address)
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
-    async def _read_in(
-        self, view: QueueView, offset: int, bytes_max: int, *, fresh: bool, lost: bool = False
+    async def _read_segments(
+        self, view: QueueView, offset: int, bytes_max: int, *, is_fresh: bool, lost: bool = False
     ) -> QueueSlice[V] | None:
         """
         Return the messages at `offset`.
 
         Args:
-            fresh: whether the view was fetched just now; otherwise the result is None where it may
-                be out of date.
-            lost: whether messages before `offset` are known to be lost.
+            is_fresh: True if the view was just fetched; if not, the result is None when the view
+                may be stale.
+            lost: True if messages before `offset` are known to be lost.
         """
         for segment in view.segments:
             start = segment.partition.logic_start
@@ -356,29 +364,28 @@ class QueueReader(LoopBoundClient, Generic[V]):
                 if offset < start:
                     # Retention has removed the earlier partitions.
                     raise OffsetOutOfRangeError(offset=offset)
-                answer, payload = await self._broker(segment.partition).call(
+                reply, payload = await self._broker(segment.partition).call(
                     Read(segment.partition.partition_id, offset - start, bytes_max)
                 )
             except OffsetOutOfRangeError:
-                if not fresh:
+                if not is_fresh:
                     return None
                 low, high = await self.bounds(view.queue)
                 if not (lost or low <= offset <= high):
                     raise outside(offset, low, high) from None
-                # Retention has removed the head of a later partition: continue at its first
-                # message.
+                # Retention has removed the start of a later partition.
                 first = (await self._status(segment)).first_offset
                 offset = max(offset, start + first)
-                return await self._read_in(
-                    self._views[view.queue], offset, bytes_max, fresh=True, lost=lost
+                return await self._read_segments(
+                    self._views[view.queue], offset, bytes_max, is_fresh=True, lost=lost
                 )
             except (PartitionUnknownError, NotSentError):
-                if not fresh:
+                if not is_fresh:
                     return None
                 raise
-            assert isinstance(answer, Batches)
+            assert isinstance(reply, Batches)
             if not payload:
-                if answer.sealed and not fresh:
+                if reply.sealed and not is_fresh:
                     return None
                 return QueueSlice([], offset, lost)
             messages = read_messages(
@@ -388,14 +395,14 @@ class QueueReader(LoopBoundClient, Generic[V]):
                 partition=segment.partition,
                 codec=self._codec,
             )
-            return QueueSlice(messages, start + answer.upto, lost)
-        return None if not fresh else QueueSlice([], offset, lost)
+            return QueueSlice(messages, start + reply.upto, lost)
+        return None if not is_fresh else QueueSlice([], offset, lost)
 
 
 def _check_queue(queue: object) -> None:
-    """Raise NotFoundError if `queue` cannot be the number of a queue."""
+    """Raise NotFoundError if `queue` cannot be a queue number."""
     if not is_within(queue, 0, MAX_I64):
         raise NotFoundError(
             Reason.QUEUE_UNKNOWN,
-            f"the number of a queue is a whole number from 0 on, not {queue!r:.40}",
+            f"a queue number is a whole number from 0 on, not {queue!r:.40}",
         )

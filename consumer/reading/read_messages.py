@@ -1,6 +1,4 @@
-"""Messages that are only read: they are decoded from a broker's answer, without a lease or acks.
-Pure.
-"""
+"""Decodes messages for readers, which have neither a lease nor acks. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from ..delivery.decode import decode_messages
 
 @dataclass(frozen=True, slots=True)
 class ReadFrom:
-    """The delivery of messages that are only read: it takes no acks."""
+    """The delivery of a reader's messages: it refuses acks."""
 
     queue: int
     logic_start: int
@@ -29,15 +27,15 @@ class ReadFrom:
 
     @property
     def is_copied(self) -> bool:
-        """Return True; see `Delivery`: nothing of it changes."""
+        """Return False: a pickled copy behaves like the original."""
         return False
 
     def ack(self, message: Message) -> Coroutine[Any, Any, None]:
-        """Refuse the ack: raise ClosedError."""
+        """Raise ClosedError: a reader's messages cannot be acked."""
         raise not_handed_out(f"message {message.offset}")
 
     def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
-        """Refuse the return of the message: raise ClosedError."""
+        """Raise ClosedError: a reader's messages cannot be given back."""
         return self.ack(message)
 
 
@@ -49,11 +47,11 @@ def read_messages(
     partition: Partition,
     codec: Codec[Any] | None,
 ) -> list[Message[Any]]:
-    """Return the messages of a payload from a physical offset on."""
+    """Return the messages of a broker's reply, from a physical offset on."""
     delivery = ReadFrom(partition.queue, partition.logic_start, codec)
     messages: list[Message[Any]] = []
     for start, header in batch_starts(payload):
         batch = columns(payload, header, start)
-        whole = decode_messages(batch, header, subject, partition.partition_id, 0, delivery)
-        messages += whole[max(offset - header.base_offset, 0) :]
+        decoded = decode_messages(batch, header, subject, partition.partition_id, 0, delivery)
+        messages += decoded[max(offset - header.base_offset, 0) :]
     return messages

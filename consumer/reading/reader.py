@@ -1,7 +1,8 @@
-"""Reads a subject by partition, offset, time and key, over all its partitions; no group, no locks,
-no acks.
+"""
+Reads a subject by partition, offset, time and key, over all its partitions, without a group, locks
+or acks.
 
-open ─▶ the lineage, and where each partition begins and ends ─▶ chunks of readable partitions
+open ─▶ the lineage, and the offsets to read of each partition ─▶ chunks of readable partitions
              ▲                                                        │ one is read to its end
              ╰── follow: its children ◀───────────────────────────────╯
 """
@@ -47,7 +48,7 @@ from .arguments import check_arguments
 from .bounds import (
     Bound,
     BoundKind,
-    LookedUp,
+    OffsetLookup,
     Start,
     Stop,
     ranges_to_read,
@@ -55,8 +56,8 @@ from .bounds import (
     stop_bound,
 )
 from .lineage_order import LineageOrder
-from .open_reads import LOOK_MS, OpenReads
-from .patience import WAITED_FOR, Failures, Patience
+from .open_reads import POLL_MS, OpenReads
+from .patience import TRANSIENT_ERRORS, Failures, FailureTracker
 from .read_messages import read_messages
 from .replacing_rows import ReplacingRows
 
@@ -64,48 +65,44 @@ log = logging.getLogger("keylane.consumer")
 
 CHUNK_BYTES = 1 << 20
 CHUNKS_MAX = 8
-"""The number of partitions that are read at once; each answers with about CHUNK_BYTES."""
+"""The number of partitions read at once; each replies with about CHUNK_BYTES."""
 
 
 @dataclass(slots=True)
-class _Place:
-    """The place of the reader in a partition."""
+class _ReadState:
+    """How far a reader has read a partition."""
 
     partition: Partition
     next_offset: int
     end: int | None
-    """The offset after the last one to read; None: everything that is stored."""
-    gives: bool = True
-    """True if the last read brought messages, or there was no read yet: its broker may have
-    more.
-    """
+    """The offset after the last message to read; None: no end."""
+    may_have_more: bool = True
+    """True if the last read returned messages, or there was none yet."""
     at_end: bool = False
-    """True if the last read reached the end of the stored messages, and more may be stored
-    later.
-    """
+    """True if the last read reached the last stored message, and more may follow."""
 
-    def learn(self, past: PartitionHistory) -> None:
-        """Take the latest state of the partition; one whose messages are gone is read at its old
-        place, while that broker answers.
+    def learn(self, entry: PartitionHistory) -> None:
+        """Take the partition's current state. If its data is gone, keep the old address: that
+        broker may still reply.
         """
-        if not past.is_gone or past.partition.address is not None:
-            self.partition = past.partition
+        if not entry.is_gone or entry.partition.address is not None:
+            self.partition = entry.partition
 
 
 class Reader(LoopBoundClient, Generic[V]):
     """
-    Reads messages of a subject, without a group.
+    Reads the messages of a subject without a consumer group.
 
         async with Reader("127.0.0.1:7000", "orders", start="-1h", key=b"customer-7") as reader:
             async for message in reader:
                 print(message.partition_id, message.offset, message.value)
 
-    Messages of a partition are read in the order of their offsets, and a partition after those that
-    it continues, so messages of a key are in order, through resizes and moves. Others are
+    Messages of one partition come in offset order, and a partition comes after those that it
+    continues. So messages of one key are in order, through resizes and moves; others are
     interleaved.
 
-    Where rows of a job replace messages (`keylane subject publish --replace` after a cut), a row is
-    left out if its message was already read, according to `positions`.
+    If rows of a job replace messages (`keylane subject publish --replace` after a cut), a row is
+    skipped if, according to `positions`, its message was already read.
     """
 
     _chunk_bytes = CHUNK_BYTES
@@ -135,28 +132,29 @@ class Reader(LoopBoundClient, Generic[V]):
         Args:
             meta, codec, call_timeout_ms, wait_s, tls, token: see QueueReader.
             subject: an existing subject, static or not.
-            start: "earliest", "latest", a datetime with a time zone or its text, how long ago (a
-                negative timedelta, or a text such as "-1h"), an offset of `partition`, or a mapping
-                from partition id to offset, as `positions` has it. An instant means the first
-                message stored at or after it, by its broker's calendar, and all that continues it.
-            stop: a value like `start`, for the first message that is not read any more. None: the
-                end at the time when the reader is opened; with `follow`, there is no end.
-            key: only messages of this key; only partitions are asked whose range has, or had, its
-                logical partition. In a best_tried subject that is not static, every partition is
-                asked. Messages that a producer placed itself (`queue=`, `partitioner=`) may lie
-                elsewhere: find these with `where`.
+            start: "earliest", "latest", a datetime with a time zone or its ISO text, how long ago
+                (a negative timedelta, or a text such as "-1h"), an offset in `partition`, or a
+                mapping from partition ids to offsets, such as `positions`. An instant means the
+                first message stored at or after it, by its broker's clock, and everything after
+                that message.
+            stop: a value like `start`: the first message that is not read. None: the end of the
+                subject when the reader is opened; with `follow`, there is no end.
+            key: only messages of this key. Only partitions whose ranges contain the key's logical
+                partition are read, except in a best_tried subject that is not static, where every
+                partition is. Messages that a producer placed itself (`queue=`, `partitioner=`) may
+                be in other partitions: find them with `where`.
             partition: only the partition with this id.
-            tags, where: only messages with one of these tags, and for which `where` returns True,
-                in the event loop.
+            tags: only messages with at least one of these tags.
+            where: only messages for which this function returns True; it runs in the event loop.
             follow: continue with messages that are stored later, through later resizes and moves.
 
         Raises:
-            ConfigError, InvalidRequestError: an argument that cannot work.
-            InvalidRequestError: `start` or `stop` is not such a value, or is in the future.
+            ConfigError, InvalidRequestError: an argument is invalid; for example, `start` or `stop`
+                is in the future.
         """
         check_name("subject", subject)
         self._addresses = addresses_of(meta)
-        partition = partition if (number := whole(partition)) is None else number
+        partition = partition if (partition_id := whole(partition)) is None else partition_id
         check_arguments(key=key, partition=partition, where=where, follow=follow, codec=codec)
         self._environment = environment_of(_environment)
         now_ms = self._environment.clock.wall_ms()
@@ -171,7 +169,7 @@ class Reader(LoopBoundClient, Generic[V]):
         self._tags = None if tags is None else MessageFilter(tags)
         self._where = where
         self._codec = codec
-        self._timeout_ms = call_timeout_ms
+        self._call_timeout_ms = call_timeout_ms
         self._connections = Connections(
             self._environment.network,
             timeout_ms=call_timeout_ms,
@@ -180,18 +178,18 @@ class Reader(LoopBoundClient, Generic[V]):
             tls=tls,
             token=token,
         )
-        self._pauses: Pauses = Backoff(first_ms=LOOK_MS).pauses(self._environment.new_rng())
+        self._pauses: Pauses = Backoff(first_ms=POLL_MS).pauses(self._environment.new_rng())
         self._reset()
 
     def _reset(self) -> None:
         self._lineage = LineageOrder()
-        self._rows = ReplacingRows()
-        self._row_ids = self._rows.ids
-        self._places: dict[int, _Place] = {}
+        self._replacing_rows = ReplacingRows()
+        self._replacing_ids = self._replacing_rows.ids
+        self._read_states: dict[int, _ReadState] = {}
         self._buffer: deque[Message[V]] = deque()
         self._positions: dict[int, int] = {}
-        self._patience = Patience(self._subject, follows=self._follow)
-        self._waits = OpenReads(self._environment.clock)
+        self._failures = FailureTracker(self._subject, follows=self._follow)
+        self._open_reads = OpenReads(self._environment.clock)
 
     def __repr__(self) -> str:
         where, state = ", ".join(self._addresses), self._connections.home.state
@@ -199,30 +197,31 @@ class Reader(LoopBoundClient, Generic[V]):
 
     async def __aenter__(self) -> Self:
         """
-        Open the reader, and find out where each partition begins and ends.
+        Open the reader, and resolve `start` and `stop` to offsets of each partition.
 
         Raises:
-            SubjectUnknownError
+            SubjectUnknownError: there is no such subject.
             PartitionUnknownError: the subject has no such partition, or its data is gone.
-            OffsetOutOfRangeError: an offset is not stored, or beyond the end; `error.first_offset`
-            and `error.next_offset` say what is. Both errors pass where a broker runs on an older
-                copy of its data folder for a while.
-            NotSentError, OutcomeUnknownError: after `wait_s` no metaserver answers, or not the
-                broker of a partition.
-            UsageError: the reader is open, or was before a fork.
+            OffsetOutOfRangeError: an offset is not stored; the stored ones are
+                `error.first_offset` up to, but not including, `error.next_offset`. This error and
+                PartitionUnknownError are temporary if a broker runs on an older copy of its data
+                folder.
+            NotSentError, OutcomeUnknownError: after `wait_s` no metaserver replies, or the broker
+                of a partition does not.
+            UsageError: the reader is already open, or was opened before a fork.
         """
         network = self._connections.open()
         try:
             self._reset()
-            self._meta = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
-            await self._connections.wait_for(self._meta, self._begin)
+            self._meta = MetaClient(network, self._addresses, timeout_ms=self._call_timeout_ms)
+            await self._connections.wait_for(self._meta, self._locate_start)
         except BaseException:
             await clean_up(self._connections.close)
             raise
         return self
 
     async def close(self) -> None:
-        """Close every connection; a cancellation is raised when that is done."""
+        """Close all connections. A cancellation is re-raised afterwards."""
         self._connections.wait_no_more()
         await clean_up(self._close)
 
@@ -230,18 +229,17 @@ class Reader(LoopBoundClient, Generic[V]):
         try:
             await self._connections.close()
         finally:
-            await (
-                self._waits.end()
-            )  # last: an iteration in another task that this ends begins no others
+            # Last, because an iteration in another task may open reads until it fails.
+            await self._open_reads.end()
 
     @property
     def positions(self) -> dict[int, int]:
         """
-        Return the next offset of each partition, after the messages that were handed out or left
-        out by `where`, as a copy.
+        Return a copy of the next offset of each partition, after the messages that were handed out
+        or filtered out.
 
-        A later reader continues there: `Reader(…, start=positions)`, even if they were stored as
-        JSON.
+        Another reader continues there with `Reader(…, start=positions)`, even if they were stored
+        as JSON in between.
         """
         return dict(self._positions)
 
@@ -256,15 +254,15 @@ class Reader(LoopBoundClient, Generic[V]):
         Raises:
             StopAsyncIteration: everything is read.
             FilterError: `where` failed; the next call continues after that message.
-            UnreachableError: for ten seconds the broker of a partition, or every metaserver that
-                was asked about one, has not answered. With `follow` the reader waits for them for
-                ever, and logs it.
-            OffsetOutOfRangeError, PartitionUnknownError: for ten seconds the broker of a partition
-                has lacked messages that were read there: it runs on an older copy of its data
-                folder.
-            SubjectDeletedError, SubjectUnknownError: the subject was deleted meanwhile; a later one
-                of the same name is a different subject.
-            PartitionUnknownError: all messages of `partition` are gone.
+            UnreachableError: the broker of a partition, or every metaserver asked about one, has
+                not replied for ten seconds. With `follow`, the reader retries indefinitely and logs
+                that instead.
+            OffsetOutOfRangeError: for ten seconds the broker of a partition has lacked messages
+                that were read before: it runs on an older copy of its data folder.
+            PartitionUnknownError: for ten seconds such a broker has lacked the partition; or all
+                messages of `partition` are gone.
+            SubjectDeletedError, SubjectUnknownError: the subject was deleted; a later subject of
+                the same name is a different one.
             ClosedError, UsageError: the reader is not open, or not open in this process and event
                 loop.
         """
@@ -281,23 +279,23 @@ class Reader(LoopBoundClient, Generic[V]):
     def _passes(self, message: Message[V]) -> bool:
         if self._key is not None and message.key != self._key:
             return False
-        if self._row_ids and self._rows.needs_no(message, self._had):
+        if self._replacing_ids and self._replacing_rows.needs_no(message, self._was_read):
             return False
         if self._tags is not None and self._tags.rejects(message):
             return False
         if self._where is None:
             return True
         try:
-            kept: object = self._where(message)
+            result: object = self._where(message)
         except Exception as error:
             raise self._filter_error(message, f"{type(error).__name__}: {error}") from error
-        if inspect.isawaitable(kept):
-            if inspect.iscoroutine(kept):
-                kept.close()
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
             raise self._filter_error(message, "it is async")
-        return bool(kept)
+        return bool(result)
 
-    def _had(self, partition_id: int, _start: int, end: int) -> bool:
+    def _was_read(self, partition_id: int, _start: int, end: int) -> bool:
         return end <= self._positions.get(partition_id, 0)
 
     @staticmethod
@@ -311,103 +309,114 @@ class Reader(LoopBoundClient, Generic[V]):
         )
 
     # ── partitions ────────────────────────────────────────────────────────────────────────────────
-    async def _begin(self) -> None:
+    async def _locate_start(self) -> None:
         """
-        Find the places in all partitions that are known now, and start again if one of them
-        disappears meanwhile.
+        Resolve where each known partition is read from and up to; start over if one disappears
+        during that.
 
         Raises:
-            PartitionUnknownError: for READ_GIVE_UP_MS a partition has disappeared each time.
-            As `_find_places`.
+            PartitionUnknownError: a partition disappeared in every attempt for READ_GIVE_UP_MS.
         """
         until_ms = self._environment.clock.boot_ms() + READ_GIVE_UP_MS
-        while isinstance(places := await self._find_places(), PartitionUnknownError):
+        while isinstance(states := await self._find_read_ranges(), PartitionUnknownError):
             if self._environment.clock.boot_ms() >= until_ms:
-                raise places
+                raise states
             await asyncio.sleep(self._pauses.next_ms() / 1000)
         self._pauses.reset()
-        self._places = {int(place.partition.partition_id): place for place in places}
-        self._positions = {number: place.next_offset for number, place in self._places.items()}
+        self._read_states = {int(state.partition.partition_id): state for state in states}
+        self._positions = {
+            partition_id: state.next_offset for partition_id, state in self._read_states.items()
+        }
         self._positions |= {
-            number: offset
-            for number, offset in self._start.offsets.items()
-            if number not in self._places
-        }  # of those whose messages are gone: rows may have replaced them
+            partition_id: offset
+            for partition_id, offset in self._start.offsets.items()
+            if partition_id not in self._read_states
+        }  # offsets in partitions whose data is gone: rows may have replaced their messages
         if not self._follow:
             self._finish_ended()
 
-    async def _find_places(self) -> list[_Place] | PartitionUnknownError:
-        """Return the places in all partitions that are known now, or the error of one that has
-        disappeared since they were requested.
+    async def _find_read_ranges(self) -> list[_ReadState] | PartitionUnknownError:
+        """Return the read state of each known partition, or the error of a partition that
+        disappeared since the history was fetched.
         """
         route = await self._meta.route(self._subject)
         key = None if route.may_leave else self._key
         self._lineage = LineageOrder(key=key, partition=self._partition)
         history = (await self._meta.call(endpoints.HISTORY, subject=self._subject)).partitions
-        ids = {int(past.partition.partition_id) for past in history}
-        named = set(self._start.offsets) | set(self._stop.offsets) | ({self._partition} - {None})
-        unknown = [number for number in named if number is not None and number not in ids]
-        for partition_id in sorted(unknown):
+        ids = {int(entry.partition.partition_id) for entry in history}
+        requested_ids = (
+            set(self._start.offsets) | set(self._stop.offsets) | ({self._partition} - {None})
+        )
+        unknown_ids = [
+            partition_id
+            for partition_id in requested_ids
+            if partition_id is not None and partition_id not in ids
+        ]
+        for partition_id in sorted(unknown_ids):
             raise PartitionUnknownError(
                 f"subject {self._subject!r} has no partition {partition_id}",
                 partition_id=partition_id,
                 subject=self._subject,
             )
-        self._learn(history)
+        self._update_lineage(history)
         wanted = [
-            past.partition for past in history if past.partition.partition_id in self._lineage.left
+            entry.partition
+            for entry in history
+            if entry.partition.partition_id in self._lineage.left
         ]
         try:
-            looked = await in_turns(self._look_at, wanted)
+            offsets = await in_turns(self._fetch_offsets, wanted)
         except PartitionUnknownError as error:
             if error.partition_id is None:
                 raise
             history = (await self._meta.call(endpoints.HISTORY, subject=self._subject)).partitions
             if any(
-                past.partition.partition_id == error.partition_id and not past.is_gone
-                for past in history
+                entry.partition.partition_id == error.partition_id and not entry.is_gone
+                for entry in history
             ):
                 raise
             return error
-        ranges = ranges_to_read(self._start, self._stop, looked, self._lineage.parents)
+        ranges = ranges_to_read(self._start, self._stop, offsets, self._lineage.parents)
         return [
-            _Place(each.partition, begin, None if self._follow else end)
-            for each, (begin, end) in zip(looked, ranges, strict=True)
+            _ReadState(stored.partition, begin, None if self._follow else end)
+            for stored, (begin, end) in zip(offsets, ranges, strict=True)
         ]
 
-    def _learn(self, history: list[PartitionHistory]) -> None:
+    def _update_lineage(self, history: list[PartitionHistory]) -> None:
         """
-        Take the partitions that are known now.
+        Merge the subject's current partitions into the lineage.
 
         Raises:
             SubjectDeletedError: they belong to a later subject of the same name.
             PartitionUnknownError: the messages of `partition` are gone.
         """
         self._lineage.check_subject(self._subject, history)
-        self._rows.learn(filter(self._lineage.wants, history))
-        self._note_gone(self._lineage.learn(history))
+        self._replacing_rows.learn(filter(self._lineage.wants, history))
+        self._report_gone(self._lineage.learn(history))
 
-    def _note_gone(self, gone: list[PartitionHistory]) -> None:
-        for past in gone:
-            partition_id = past.partition.partition_id
+    def _report_gone(self, unreadable: list[PartitionHistory]) -> None:
+        for entry in unreadable:
+            partition_id = entry.partition.partition_id
             if self._partition is not None:
-                raise self._gone_error(int(partition_id))
-            if past.lost:
+                raise self._data_gone_error(int(partition_id))
+            if entry.lost:
                 log.warning(
-                    "partition %d of %s was on a lost disk; its messages are left out",
+                    "partition %d of %s was on a lost disk; its messages are skipped",
                     partition_id,
                     self._subject,
                 )
 
-    def _gone_error(self, partition_id: int) -> PartitionUnknownError:
+    def _data_gone_error(self, partition_id: int) -> PartitionUnknownError:
         return PartitionUnknownError(
             f"the messages of partition {partition_id} are gone",
             partition_id=partition_id,
             subject=self._subject,
         )
 
-    async def _look_at(self, partition: Partition) -> LookedUp:
-        """Return the stored offsets of a partition, which is checked before times are looked up."""
+    async def _fetch_offsets(self, partition: Partition) -> OffsetLookup:
+        """Return a partition's stored offsets and those of the time bounds. The partition's status
+        is fetched before the times are looked up.
+        """
         partition_id = int(partition.partition_id)
         broker = self._broker(partition)
         status = await broker.control(endpoints.PARTITION, id=partition_id)
@@ -423,25 +432,25 @@ class Reader(LoopBoundClient, Generic[V]):
             return found_offset.offset
 
         start_at, stop_at = await at_time(self._start), await at_time(self._stop)
-        return LookedUp(partition, status.first_offset, status.next_offset, start_at, stop_at)
+        return OffsetLookup(partition, status.first_offset, status.next_offset, start_at, stop_at)
 
     def _finish_ended(self) -> None:
-        """Finish the partitions of which nothing is left to read."""
-        for partition_id, place in list(self._places.items()):
-            if place.end is not None and place.next_offset >= place.end:
+        """Finish the partitions that have nothing left to read."""
+        for partition_id, state in list(self._read_states.items()):
+            if state.end is not None and state.next_offset >= state.end:
                 self._finish(partition_id)
 
     def _finish(self, partition_id: int) -> None:
-        del self._places[partition_id]
+        del self._read_states[partition_id]
         self._lineage.finish(partition_id)
 
-    async def _look_for_children(self) -> UnreachableError | None:
+    async def _fetch_children(self) -> UnreachableError | None:
         """
-        Fetch the children of the partitions that were read to their end; a new partition is read
-        from its first message.
+        Fetch the children of partitions that are read to their end; they are read from their first
+        message.
 
         Returns:
-            The reason why this is not possible now; known partitions are read meanwhile.
+            The error if no metaserver replied; the known partitions are still read.
         """
         if not (self._follow and self._lineage.lacks_children):
             return None
@@ -449,20 +458,20 @@ class Reader(LoopBoundClient, Generic[V]):
             history = (await self._meta.call(endpoints.HISTORY, subject=self._subject)).partitions
         except UnreachableError as error:
             return error
-        self._take(history)
+        self._add_partitions(history)
         return None
 
-    def _take(self, history: list[PartitionHistory]) -> None:
-        """Begin the partitions that were not known, at their first message. Raises the errors of
-        `_learn`.
+    def _add_partitions(self, history: list[PartitionHistory]) -> None:
+        """Start reading new partitions at their first message. Raises the errors of
+        `_update_lineage`.
         """
-        self._learn(history)
-        for past in history:
-            partition = past.partition
+        self._update_lineage(history)
+        for entry in history:
+            partition = entry.partition
             partition_id = int(partition.partition_id)
             if partition_id in self._lineage.left:
-                place = self._places.setdefault(partition_id, _Place(partition, 0, None))
-                place.learn(past)
+                state = self._read_states.setdefault(partition_id, _ReadState(partition, 0, None))
+                state.learn(entry)
                 self._positions.setdefault(partition_id, 0)
 
     def _broker(self, partition: Partition) -> BrokerClient:
@@ -472,197 +481,209 @@ class Reader(LoopBoundClient, Generic[V]):
 
     # ── chunks ────────────────────────────────────────────────────────────────────────────────────
     async def _fill(self) -> bool:
-        """Read a chunk of each partition that may be read, until there are messages; return False
-        if everything is read.
+        """Read chunks of the readable partitions until there are messages; return False if
+        everything is read.
         """
         while not self._buffer:
             self._connections.check()  # another task may close it
-            unlearnt = await self._look_for_children()
+            metaserver_error = await self._fetch_children()
             readable = self._readable()
             if not readable and not (self._follow and self._lineage.lacks_children):
                 return False
             failures = await self._read_chunks(readable)
-            if unlearnt is not None:
-                failures[None] = unlearnt
+            if metaserver_error is not None:
+                failures[None] = metaserver_error
             now_ms = self._environment.clock.boot_ms()
-            self._patience.note(failures, now_ms)
+            self._failures.note(failures, now_ms)
             if failures:
                 await self._wait_for_servers(now_ms)
                 continue
             self._pauses.reset()
             if self._follow and not self._buffer:
-                await self._wait_for_news()
+                await self._wait_for_messages()
         return True
 
     def _readable(self) -> list[int]:
-        return [int(past.partition.partition_id) for past in self._lineage.readable()]
+        return [int(entry.partition.partition_id) for entry in self._lineage.readable()]
 
-    async def _wait_for_news(self) -> None:
-        """Wait until a partition may be read, or the children of one may be known."""
+    async def _wait_for_messages(self) -> None:
+        """Wait until a partition may have messages, or the children of one may be known."""
         readable, lacks_children = self._readable(), self._lineage.lacks_children
-        if not self._begin_waits(readable) and (readable or lacks_children):
-            await self._waits.wait(LOOK_MS if lacks_children else None)
+        if not self._open_idle_reads(readable) and (readable or lacks_children):
+            await self._open_reads.wait(POLL_MS if lacks_children else None)
 
-    def _begin_waits(self, readable: list[int]) -> list[int]:
-        """Let the brokers of partitions that were read to their end wait for messages, and return
-        the others, which may be read now.
+    def _open_idle_reads(self, readable: list[int]) -> list[int]:
+        """Open a long poll for each partition that is read to its end, and return the others, which
+        may be read now.
         """
-        places = {number: self._places[number] for number in readable if number in self._places}
-        self._waits.keep({number: place.partition.address for number, place in places.items()})
-        bytes_max = max(self._chunk_bytes * CHUNKS_MAX // max(len(places), CHUNKS_MAX), 1)
-        for number, place in places.items():
-            if place.at_end and place.partition.address is not None:
-                self._waits.begin(
-                    self._broker(place.partition), number, place.next_offset, bytes_max=bytes_max
+        states = {
+            partition_id: self._read_states[partition_id]
+            for partition_id in readable
+            if partition_id in self._read_states
+        }
+        self._open_reads.keep(
+            {partition_id: state.partition.address for partition_id, state in states.items()}
+        )
+        bytes_max = max(self._chunk_bytes * CHUNKS_MAX // max(len(states), CHUNKS_MAX), 1)
+        for partition_id, state in states.items():
+            if state.at_end and state.partition.address is not None:
+                self._open_reads.begin(
+                    self._broker(state.partition),
+                    partition_id,
+                    state.next_offset,
+                    bytes_max=bytes_max,
                 )
-        return self._waits.due(places)
+        return self._open_reads.due(states)
 
     async def _read_chunks(self, readable: list[int]) -> Failures:
         """
-        Read a chunk of each partition for which no read waits, CHUNKS_MAX at once; chunks that were
-        read stay, whatever happens to others.
+        Read a chunk of each partition without an open read, at most CHUNKS_MAX at once; chunks that
+        arrived are kept even if others fail.
 
         Returns:
-            The errors that may pass. Any other one is raised.
+            The transient errors. Other errors are raised.
         """
         failures: Failures = {}
-        others: list[BaseException] = []
-        due = self._begin_waits(readable)
+        fatal: list[BaseException] = []
+        due = self._open_idle_reads(readable)
         for first in range(0, len(due), CHUNKS_MAX):
-            numbers = due[first : first + CHUNKS_MAX]
-            done = await asyncio.gather(*map(self._chunk, numbers), return_exceptions=True)
-            for number, failed in zip(numbers, done, strict=True):
-                if isinstance(failed, WAITED_FOR):
-                    failures[number] = failed
-                elif failed is not None:
-                    others.append(failed)
-        if others:
-            raise others[0]
+            partition_ids = due[first : first + CHUNKS_MAX]
+            results = await asyncio.gather(
+                *map(self._read_chunk, partition_ids), return_exceptions=True
+            )
+            for partition_id, error in zip(partition_ids, results, strict=True):
+                if isinstance(error, TRANSIENT_ERRORS):
+                    failures[partition_id] = error
+                elif error is not None:
+                    fatal.append(error)
+        if fatal:
+            raise fatal[0]
         return failures
 
     async def _wait_for_servers(self, now_ms: int) -> None:
         """
-        Check the partitions again, and pause: brokers may have new addresses, and messages may be
-        gone.
+        Fetch the partitions again and pause: brokers may have moved, and messages may be gone.
 
-        The check is first, so that a program that gives up waiting during the pause, and asks
-        again, also finds the broker.
+        The fetch comes before the pause, so that a program that cancels the wait and tries again
+        also finds a broker that has moved.
 
         Raises:
-            KeylaneError: an error was noted, and has lasted for too long at `now_ms` of the boot
-                clock.
+            KeylaneError: an error has lasted too long at `now_ms` of the boot clock.
             SubjectDeletedError, SubjectUnknownError: the subject was deleted.
             PartitionUnknownError: the messages of `partition` are gone.
         """
-        unasked: UnreachableError | None = None
+        metaserver_error: UnreachableError | None = None
         try:
             history = (await self._meta.call(endpoints.HISTORY, subject=self._subject)).partitions
         except UnreachableError as error:
-            unasked = error  # messages that a broker lacks may be gone: none reports it
+            metaserver_error = error  # unknown whether messages that a broker lacks are gone
         else:
             self._lineage.check_subject(self._subject, history)
             if self._follow:
-                self._take(history)  # rows may have replaced messages that are gone
-            if self._look_anew(history):
+                self._add_partitions(history)  # rows may have replaced messages that are gone
+            if self._refresh_partitions(history):
                 return
-        self._patience.check(now_ms, unasked)
-        if not self._buffer:  # messages that others have brought, or bring meanwhile, do not wait
-            await self._waits.wait(self._pauses.next_ms())
+        self._failures.check(now_ms, metaserver_error)
+        if not self._buffer:  # messages of other partitions are handed out without a pause
+            await self._open_reads.wait(self._pauses.next_ms())
 
-    def _look_anew(self, history: Iterable[PartitionHistory]) -> bool:
+    def _refresh_partitions(self, history: Iterable[PartitionHistory]) -> bool:
         """
-        Take the addresses of brokers, and finish partitions whose messages are gone.
+        Update the brokers' addresses, and finish partitions whose messages are gone.
 
-        The broker of a lost partition may still answer, and another partition may have failed: it
-        is read as far as it gives messages.
+        The broker of a lost partition may still reply, so the partition is read as long as that
+        yields messages.
 
         Returns:
-            Whether the next try differs: there are such partitions, or a broker has a new address.
+            True if a partition was finished or a broker has a new address, so that a retry at once
+            may succeed.
         """
-        differs = False
-        for past in history:
-            partition_id = int(past.partition.partition_id)
-            place = self._places.get(partition_id)
-            if place is None:
+        has_changed = False
+        for entry in history:
+            partition_id = int(entry.partition.partition_id)
+            state = self._read_states.get(partition_id)
+            if state is None:
                 continue
-            address = past.partition.address
-            differs |= address is not None and address != place.partition.address
-            place.learn(past)
-            if past.is_gone and not (place.gives and not self._waits.pending(partition_id)):
-                self._leave_out(place, past)
-                differs = True
-        return differs
+            address = entry.partition.address
+            has_changed |= address is not None and address != state.partition.address
+            state.learn(entry)
+            if entry.is_gone and not (
+                state.may_have_more and not self._open_reads.pending(partition_id)
+            ):
+                self._skip_gone(state, entry)
+                has_changed = True
+        return has_changed
 
-    def _leave_out(self, place: _Place, past: PartitionHistory) -> None:
+    def _skip_gone(self, state: _ReadState, entry: PartitionHistory) -> None:
         """Finish a partition whose messages are gone. Raises PartitionUnknownError if some were
-        left, and no others are wanted.
+        unread and no other partition is wanted.
         """
-        partition_id = int(past.partition.partition_id)
-        if past.end_offset is None or place.next_offset < past.end_offset:
+        partition_id = int(entry.partition.partition_id)
+        if entry.end_offset is None or state.next_offset < entry.end_offset:
             if self._partition is not None:
-                raise self._gone_error(partition_id)
+                raise self._data_gone_error(partition_id)
             log.warning(
-                "partition %d of %s %s: what was left from offset %d on is not read",
+                "partition %d of %s %s: its messages from offset %d on are skipped",
                 partition_id,
                 self._subject,
-                "was on a disk that is lost" if past.lost else "has expired",
-                place.next_offset,
+                "was on a disk that is lost" if entry.lost else "has expired",
+                state.next_offset,
             )
         self._finish(partition_id)
 
-    async def _chunk(self, partition_id: int) -> None:
-        """Buffer messages of a partition from its place on."""
-        place = self._places[partition_id]
-        offset = place.next_offset
-        place.gives = False
-        place.at_end = False
+    async def _read_chunk(self, partition_id: int) -> None:
+        """Read messages of a partition into the buffer."""
+        state = self._read_states[partition_id]
+        offset = state.next_offset
+        state.may_have_more = False
+        state.at_end = False
         try:
-            answer, payload = await (
-                self._waits.take(partition_id)
-                or self._broker(place.partition).call(Read(partition_id, offset, self._chunk_bytes))
+            reply, payload = await (
+                self._open_reads.take(partition_id)
+                or self._broker(state.partition).call(Read(partition_id, offset, self._chunk_bytes))
             )
         except OffsetOutOfRangeError as error:
-            self._skip_removed(place, error)
+            self._skip_removed(state, error)
             return
-        assert isinstance(answer, Batches)
+        assert isinstance(reply, Batches)
         if payload:
             messages: list[Message[V]] = read_messages(
-                payload, offset, subject=self._subject, partition=place.partition, codec=self._codec
+                payload, offset, subject=self._subject, partition=state.partition, codec=self._codec
             )
             self._buffer.extend(
-                messages if place.end is None else messages[: max(place.end - offset, 0)]
+                messages if state.end is None else messages[: max(state.end - offset, 0)]
             )
-            place.next_offset = answer.upto
-            place.gives = True
-        if place.end is None:
-            at_end = place.next_offset >= answer.next_offset
-            ended = answer.sealed and at_end
-            place.at_end = at_end and not ended
+            state.next_offset = reply.upto
+            state.may_have_more = True
+        if state.end is None:
+            at_end = state.next_offset >= reply.next_offset
+            ended = reply.sealed and at_end
+            state.at_end = at_end and not ended
         else:
-            ended = place.next_offset >= place.end
-            if not payload:  # everything up to the end was stored when the reader was opened
+            ended = state.next_offset >= state.end
+            if not payload:  # everything up to `end` was stored when the reader was opened
                 raise OffsetOutOfRangeError(
                     partition_id=partition_id,
                     offset=offset,
-                    first_offset=answer.first_offset,
-                    next_offset=answer.next_offset,
+                    first_offset=reply.first_offset,
+                    next_offset=reply.next_offset,
                 )
         if ended:
             self._finish(partition_id)
 
-    def _skip_removed(self, place: _Place, error: OffsetOutOfRangeError) -> None:
-        """Continue after messages that retention has removed. Raises OffsetOutOfRangeError,
-        `error`, if there are none.
+    def _skip_removed(self, state: _ReadState, error: OffsetOutOfRangeError) -> None:
+        """Continue after messages that retention has removed. Raises `error` if none were
+        removed.
         """
         first = error.first_offset or 0
-        if place.next_offset >= first:
+        if state.next_offset >= first:
             raise error
         log.warning(
-            "partition %d of %s: %s removed before the reader got to them",
-            place.partition.partition_id,
+            "partition %d of %s: %s removed by retention before the reader got to them",
+            state.partition.partition_id,
             self._subject,
-            counted(first - place.next_offset, "message was", "messages were"),
+            counted(first - state.next_offset, "message was", "messages were"),
         )
-        place.next_offset = self._positions[int(place.partition.partition_id)] = first
-        if place.end is not None and first >= place.end:
-            self._finish(int(place.partition.partition_id))
+        state.next_offset = self._positions[int(state.partition.partition_id)] = first
+        if state.end is not None and first >= state.end:
+            self._finish(int(state.partition.partition_id))

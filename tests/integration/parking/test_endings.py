@@ -243,7 +243,7 @@ async def test_no_key_is_parked_when_its_handler_has_no_thread(
         with monkeypatch.context() as patch:
             patch.setattr("keylane.consumer.handling.threads.SimpleQueue", QueueOfGreenlets)
             for _ in range(3):
-                with pytest.raises(ConfigError, match="patch threads and queues alike"):
+                with pytest.raises(ConfigError, match="patch both threads and queues"):
                     await run_thread(given, tried, Crash)
         assert tried == []
         running = asyncio.create_task(run_thread(given, tried, Crash))

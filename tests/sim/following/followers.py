@@ -152,13 +152,13 @@ class TellingReader(SmallReader):
 
     told: Callable[[Told], None]
 
-    def _note_gone(self, gone: list[PartitionHistory]) -> None:
+    def _report_gone(self, gone: list[PartitionHistory]) -> None:
         self._note_all_gone(gone)
-        super()._note_gone(gone)
+        super()._report_gone(gone)
 
-    def _leave_out(self, place: Any, past: PartitionHistory) -> None:
+    def _skip_gone(self, place: Any, past: PartitionHistory) -> None:
         self._note_all_gone([past])
-        super()._leave_out(place, past)
+        super()._skip_gone(place, past)
 
     def _note_all_gone(self, gone: list[PartitionHistory]) -> None:
         for past in gone:
@@ -206,7 +206,7 @@ class ReadingHost(FollowingHost):
         if key and not partition.range_start <= logical_partition(key) < partition.range_end:
             return True
         partition_id = int(partition.partition_id)
-        place = self._reader._places.get(partition_id)
+        place = self._reader._read_states.get(partition_id)
         position = None if place is None else self._reader.positions.get(partition_id)
         return _is_through(hosted, position, self._reader._lineage)
 

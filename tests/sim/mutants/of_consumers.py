@@ -110,7 +110,7 @@ def moved_broker_not_followed(patches: Patches) -> None:
 
 def lanes_ignore_keys(patches: Patches) -> None:
     def take(self: Any) -> Any:
-        self.note_alone()
+        self.register_running()
         while not self.arrived and self._stored:
             self._open()
         queue = self.due or self.arrived
@@ -122,7 +122,7 @@ def lanes_ignore_keys(patches: Patches) -> None:
 
 def lanes_run_backwards(patches: Patches) -> None:
     def finish(self: Any, key: bytes) -> Any:
-        self.note_alone()
+        self.register_running()
         lane = self.busy.get(key)
         if lane and len(lane) > 1:
             lane.rotate(1)
@@ -252,7 +252,7 @@ def retries_hold_no_lane(patches: Patches) -> None:
         return waits
 
     def finish(self: Any, key: bytes) -> None:
-        self.note_alone()
+        self.register_running()
         self.busy.pop(key, None)
 
     real = patches.set(Workers, "_failed", failed)
@@ -287,9 +287,9 @@ def readers_pass_empty_partitions(patches: Patches) -> None:
 
     def readable(self: Any) -> list[Any]:
         return [
-            self._left[number]
-            for number in sorted(self._left)
-            if not any(parent in self._left for parent in self._parents[number])
+            self._unread[number]
+            for number in sorted(self._unread)
+            if not any(parent in self._unread for parent in self._parents[number])
         ]
 
     patches.set(LineageOrder, "readable", readable)

@@ -28,7 +28,7 @@ def rows_are_all_left_out(patches: Patches) -> None:
 
 def rows_of_rows_come_again(patches: Patches) -> None:
     """Rows of rows are given although the messages behind them came before."""
-    patches.set(ReplacingRows, "_is_behind", lambda _self, _partition_id, _had: False)
+    patches.set(ReplacingRows, "_are_sources_read", lambda _self, _partition_id, _had: False)
 
 
 def later_subjects_of_the_name_are_read(patches: Patches) -> None:
@@ -43,7 +43,7 @@ def replaced_messages_count_as_read(patches: Patches) -> None:
         self._positions[int(past.partition.partition_id)] = past.end_offset or 1 << 40
         real(self, place, past)
 
-    real = patches.set(Reader, "_leave_out", leave_out)
+    real = patches.set(Reader, "_skip_gone", leave_out)
 
 
 BREAKS: tuple[Breaks, ...] = (

@@ -18,7 +18,7 @@ from sim.mutants.mutant import Breaks, Patches
 
 def readers_wait_for_no_parents(patches: Patches) -> None:
     """A partition is read before what it continues is sealed and read."""
-    patches.set(LineageOrder, "readable", lambda self: list(self._left.values()))
+    patches.set(LineageOrder, "readable", lambda self: list(self._unread.values()))
 
 
 def positions_forget_finished_partitions(patches: Patches) -> None:
@@ -35,7 +35,7 @@ def positions_count_what_was_not_given(patches: Patches) -> None:
     """Positions are behind what was read, which the program has not got yet."""
 
     def positions(self: Any) -> Any:
-        read = {number: place.next_offset for number, place in self._places.items()}
+        read = {number: place.next_offset for number, place in self._read_states.items()}
         return MappingProxyType(self._positions | read)
 
     patches.set(Reader, "positions", property(positions))
@@ -45,14 +45,14 @@ def tail_of_a_sealed_partition_is_skipped(patches: Patches) -> None:
     """A partition counts as read to its end with the first chunk that says it is sealed."""
 
     async def chunk(self: Any, partition_id: int) -> None:
-        place = self._places[partition_id]
+        place = self._read_states[partition_id]
         broker = self._broker(place.partition)
         await real(self, partition_id)
         status = await broker.control(endpoints.PARTITION, id=partition_id)
-        if partition_id in self._places and status.state is PartitionState.SEALED:
+        if partition_id in self._read_states and status.state is PartitionState.SEALED:
             self._finish(partition_id)
 
-    real = patches.set(Reader, "_chunk", chunk)
+    real = patches.set(Reader, "_read_chunk", chunk)
 
 
 def rows_are_repeated_when_a_broker_returns(patches: Patches) -> None:
@@ -60,11 +60,11 @@ def rows_are_repeated_when_a_broker_returns(patches: Patches) -> None:
 
     def look_anew(self: Any, history: Any) -> bool:
         gone: bool = real(self, history)
-        for place in self._places.values():
+        for place in self._read_states.values():
             place.next_offset = max(0, place.next_offset - 1)
         return gone
 
-    real = patches.set(Reader, "_look_anew", look_anew)
+    real = patches.set(Reader, "_refresh_partitions", look_anew)
 
 
 def chunks_beside_a_failure_are_dropped(patches: Patches) -> None:

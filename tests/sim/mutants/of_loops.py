@@ -61,11 +61,11 @@ def held_messages_come_after_newer_ones(patches: Patches) -> None:
 def loop_gets_those_behind_a_parked_message(patches: Patches) -> None:
     """A message that fails too often is parked, and those that wait behind it are handed out."""
 
-    def take_out(self: Any, failed: Any, _ours: Any) -> Any:
+    def remove_failed(self: Any, failed: Any, _ours: Any) -> Any:
         self.acked(failed)
         return [failed], [], []
 
-    patches.set(InHand, "take_out", take_out)
+    patches.set(InHand, "remove_failed", remove_failed)
 
 
 def opened_messages_pass_a_parked_one(patches: Patches) -> None:
@@ -99,7 +99,7 @@ def given_back_goes_to_the_end(patches: Patches) -> None:
 
     def give_back(self: Any, message: Any, due_ns: int) -> Any:
         back = real(self, message, due_ns)
-        lane = self._lane(message.key or (message.partition_id, message.offset))
+        lane = self._lane_of(message.key or (message.partition_id, message.offset))
         if len(lane.messages) > 1:
             lane.messages.append(lane.messages.pop(0))
         return back
@@ -113,11 +113,11 @@ def given_back_alone(patches: Patches) -> None:
     """
 
     def give_back(self: Any, message: Any, due_ns: int) -> Any:
-        self.hand.spread()
-        lane = self._lane(message.key or (message.partition_id, message.offset))
-        later, lane.out = lane.out, {id(message): message}
+        self.unregistered.register()
+        lane = self._lane_of(message.key or (message.partition_id, message.offset))
+        later, lane.in_hand = lane.in_hand, {id(message): message}
         back = real(self, message, due_ns)
-        lane.out = {number: each for number, each in later.items() if each is not message}
+        lane.in_hand = {number: each for number, each in later.items() if each is not message}
         return back
 
     real = patches.set(InHand, "give_back", give_back)
@@ -143,9 +143,9 @@ def lower_offsets_stay_in_hand(patches: Patches) -> None:
     """
 
     def behind(lane: Any, message: Any) -> Any:
-        return [each for each in lane.out.values() if each.offset > message.offset]
+        return [each for each in lane.in_hand.values() if each.offset > message.offset]
 
-    patches.set(in_hand, "_behind", behind)
+    patches.set(in_hand, "_handed_out_after", behind)
 
 
 BREAKS: tuple[Breaks, ...] = (

@@ -259,7 +259,7 @@ async def test_consumer_opens_again_when_the_system_gave_too_few_threads(
         settings=ConsumerSettings(threads=3),
         _environment=Environment(network=network),
     )
-    with pytest.raises(ConfigError, match="the system gives 2 of 3 threads for handlers: can't"):
+    with pytest.raises(ConfigError, match="only 2 of 3 handler threads could be started: can't"):
         await consumer.__aenter__()
     assert not network.calls
     for thread in started:

@@ -101,7 +101,7 @@ def test_handler_is_refused_when_it_is_annotated_as_one_of_the_other_kind(
     kind: str, handler: Any, other: str
 ):
     """It failed at the first message, and that message was tried without end."""
-    with pytest.raises(HandlerTypeError, match=f"give it as {other}"):
+    with pytest.raises(HandlerTypeError, match=f"pass it as {other}"):
         Consumer(
             "127.0.0.1:1", **consumer_options(subject="orders", group="billing", **{kind: handler})
         )

@@ -1,4 +1,4 @@
-"""The turn of messages that may end a process: one at a time, in order, and never for ever."""
+"""The lock for messages that may end a process: one at a time, in order, with a time limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_turns_are_taken_in_the_order_of_the_calls():
 
 
 async def test_turn_ends_after_its_limit():
-    """The block of the first one goes on, and its end does not end the turn of the next one."""
+    """The first block keeps running, and its end does not release the next one's turn."""
     alone = AloneTurn()
     async with alone.taken(0.02):
         began_s = time.monotonic()
@@ -49,7 +49,9 @@ async def test_canceled_wait_takes_no_turn():
 
 
 def test_turn_is_taken_in_another_event_loop():
-    """A consumer may be opened again there; who waited in the loop before is gone."""
+    """A consumer may be opened again there; tasks that waited in the earlier loop no longer
+    exist.
+    """
     alone = AloneTurn()
 
     async def take_two() -> None:

@@ -1,4 +1,4 @@
-"""A delivery of a pull client: what it tells of the client, and what it tells it."""
+"""A delivery of a pull client: what it reads from the client and what it forwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FAILURE = Failure("ValueError", "no", "c", 5, 3)
 
 
 class NotingClient:
-    """A pull client that remembers what it is told."""
+    """A pull client that records calls."""
 
     deadline_ns = 70
     group, queue, logic_start, partition_id, exclusive, codec = "g", 2, 100, 7, True, None
@@ -44,7 +44,7 @@ class NotingClient:
 
 
 def test_delivery_says_what_its_client_says():
-    """The deadline and the cursor as they are now."""
+    """The deadline and the cursor have their current values."""
     client = NotingClient()
     delivery = ClientDelivery(client)
     message = Message("s", b"k", b"", 5, 7, 0, delivery=delivery)

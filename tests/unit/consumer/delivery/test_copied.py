@@ -1,5 +1,5 @@
-"""Copies of a delivered message: in the same process they are acked as it is, elsewhere they only
-read.
+"""Copies of a delivered message: in the same process they can be acked, elsewhere they are
+read-only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from keylane.protocol.message import Message
 
 
 class LoopClient:
-    """A pull client as pickle sees it: it has a future of the event loop."""
+    """A pull client that pickle refuses, because it has a future of the event loop."""
 
     deadline_ns = 70
     group, queue, logic_start, partition_id, exclusive = "g", 2, 100, 7, True
@@ -35,7 +35,7 @@ def delivered(*offsets: int) -> list[Message]:
 
 
 async def test_pickled_message_says_what_the_message_said():
-    """A pool of processes raised "cannot pickle '_asyncio.Future' object"."""
+    """A process pool used to raise "cannot pickle '_asyncio.Future' object"."""
     message = delivered(5)[0]
     carried = pickle.loads(pickle.dumps(message))
     for each in (message, carried):
@@ -50,7 +50,7 @@ async def test_pickled_message_says_what_the_message_said():
 
 
 async def test_pickled_messages_share_a_delivery_that_a_sink_can_hold():
-    """What a sink knows of a delivery lives as long as that, and belongs to it alone."""
+    """A sink's state of a delivery lives as long as the delivery, and belongs to it only."""
     first, second = pickle.loads(pickle.dumps(delivered(5, 6)))
     assert first.delivery is second.delivery
     assert pickle.loads(pickle.dumps(first)).delivery != first.delivery
@@ -67,6 +67,6 @@ async def test_pickled_message_refuses_an_ack(call):
 
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy])
 async def test_copy_in_the_process_is_of_the_same_delivery(way):
-    """Its ack counts as that of the message."""
+    """Its ack counts as the message's."""
     message = delivered(5)[0]
     assert way(message).delivery is message.delivery

@@ -1,4 +1,4 @@
-"""Which messages pass a consumer's filter, and what becomes of one that cannot be told."""
+"""Which messages a consumer's filter accepts, and what happens if it fails."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wants_big(message: Message) -> bool:
     ],
 )
 def test_message_passes_with_one_of_the_tags(given: Message, passes: bool):
-    """Whole tags count, and no other property."""
+    """Only whole tags count, and no other property."""
     assert MessageFilter(tags=["void", "paid"]).matches(given) is passes
 
 
@@ -63,7 +63,7 @@ def fails(message: Message) -> bool:
 
 @pytest.mark.parametrize("function", [fails, lambda message: is_async(message)])  # noqa: PLW0108
 def test_error_names_the_message_when_the_function_fails(function: Any):
-    """Also one whose result would have to be awaited: it would pass every message."""
+    """Also if its result would have to be awaited, because that would accept every message."""
     wanted = MessageFilter(wanted=function)
     with pytest.raises(FilterError) as caught:
         wanted.matches(message())
@@ -84,8 +84,8 @@ def test_filter_is_refused_that_cannot_work(wanted: Any):
 
 
 def test_text_is_the_same_for_the_same_filter():
-    """Members of a group are compared by it: order does not matter, and long ones keep their
-    difference.
+    """Members of a group are compared by it: order does not matter, and long texts remain
+    different.
     """
     assert MessageFilter(["b", "a"]).text == MessageFilter(["a", "b"]).text == "tags a, b"
     described = MessageFilter(["a"], {"y": b"1", "x": "2"}).text

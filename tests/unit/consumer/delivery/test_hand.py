@@ -1,5 +1,5 @@
-"""What a program has in hand alone: it is acked as it was taken, or noted before anything else is
-done with it.
+"""Unregistered messages: they are acked as they were taken, or registered before anything else
+happens to them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from keylane.protocol.message import Message
 
 
 class Own(UserAcks):
-    """A delivery whose lease holds."""
+    """A delivery whose lease is valid."""
 
     runs = True
     deadline_ns = 2**62
@@ -30,7 +30,7 @@ class Own(UserAcks):
         self.handled.append(offset)
 
     def check_takes_acks(self, _offset: int) -> None:
-        """Take every ack."""
+        """Accept every ack."""
 
     def acked_again(self, messages: Any) -> None:
         self.acked += [message.offset for message in messages]
@@ -75,7 +75,7 @@ async def test_message_in_hand_holds_its_key_when_another_is_taken():
 
 def test_messages_taken_together_are_acked_together():
     own, lanes = Own(), InHand()
-    taken = lanes.take_together(arrived(own, b"a", b"b", b"a"), 3, 0)
+    taken = lanes.take_many_unregistered(arrived(own, b"a", b"b", b"a"), 3, 0)
     assert taken is not None
     assert not lanes.ack_hand(taken[:2]), "these are not all"
     assert lanes.ack_hand(taken)
@@ -85,22 +85,22 @@ def test_messages_taken_together_are_acked_together():
 
 
 def test_part_of_messages_taken_together_is_acked_alone():
-    """The others stay in hand, and hold their keys."""
+    """The others stay in hand, and block their keys."""
     own, lanes = Own(), InHand()
     waiting = arrived(own, b"a", b"b", b"a", b"b", b"c")
-    taken = lanes.take_together(waiting, 3, 0)
+    taken = lanes.take_many_unregistered(waiting, 3, 0)
     assert taken is not None
     assert own.take_acks(taken[1:2])
     lanes.acked_all(taken[1:2])
     assert own.handled == [1]
     assert [own.has_taken(message) for message in taken] == [True, False, True]
     assert [message.key for message in lanes.collect(waiting, 9, 0, ordered=True)] == [b"b", b"c"]
-    assert lanes.take_together(arrived(own, b"d"), 1, 0) is None, "others are in hand"
+    assert lanes.take_many_unregistered(arrived(own, b"d"), 1, 0) is None, "others are in hand"
 
 
 def test_message_given_back_takes_the_later_ones_of_its_key_along():
     own, lanes = Own(), InHand()
-    taken = lanes.take_together(arrived(own, b"a", b"b", b"a"), 3, 0)
+    taken = lanes.take_many_unregistered(arrived(own, b"a", b"b", b"a"), 3, 0)
     assert taken is not None
     assert lanes.give_back(taken[0], 5) == [taken[0], taken[2]]
     assert not lanes.ack_hand(taken)
@@ -112,5 +112,5 @@ def test_message_of_an_ended_lease_is_not_taken_in_hand():
     own.deadline_ns = 7
     waiting = arrived(own, b"a")
     assert lanes.take_alone(waiting, lambda: 7) is None
-    assert lanes.take_together(waiting, 1, 7) is None
+    assert lanes.take_many_unregistered(waiting, 1, 7) is None
     assert len(waiting) == 1

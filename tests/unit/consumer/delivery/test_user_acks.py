@@ -1,4 +1,4 @@
-"""What a user has in hand of one delivery, when another one of the same pull client has the same
+"""A user's messages of one delivery, while another delivery of the same pull client has the same
 offsets.
 """
 
@@ -14,9 +14,7 @@ from keylane.protocol.message import Message
 
 
 class TwoSources:
-    """A pull client, which owns itself; its messages come from its partition and from an ancestor
-    of it.
-    """
+    """A pull client, its own owner, with messages from its partition and from an ancestor."""
 
     acks_each, by_hand = False, True
 
@@ -25,7 +23,7 @@ class TwoSources:
         self.lanes: list[Message] = []
 
     def check_takes_acks(self, offset: int) -> None:
-        """Take every ack."""
+        """Accept every ack."""
 
     def acked_again(self, messages: Sequence[Message]) -> None:
         self.lanes += messages
@@ -59,13 +57,13 @@ def sources() -> tuple[TakenSource, TakenSource]:
 
 
 async def test_message_given_back_is_of_its_own_partition(sources):
-    """The message of another partition at the same offset is still in hand: its ack counts, and
-    frees its lane.
+    """The other partition's message at the same offset is still in hand: its ack counts, and frees
+    its lane.
     """
     ancestor, own = sources
     old, new = ancestor.hand_out(7), own.hand_out(7)
     await old.nack()
-    with pytest.raises(InvalidRequestError, match="ack it when it comes again"):
+    with pytest.raises(InvalidRequestError, match="ack it when it is delivered again"):
         await old.ack()
     await new.ack()
     assert (own.handled, ancestor.handled) == ([7], [])
@@ -73,14 +71,14 @@ async def test_message_given_back_is_of_its_own_partition(sources):
 
 
 async def test_second_ack_and_nack_do_nothing_when_the_message_is_acked(sources):
-    """A second ack is no error; a nack then is one, which names the partition."""
+    """A second ack is not an error, but a nack after it is; the error names the partition."""
     _, own = sources
     message = own.hand_out(3)
     await message.ack()
     await message.ack()
     assert own.handled == [3]
     with pytest.raises(
-        InvalidRequestError, match="message 3 of partition 2 is acked or given back already"
+        InvalidRequestError, match="message 3 of partition 2 is already acked or given back"
     ):
         await message.nack()
 

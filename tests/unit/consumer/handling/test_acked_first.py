@@ -1,5 +1,5 @@
-"""A handler whose messages are acked before: called at most once for each, and what it loses is
-told.
+"""Handlers whose messages are acked first: each is called at most once, and lost messages are
+logged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sim.machines.clock import ManualClock
 
 
 class AckingClient:
-    """Lets handlers start unless `refuses`."""
+    """Lets handlers start unless `refuses` is set."""
 
     refuses = False
 
@@ -64,7 +64,7 @@ async def test_lost_messages_are_counted_in_one_line_a_second(caplog: pytest.Log
 
 
 async def test_cancelled_handler_ends_its_task_only_if_that_was_asked_for():
-    """A handler that cancels itself has failed; one that is cut short by a hand-over passes the
+    """A handler that cancels itself has failed; one that a hand-over cancels passes the
     request on.
     """
 

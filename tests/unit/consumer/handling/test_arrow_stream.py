@@ -1,6 +1,4 @@
-"""Arrow batches of stored ones: one of a partition in hand, gaps end a batch, and hand-overs forget
-what waits.
-"""
+"""Arrow batches: one per partition is in hand, gaps end a batch, and hand-overs drop what waits."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from sim.machines.clock import ManualClock
 
 
 class ArrowClient:
-    """What Arrow batches need of a pull client."""
+    """The part of a pull client that Arrow batches use."""
 
     def __init__(self, partition_id: int) -> None:
         self.partition_id = partition_id
@@ -34,7 +32,7 @@ class ArrowClient:
         self.done: list[Range] = []
         self.forgotten = 0
         self.parked: list[int] = []
-        """Offsets whose keys are parked."""
+        """The offsets whose keys are parked."""
 
     def leave_out_parked(self, batch: PulledBatch) -> None:
         batch.ranges = [part for part in batch.ranges if part[0] not in self.parked]
@@ -128,7 +126,7 @@ async def test_batch_given_back_comes_first_once_it_is_due():
 
 
 async def test_batch_given_back_is_not_waited_for_while_its_partition_is_paused():
-    """A program that waits until it is due would ask again and again, without a pause."""
+    """A program that waited for its due time would ask repeatedly without a pause."""
     clock = ManualClock()
     stream, client = stream_of(clock), ArrowClient(1)
     stream.put(stored(client, 0, 2))
@@ -165,7 +163,7 @@ def test_rows_of_parked_keys_are_in_no_batch():
 
 
 async def test_batch_stays_for_the_next_one_who_asks_when_the_wait_is_cancelled():
-    """A time limit around `anext(consumer.batches())` that ends at any step loses no batch."""
+    """A time-out around `anext(consumer.batches())` loses no batch, at whichever step it ends."""
     stream = Stream(clock=SystemClock(), handover_ms=0, check=lambda: None)
     stream.put_batch(stored(ArrowClient(1), 0, 3))
     asking = asyncio.create_task(stream.take_arrow())
@@ -178,13 +176,17 @@ async def test_batch_stays_for_the_next_one_who_asks_when_the_wait_is_cancelled(
 
 
 def damaged(batch: PulledBatch) -> PulledBatch:
-    """The batch with a body that does not unpack; brokers look at the checksum alone."""
+    """Return the batch with a body that cannot be unpacked, but with a valid checksum, which is all
+    that brokers check.
+    """
     batch.record[-8:] = bytes(8)
     return batch
 
 
 async def test_batch_that_does_not_unpack_stays_before_later_ones():
-    """It raises each time; messages before it and other partitions come, and none behind it."""
+    """It raises every time; earlier messages and other partitions are delivered, later messages are
+    not.
+    """
     stream, client, other = stream_of(ManualClock()), ArrowClient(1), ArrowClient(2)
     for batch in (stored(client, 0, 3), damaged(stored(client, 3, 3)), stored(client, 6, 3)):
         stream.put(batch)
@@ -207,10 +209,10 @@ async def test_batch_that_does_not_unpack_stays_before_later_ones():
 
 
 async def test_message_behind_a_batch_that_does_not_unpack_is_not_handed_out():
-    """The iteration raises each time that it gets there."""
+    """The iteration raises every time it reaches the batch."""
 
     class Decoding(ArrowClient):
-        takes_hand = False
+        may_be_unregistered = False
 
         def decode(self, record, header):
             if not header.base_offset:
@@ -230,4 +232,4 @@ async def test_message_behind_a_batch_that_does_not_unpack_is_not_handed_out():
     for _ in range(2):
         with pytest.raises(CorruptBatchError):
             await stream.next()
-    assert stream._here == 6
+    assert stream._waiting_count == 6

@@ -1,5 +1,5 @@
-"""Batches never have a key together, and messages of a key run in their order, whatever fails,
-splits and pauses.
+"""Two batches never share a key, and messages of a key run in order, whatever fails, splits or
+pauses.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ MAX = 4
 
 
 class SideDelivery:
-    """As of messages that may have ended a process: they are of their client's queue, and acked
-    here.
-    """
+    """The delivery of suspects: they are in their client's queue, but acked here."""
 
     is_apart = False
 
@@ -33,7 +31,7 @@ class SideDelivery:
 
 
 class LateBatch:
-    """A batch that is opened later; the message at `parked`, if it has one, is parked then."""
+    """A batch that is opened later; the message at `parked`, if set, is parked then."""
 
     is_plain = True
 
@@ -57,7 +55,7 @@ class LateBatch:
 
 
 class BatchLanesMachine(RuleBasedStateMachine):
-    """Workers take, end, fail and halve batches of two partitions in any order."""
+    """Takes, ends, fails and halves batches of two partitions in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +91,7 @@ class BatchLanesMachine(RuleBasedStateMachine):
         parked=st.integers(0, 9),
     )
     def put_batch(self, partition: int, keys: list[bytes], parked: int) -> None:
-        """One message is parked when the batch is opened."""
+        """Put a batch of which one message is parked when it is opened."""
         start = self.put_count[partition]
         self.put_count[partition] += len(keys)
         own = [key and key + b"%d" % partition for key in keys]
@@ -117,7 +115,7 @@ class BatchLanesMachine(RuleBasedStateMachine):
         assert offsets == sorted(set(offsets))
         assert batch.keys == {message.key for message in batch.messages} - {b""}
         plain = all(message.delivery is message.delivery.client for message in batch.messages)
-        assert plain or batch.acked_each
+        assert plain or batch.acks_per_delivery
         for other in self.running + self.failed:
             assert not other.keys & batch.keys
         self.running.append(batch)
@@ -144,7 +142,7 @@ class BatchLanesMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def try_again(self, data: st.DataObject) -> None:
         batch = self.failed.pop(data.draw(st.integers(0, len(self.failed) - 1)))
-        self.lanes.put_first([batch])
+        self.lanes.put_due([batch])
         assert self.lanes.take() is batch
         self.running.append(batch)
 
@@ -158,12 +156,14 @@ class BatchLanesMachine(RuleBasedStateMachine):
 
     @rule()
     def drain(self) -> None:
-        """Nothing is left behind when all that runs ends and all that failed is tried again."""
+        """Check that nothing is left when all running batches end and all failed ones are
+        retried.
+        """
         for partition in (0, 1):
             self.lanes.resume(partition)
         for _ in range(1_000):
             if self.failed:
-                self.lanes.put_first([self.failed.pop()])
+                self.lanes.put_due([self.failed.pop()])
             batch = self.running.pop() if self.running else self.lanes.take()
             if batch is None:
                 break
@@ -187,37 +187,39 @@ TestBatchLanes = BatchLanesMachine.TestCase
 
 
 def test_batch_waits_until_it_is_full_or_ripe():
-    lanes = BatchLanes(max_records=3, waits=True)
+    lanes = BatchLanes(max_records=3, lingers=True)
     client = Client(1)
     number = lanes.put(client.messages(b"a", b"b"))
     assert number
     assert not lanes.arrived
     assert lanes.take() is None
-    lanes.ripen(1, number - 1)
+    lanes.end_linger(1, number - 1)
     assert lanes.take() is None, "the end of an earlier wait"
-    lanes.ripen(1, number)
+    lanes.end_linger(1, number)
     assert len(lanes.take()) == 2
     lanes.put(client.messages(b"c", b"d", b"e", start=2))
     assert len(lanes.take()) == 3, "it is full at once"
 
 
 def test_rest_of_a_full_batch_waits_no_longer_than_others():
-    """Its wait began when it was put; one that comes after the batch has a wait of its own."""
-    lanes = BatchLanes(max_records=3, waits=True)
+    """Its wait began when it was put; a message that arrives after the batch has a separate
+    wait.
+    """
+    lanes = BatchLanes(max_records=3, lingers=True)
     client = Client(1)
     number = lanes.put(client.messages(b"a", b"b", b"c", b"d"))
     assert number
     assert len(lanes.take()) == 3
     assert lanes.take() is None
-    assert lanes.ripen(1, number) == 0
+    assert lanes.end_linger(1, number) == 0
     assert len(lanes.take()) == 1
     number = lanes.put(client.messages(b"e", b"f", b"g", start=4))
     assert len(lanes.take()) == 3
     assert lanes.put(client.messages(b"h", start=7)) == 0, "the wait of the full batch goes on"
-    number = lanes.ripen(1, number)
+    number = lanes.end_linger(1, number)
     assert number, "all that it was for is gone"
     assert lanes.take() is None
-    lanes.ripen(1, number)
+    lanes.end_linger(1, number)
     assert len(lanes.take()) == 1
 
 
@@ -252,7 +254,7 @@ def test_keys_of_a_batch_that_runs_alone_are_noted_when_others_are_taken():
 
 
 def test_messages_of_a_freed_key_are_in_their_place_of_a_batch():
-    """They come behind later ones, and a batch acks its messages by their offsets."""
+    """They arrive after later ones, but a batch acks its messages in offset order."""
     lanes = BatchLanes(max_records=4)
     client = Client(1)
     lanes.put(client.messages(b"a", b"b", start=5))
@@ -262,7 +264,9 @@ def test_messages_of_a_freed_key_are_in_their_place_of_a_batch():
 
 
 def test_batch_is_gone_when_it_ended():
-    """Without the garbage collector: the messages of thousands of batches would wait for that."""
+    """It is freed without the garbage collector, which would keep the messages of thousands of
+    batches.
+    """
     lanes = BatchLanes(max_records=2)
     client = Client(1)
     lanes.put(client.messages(b"a", b"b"))
@@ -272,7 +276,7 @@ def test_batch_is_gone_when_it_ended():
 
 
 def test_failed_batch_holds_back_no_other_key():
-    """However many messages wait for it."""
+    """Other keys proceed however many messages wait for the failed batch."""
     lanes = BatchLanes(max_records=2)
     client = Client(1)
     lanes.put(client.messages(*[b"bad"] * 50, b"good"))
@@ -307,7 +311,7 @@ def test_messages_of_a_shared_group_have_no_order():
 
 
 def test_batch_is_a_sixteenth_when_its_first_message_failed_under_earlier_owners():
-    """Else one that ends its consumer each time would come whole for ever."""
+    """Otherwise a batch that ends its consumer every time would always be delivered whole."""
     lanes = BatchLanes(max_records=64)
     client = Client(1)
     sizes = []

@@ -1,4 +1,4 @@
-"""Batch handlers: what a batch that fails, asks for another try, hangs or ends the program does."""
+"""Batch handlers that fail, request a retry, hang or end the program."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def workers_of(
 async def handled_by(
     handler: Callable[[list[Message]], Any], keys: list[bytes], **settings: Any
 ) -> Client:
-    """The client once every message is handled."""
+    """Return the client when every message is handled."""
     client = Client()
     workers = workers_of(handler, **settings)
     client.give(workers, *keys)
@@ -95,8 +95,8 @@ async def test_batches_of_other_keys_run_together_and_of_one_key_one_after_anoth
 
 
 async def test_failed_batch_is_tried_whole_once_and_then_in_halves():
-    """Until the one bad message is alone, with those behind it of its key; others do not wait for
-    it.
+    """Until only the bad message and later messages of its key are left; other messages do not wait
+    for it.
     """
     tries: list[list[int]] = []
     healed = asyncio.Event()
@@ -123,8 +123,8 @@ async def test_failed_batch_is_tried_whole_once_and_then_in_halves():
 async def test_failed_batch_is_logged_as_a_message_is(
     loose: bool, caplog: pytest.LogCaptureFixture
 ):
-    """With its group, and with what waits for it: nothing, if it is of dead letters that are
-    retried.
+    """The line names the group and what waits: nothing if the batch consists of redriven dead
+    letters.
     """
 
     def handle(messages: list[Message]) -> None:
@@ -176,7 +176,7 @@ async def test_small_batch_waits_for_more_messages():
 
 
 async def test_hanging_batch_is_cancelled_and_forgotten_at_a_hand_over():
-    """Its messages, and those that wait, are left to the next owner."""
+    """Its messages and the waiting ones are left to the next owner."""
     client = Client()
     begun = asyncio.Event()
 
@@ -232,7 +232,7 @@ async def test_crash_in_a_batch_handler_ends_the_consumer():
 
 # ── messages that fail too often ──────────────────────────────────────────────────────────────────
 def refuse(*values: int) -> Callable[[list[Message]], None]:
-    """A handler that cannot take these offsets."""
+    """Return a handler that fails for these offsets."""
 
     def handle(messages: list[Message]) -> None:
         if any(message.offset in values for message in messages):
@@ -243,8 +243,8 @@ def refuse(*values: int) -> Callable[[list[Message]], None]:
 
 @pytest.mark.parametrize("tries_max", [1, 4])
 async def test_message_that_fails_alone_is_parked_with_those_behind_it(tries_max: int):
-    """The others of its batch are handled, and those of its key before it; what waits behind it is
-    not.
+    """The other messages of its batch and earlier ones of its key are handled; later ones of its
+    key are not.
     """
     client = Client()
     failing = Failing(policy=FailurePolicy.PARK, tries_max=tries_max, client="c")
@@ -267,7 +267,7 @@ async def test_message_that_fails_alone_is_parked_with_those_behind_it(tries_max
     ("policy", "ordered"), [(FailurePolicy.DEAD, True), (FailurePolicy.PARK, False)]
 )
 async def test_message_that_fails_alone_is_buried(policy: FailurePolicy, ordered: bool):
-    """As a dead letter, or of a shared group: later ones of its key are handled."""
+    """As a dead letter, or in a shared group: later messages of its key are handled."""
     client = Client()
     failing = Failing(policy=policy, tries_max=3)
     workers = workers_of(refuse(1), failing=failing, ordered=ordered)
@@ -295,8 +295,8 @@ async def test_batch_that_asks_for_another_try_is_never_set_aside():
 
 
 async def test_messages_of_another_delivery_are_a_batch_of_their_own():
-    """As those that are redriven: they are acked and forgotten at their delivery, also those of
-    other partitions.
+    """Redriven messages, also of other partitions, are acked and forgotten through their own
+    delivery.
     """
     client, window, batches = Client(), Window(), []
 
@@ -320,7 +320,7 @@ async def test_messages_of_another_delivery_are_a_batch_of_their_own():
 
 
 class Window(Client):
-    """A delivery beside its client."""
+    """A delivery other than its client."""
 
     is_apart = True
 
@@ -330,7 +330,7 @@ class Window(Client):
 
 @pytest.mark.parametrize("how", ["Retry", "NACK"])
 async def test_batch_that_asks_for_another_try_is_set_aside_for_it_under_retry(how: str):
-    """Each message for itself, after one try; others of its keys go on."""
+    """Each message is set aside by itself after one attempt; others of its key proceed."""
     tried: list[list[int]] = []
 
     async def handle(messages: list[Message]) -> object:

@@ -50,7 +50,7 @@ def test_failure_keeps_the_error_within_limits():
 
 
 def test_policy_is_replaced_while_messages_wait():
-    """The next failed try follows the new settings."""
+    """The next failed attempt follows the new settings."""
     failing = Failing()
     assert not failing.is_last(message(3), ValueError())
     failing.adopt(ConsumerSettings(on_failure="park", tries_max=3))
@@ -60,7 +60,7 @@ def test_policy_is_replaced_while_messages_wait():
 
 
 def test_failure_of_an_error_without_a_text_is_kept():
-    """The `__str__` of an error is a user's, and may raise."""
+    """The `__str__` of an error is user code, and may raise."""
 
     class MuteError(Exception):
         def __str__(self) -> str:
@@ -70,9 +70,7 @@ def test_failure_of_an_error_without_a_text_is_kept():
 
 
 def test_each_failure_sets_a_message_aside_under_retry():
-    """Also one that its handler asked for; it is tried again in a pause that is at least as long as
-    asked for.
-    """
+    """Also if the handler requested a retry, which then waits at least as long as requested."""
     failing = Failing()
     pauses = Backoff(first_ms=100, max_ms=100)
     failing.adopt(ConsumerSettings(on_failure="retry", retry_tries_max=3, retry_backoff=pauses))
@@ -86,8 +84,8 @@ def test_each_failure_sets_a_message_aside_under_retry():
 
 
 def test_message_of_a_shared_group_under_retry_waits_in_place_and_is_then_set_aside():
-    """A handler that asks for another try gets no more than others; what it asks for counts if it
-    is longer.
+    """A handler that requests a retry gets no more attempts than others; a longer requested pause
+    counts.
     """
     slow = Backoff(first_ms=5_000, max_ms=5_000)
     failing = Failing(
@@ -97,8 +95,8 @@ def test_message_of_a_shared_group_under_retry_waits_in_place_and_is_then_set_as
         last = [failing.is_last(message(attempt), error) for attempt in (1, 2, 3)]
         assert last == [False, False, True]
     assert failing.pause_ms(message(3), 9_000) is None, "it is a dead letter"
-    assert 2_000 <= failing.asked_ms(0, 1) <= 8_000
-    assert failing.asked_ms(60_000, 1) == 60_000
+    assert 2_000 <= failing.retry_wait_ms(0, 1) <= 8_000
+    assert failing.retry_wait_ms(60_000, 1) == 60_000
 
 
 def test_pauses_of_a_shared_group_under_retry_are_those_of_retries():

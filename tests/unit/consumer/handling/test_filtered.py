@@ -1,4 +1,4 @@
-"""Handlers get the messages that their consumer wants; the others count as handled."""
+"""Handlers get the messages that the filter accepts; the others count as handled."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from support.handling import Client, Crash, workers_of
 
 
 async def check_tried_again(handler: Handler) -> None:
-    """Three messages of two keys are handled by the only worker, however often their handlers fail
-    first.
+    """Check that the only worker handles three messages of two keys, however often their handlers
+    fail first.
     """
     crashed: list[BaseException] = []
     client = Client()
@@ -35,8 +35,8 @@ async def check_tried_again(handler: Handler) -> None:
 
 
 async def test_handler_cancelled_by_its_own_work_is_tried_again():
-    """A CancelledError without a request is a failure like any other: neither message nor worker is
-    lost.
+    """A CancelledError without a request is an ordinary failure: neither the message nor the worker
+    is lost.
     """
 
     async def handle(message: Message) -> None:
@@ -49,7 +49,7 @@ async def test_handler_cancelled_by_its_own_work_is_tried_again():
 async def test_handler_that_ignores_its_cancellation_delays_the_hand_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """The hand-over logs it once, and ends only when the handler has; then the worker runs other
+    """The hand-over logs that once and waits for the handler; then the worker runs other
     handlers.
     """
     monkeypatch.setattr(workers_module, "CANCEL_WARN_MS", 10)
@@ -90,7 +90,7 @@ async def test_handler_that_ignores_its_cancellation_delays_the_hand_over(
 
 
 async def test_crashed_handler_delays_no_hand_over():
-    """The message of a worker that has ended is forgotten."""
+    """The message of a worker that has ended is dropped."""
 
     crashed: list[BaseException] = []
     client = Client()
@@ -108,9 +108,7 @@ async def test_crashed_handler_delays_no_hand_over():
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_handler_that_raises_generator_exit_is_tried_again(waits: bool):
-    """A GeneratorExit is a failure like any other, whether the handler has awaited something or
-    not.
-    """
+    """A GeneratorExit is an ordinary failure, whether or not the handler has awaited something."""
 
     async def handle(message: Message) -> None:
         if waits:
@@ -122,21 +120,21 @@ async def test_handler_that_raises_generator_exit_is_tried_again(waits: bool):
 
 
 async def end_with_generator_exit(message: Message) -> None:
-    """The body of a task that ends so in the first three attempts."""
+    """Raise GeneratorExit in a task in the first three attempts."""
     await asyncio.sleep(0)
     if message.attempt < 4:
         raise GeneratorExit
 
 
 async def test_returned_task_that_ends_with_generator_exit_is_tried_again():
-    """Awaited plainly, such a task would close the worker."""
+    """A plain await of such a task would close the worker."""
     await check_tried_again(lambda message: asyncio.create_task(end_with_generator_exit(message)))
 
 
 @pytest.mark.parametrize("ignores", [False, True])
 async def test_handler_awaiting_a_task_ended_by_generator_exit_is_tried_again(ignores: bool):
-    """The event loop closes the awaiting handler and worker; the worker continues, in first and
-    later tries.
+    """The event loop closes the awaiting handler; the worker continues, in first attempts and
+    retries.
     """
 
     async def handle(message: Message) -> None:
@@ -151,7 +149,7 @@ async def test_handler_awaiting_a_task_ended_by_generator_exit_is_tried_again(ig
 
 
 async def test_message_ended_by_generator_exit_is_given_up_after_its_lease():
-    """The message is forgotten, and the next one of its key too; the worker runs handlers of other
+    """The message and the next one of its key are dropped; the worker runs handlers of other
     partitions.
     """
     crashed: list[BaseException] = []
@@ -177,7 +175,7 @@ async def test_message_ended_by_generator_exit_is_given_up_after_its_lease():
 
 
 async def test_returned_task_is_cancelled_with_its_handler():
-    """A hand-over cancels the task that the handler returned, and waits for its end."""
+    """A hand-over cancels the task that the handler returned, and waits until it has ended."""
     client = Client()
     ends: list[str] = []
 
@@ -199,7 +197,7 @@ async def test_returned_task_is_cancelled_with_its_handler():
 
 
 async def test_worker_closed_from_outside_ends():
-    """A GeneratorExit from closing the worker's own coroutine is no failure of the handler."""
+    """A GeneratorExit from closing the worker's own coroutine is not a failure of the handler."""
     client = Client()
     gate = asyncio.Event()
     ends: list[str] = []
@@ -224,7 +222,7 @@ async def test_worker_closed_from_outside_ends():
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 async def test_handler_that_ends_the_program_ends_the_consumer_first(kind: type[BaseException]):
-    """The consumer is told and hands over, while the event loop still runs."""
+    """The consumer hands over while the event loop is still running."""
     crashed: list[BaseException] = []
     client = Client()
 
@@ -241,7 +239,7 @@ async def test_handler_that_ends_the_program_ends_the_consumer_first(kind: type[
 
 
 async def cancel_first(message: Message) -> None:
-    """Cancel the own task, at once, on a timer, or with an error of its own; each once."""
+    """Cancel the current task at once, with a timer, or with an error; each once."""
     task = asyncio.current_task()
     assert task is not None
     if message.attempt > 1 or not message.key.startswith(b"cancels"):
@@ -263,7 +261,7 @@ CANCELS = [b"cancels", b"cancels later", b"cancels and waits", b"cancels and fai
 @pytest.mark.parametrize("concurrency", [1, 3])
 @pytest.mark.parametrize("key", CANCELS)
 async def test_handler_that_cancels_its_own_task_is_tried_again(key: bytes, concurrency: int):
-    """The worker goes on, and no later handler is cut short by what this one has left."""
+    """The worker continues, and leftover requests cancel no later handler."""
     crashed: list[BaseException] = []
     client = Client()
     attempts: list[tuple[bytes, int]] = []
@@ -287,9 +285,7 @@ async def test_handler_that_cancels_its_own_task_is_tried_again(key: bytes, conc
 async def test_failure_of_a_task_group_is_a_try_when_an_earlier_handler_was_cancelled(
     batched: bool,
 ):
-    """From Python 3.13 on a group looks at requests that are left over, and raises them in place of
-    its errors.
-    """
+    """From Python 3.13 on, a task group raises a pending cancel request instead of its errors."""
     crashed: list[BaseException] = []
     client = Client()
     attempts: list[tuple[bytes, int]] = []
@@ -356,7 +352,7 @@ async def test_cancel_that_a_handler_left_on_a_timer_ends_no_idle_worker():
 async def test_consumer_ends_when_the_tasks_of_the_whole_event_loop_are_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Workers end then, for the end of a program waits for them; if it goes on all the same, the
+    """Workers end, because the end of the program waits for them; if the program continues, the
     consumer fails.
     """
     monkeypatch.setattr(workers_module, "CANCELLED_WAIT_S", 0.01)

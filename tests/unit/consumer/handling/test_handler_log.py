@@ -1,4 +1,4 @@
-"""Log lines about failing and hanging messages: at once, at growing intervals, and at the end;
+"""Log lines about failing and hanging messages: at once, at growing intervals, and at the end, but
 never a flood.
 """
 
@@ -27,7 +27,7 @@ def message(offset: int, key: bytes = b"k", attempt: int = 1) -> Message:
 
 
 class Loose:
-    """A delivery of messages that are handled one by one, whatever their keys are."""
+    """A delivery whose messages do not make later ones of their keys wait."""
 
     is_loose = True
 
@@ -38,8 +38,8 @@ def text_of(line: LogLine | None) -> str:
 
 
 def test_line_of_a_failing_message_names_partition_offset_and_next_try():
-    """The line has subject, partition, offset, a digest of the key, attempt, seconds, error and the
-    next try; not the key.
+    """The line has the subject, partition, offset, key digest, attempt, seconds, error and next
+    attempt, but not the key.
     """
     handler_log = HandlerLog()
     failing = message(7, b"alice@example.org")
@@ -58,9 +58,7 @@ def test_line_of_a_failing_message_names_partition_offset_and_next_try():
 
 
 def test_line_names_no_waiting_messages_when_the_group_is_shared():
-    """Nor for a message that is handled apart from the others of its key, as a dead letter that
-    comes again.
-    """
+    """Nor for a message that is handled separately from its key, such as a redriven dead letter."""
     shared = HandlerLog(ordered=False)
     failed = text_of(shared.failed(message(7), "ValueError", NOW_MS, 150))
     hangs = text_of(shared.running(message(8), NOW_MS - HANGS_MS, NOW_MS))
@@ -73,7 +71,7 @@ def test_line_names_no_waiting_messages_when_the_group_is_shared():
 
 
 def test_line_has_the_text_of_the_error_and_what_a_sealed_partition_holds_up():
-    """On one line, shortened; the advice only where other partitions wait."""
+    """The text is shortened to one line; the advice appears only if other partitions wait."""
     handler_log = HandlerLog()
     line = handler_log.failed(message(7), "ValueError", NOW_MS, 150, text=f"no\ntown {'x' * 500}")
     assert "later messages of its key wait; the error says: no\\ntown xxx" in text_of(line)
@@ -83,7 +81,7 @@ def test_line_has_the_text_of_the_error_and_what_a_sealed_partition_holds_up():
 
 
 def test_failing_message_is_logged_at_growing_intervals_and_at_its_end():
-    """An hour with a try each second gives ten lines, each interval twice the one before."""
+    """An hour of attempts every second produces ten lines, at intervals that double."""
     handler_log = HandlerLog()
     failing = message(7)
     told_s = []
@@ -101,7 +99,7 @@ def test_failing_message_is_logged_at_growing_intervals_and_at_its_end():
 
 
 def test_given_up_message_is_logged():
-    """The line has its attempts and the time since the first one."""
+    """The line has the number of attempts and the time since the first one."""
     handler_log = HandlerLog()
     failing = message(7, attempt=2)
     handler_log.failed(failing, "ValueError", NOW_MS, 100)
@@ -112,7 +110,7 @@ def test_given_up_message_is_logged():
 
 
 def test_hanging_handler_is_logged_while_it_runs_and_at_its_end():
-    """From ten seconds on, at doubling intervals, and once at its end."""
+    """After ten seconds, at doubling intervals, and once at the end."""
     handler_log = HandlerLog()
     hanging = message(7)
     told_s = [
@@ -126,7 +124,7 @@ def test_hanging_handler_is_logged_while_it_runs_and_at_its_end():
 
 
 def test_hanging_handler_that_fails_is_logged_as_one_trouble():
-    """The failure continues the intervals of the hanging, and the end is logged once."""
+    """The failure continues the intervals of the hang, and the end is logged once."""
     handler_log = HandlerLog()
     hanging = message(7)
     text = text_of(handler_log.running(hanging, NOW_MS, NOW_MS + 12_000))
@@ -138,7 +136,7 @@ def test_hanging_handler_that_fails_is_logged_as_one_trouble():
 
 
 def summed(text: str) -> int:
-    """The messages of a summary."""
+    """Return the messages of a summary."""
     match = re.search(r": (\d+) more messages", text)
     assert match is not None
     return int(match[1])
@@ -182,7 +180,7 @@ def test_thousand_failing_messages_do_not_flood_the_log():
 
 
 def test_traceback_is_logged_once_a_minute_for_each_kind_of_error():
-    """Each kind of error has its own traceback; a thousand kinds still keep the limit."""
+    """Each kind of error gets its own traceback, but a thousand kinds do not exceed the limit."""
     handler_log = HandlerLog()
     first = handler_log.failed(message(1), "A", NOW_MS, 1)
     again = handler_log.failed(message(2), "A", NOW_MS, 1)
@@ -206,9 +204,7 @@ def test_traceback_is_logged_once_a_minute_for_each_kind_of_error():
     )
 )
 def test_every_logged_trouble_ends_once(steps: list[tuple[str, int, int]]):
-    """In whatever order the calls come: no end without a beginning, and nothing is kept after the
-    end.
-    """
+    """For any order of calls, every end follows a first line, and nothing is kept after the end."""
     handler_log = HandlerLog()
     now_ms = NOW_MS
     told: set[int] = set()
@@ -236,7 +232,7 @@ def test_every_logged_trouble_ends_once(steps: list[tuple[str, int, int]]):
 
 
 def test_line_of_a_retry_names_its_reason_once():
-    """The reason stood in the same line twice."""
+    """The same line used to contain the reason twice."""
     line = HandlerLog().failed(
         message(7),
         "Retry",

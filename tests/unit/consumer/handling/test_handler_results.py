@@ -23,7 +23,7 @@ from support.handling import Client, workers_of
 
 
 class Work:
-    """The body of a handler: it begins, waits for `gate`, and ends."""
+    """The body of a handler: it starts, waits for `gate`, and ends."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -52,7 +52,9 @@ def of_partial(work: Work) -> Any:
 
 
 def of_decorator_that_gives_another_argument(work: Work) -> Any:
-    """`inspect.signature` tells the arguments of the function within, unless it is asked not to."""
+    """Return a handler whose wrapper passes two arguments; `inspect.signature` reports the wrapped
+    function's parameters by default.
+    """
 
     def with_work(function: Callable[[Message, Work], Any]) -> Callable[[Message], Any]:
         @functools.wraps(function)
@@ -156,9 +158,7 @@ def of_task_in_a_coroutine(work: Work) -> Any:
 async def test_awaitable_result_is_awaited_before_the_ack(
     handler_of: Callable[[Work], Any],
 ):
-    """The body runs to its end, for one message of a key at a time, and only then is the message
-    acked.
-    """
+    """The body runs to its end, for one message of a key at a time, before the message is acked."""
     work, client = Work(), Client()
     workers = workers_of(handler_of(work))
     client.give(workers, b"k", b"k")
@@ -172,7 +172,7 @@ async def test_awaitable_result_is_awaited_before_the_ack(
 
 
 async def test_future_of_a_thread_pool_is_awaited_before_the_ack():
-    """The message is acked when the thread is done, and not if its work failed."""
+    """The message is acked when the thread has finished, and not if its work failed."""
     client, tries = Client(), []
 
     def work(message: Message) -> None:
@@ -208,7 +208,7 @@ async def test_message_is_tried_again_when_its_awaitable_fails():
 
 
 async def test_message_is_not_acked_when_its_handler_returns_a_generator():
-    """The generator's body never runs, so the message fails until the handler is corrected."""
+    """The generator's body never runs, so the message fails until the handler is fixed."""
     client, mended = Client(), False
 
     async def agen(message: Message) -> AsyncIterator[int]:
@@ -233,7 +233,7 @@ async def test_message_is_not_acked_when_its_handler_returns_a_generator():
 
 @pytest.mark.parametrize("manager", [contextlib.contextmanager, contextlib.asynccontextmanager])
 async def test_message_is_not_acked_when_its_handler_is_a_context_manager_function(manager: Any):
-    """A call of it runs nothing of its body, as with a generator."""
+    """As with a generator, a call runs nothing of the body."""
     client, begun = Client(), []
     if manager is contextlib.contextmanager:
 
@@ -257,7 +257,7 @@ async def test_message_is_not_acked_when_its_handler_is_a_context_manager_functi
 
 
 async def test_message_is_not_acked_when_its_coroutine_was_awaited_before():
-    """Awaiting it raises an error, and the message is tried again."""
+    """Awaiting it raises an error, and the message is retried."""
     client = Client()
 
     async def work() -> None:
@@ -273,10 +273,10 @@ async def test_message_is_not_acked_when_its_coroutine_was_awaited_before():
 
 
 async def test_message_is_acked_when_its_handler_returns_another_value():
-    """A number, a text, an object: the handler returned, so the message is handled."""
+    """A number, a string, an object: the handler returned, so the message is handled."""
 
     class Pool:
-        """Like the pools of database drivers: awaiting it returns itself, any number of times."""
+        """Behaves like database pools: awaiting it returns itself, any number of times."""
 
         def __await__(self) -> Any:
             yield from asyncio.sleep(0).__await__()
@@ -312,7 +312,7 @@ class GenObject:
 
 
 class ClassHandler:
-    """Calling the class makes an object; its method would never run."""
+    """A class whose call only creates an object and never runs the method."""
 
     def __init__(self, message: Message) -> None: ...
 
@@ -320,7 +320,7 @@ class ClassHandler:
 
 
 class PartialMethods:
-    """A handler made by `functools.partialmethod`."""
+    """Has a handler made by `functools.partialmethod`."""
 
     async def method(self, number: int, message: Message) -> AsyncIterator[int]:
         yield number
@@ -349,7 +349,7 @@ class PartialMethods:
     ],
 )
 def test_handler_whose_body_would_not_run_is_refused_at_construction(handler: Any):
-    """It is a TypeError and a ConfigError, raised before anything is opened."""
+    """The error is a TypeError and a ConfigError, and is raised before anything is opened."""
     with pytest.raises(TypeError) as caught:
         Consumer("127.0.0.1:1", subject="s", group="g", handler=handler)
     assert isinstance(caught.value, HandlerTypeError)
@@ -369,8 +369,8 @@ def test_generator_based_coroutine_is_accepted_as_a_handler():
 
 
 def test_partial_of_a_callable_object_is_accepted_when_its_body_runs():
-    """Also where its `__call__` is a coroutine function, or a generator that `types.coroutine`
-    makes awaitable.
+    """Also if `__call__` is a coroutine function or a generator that `types.coroutine` makes
+    awaitable.
     """
 
     class Plain:
@@ -402,7 +402,7 @@ async def _with_name(message: Message, *, name: str) -> None:
     "handler", [_two, _with_name, lambda: None, "text".title, functools.partial(_two, 1, 2)]
 )
 def test_handler_is_refused_when_it_cannot_be_called_with_one_message(handler: Any):
-    """It would fail on every message for ever."""
+    """It would fail for every message."""
     with pytest.raises(HandlerTypeError, match="cannot be called with one message"):
         Consumer("127.0.0.1:1", subject="s", group="g", handler=handler)
 
@@ -419,12 +419,12 @@ def test_handler_is_refused_when_it_cannot_be_called_with_one_message(handler: A
     ],
 )
 def test_handler_is_accepted_when_it_takes_one_message(handler: Any):
-    """Also a builtin that does not say its arguments."""
+    """Also a builtin whose parameters are unknown."""
     Consumer("127.0.0.1:1", subject="s", group="g", handler=handler)
 
 
 def test_handler_is_refused_when_its_decorator_takes_two_arguments():
-    """What it wraps takes one message; the wrapper is what is called."""
+    """The wrapped function takes one message, but the wrapper is what is called."""
 
     @functools.wraps(print)
     def wrapper(message: object, number: object) -> None: ...

@@ -1,4 +1,4 @@
-"""A message that waits for its next try occupies no worker, and does not slow the others."""
+"""A message that waits for a retry occupies no worker and does not slow down the others."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def time_of(
     Run `count` messages of other keys beside `failing` keys, in the same partition and in another.
 
     Returns:
-        The virtual seconds that the other messages take, and the tries of failing messages
-        meanwhile.
+        The virtual seconds that the other messages take, and the attempts of failing messages in
+        that time.
     """
     monkeypatch.setattr(loop_module, "STEPS_MAX", 10_000_000)
     loop, machine = virtual_loop()
@@ -88,8 +88,8 @@ def time_of(
 def test_failing_keys_do_not_slow_other_keys(
     monkeypatch: pytest.MonkeyPatch, concurrency: int, failing: int, ordered: bool
 ):
-    """With as many failing keys as workers, and with far more, others keep 95 % of their rate; all
-    retries run.
+    """With as many failing keys as workers, and with far more, the others keep 95 % of their rate;
+    all retries run.
     """
     alone_s, _ = time_of(monkeypatch, concurrency=concurrency, failing=0, ordered=ordered)
     beside_s, tries = time_of(
@@ -103,8 +103,8 @@ def test_failing_keys_do_not_slow_other_keys(
 def test_slowly_failing_keys_do_not_slow_other_keys(
     monkeypatch: pytest.MonkeyPatch, concurrency: int
 ):
-    """Each try of a hundred keys ends in a time-out, a hundred times as long as the work of the
-    others.
+    """Each attempt of a hundred keys ends in a time-out that is a hundred times as long as the
+    others' work.
     """
     count = 2_000 * concurrency
     alone_s, _ = time_of(monkeypatch, concurrency=concurrency, failing=0, count=count)
@@ -116,7 +116,7 @@ def test_slowly_failing_keys_do_not_slow_other_keys(
 
 
 def test_failing_messages_are_tried_by_time_and_keep_the_order_of_their_keys():
-    """With one worker: tries at the times of the backoff, and no newer message of a key before the
+    """With one worker, retries follow the backoff, and no newer message of a key runs before the
     failed one.
     """
     loop, machine = virtual_loop()
@@ -154,7 +154,7 @@ def test_failing_messages_are_tried_by_time_and_keep_the_order_of_their_keys():
 
 
 def test_lost_partition_forgets_its_tries_at_once():
-    """A hand-over does not wait for the next try; under a new token the attempts are counted from
+    """A hand-over does not wait for the next attempt; under a new token attempts are counted from
     1.
     """
     loop, machine = virtual_loop()
@@ -189,8 +189,8 @@ def test_lost_partition_forgets_its_tries_at_once():
 
 
 def test_message_is_not_tried_again_after_its_lease():
-    """The deadline is checked before each try; a message given up blocks neither its lane nor the
-    hand-over.
+    """The deadline is checked before each attempt; a dropped message blocks neither its lane nor
+    the hand-over.
     """
     loop, machine = virtual_loop()
     client, other = Client(1), Client(2)
@@ -217,7 +217,7 @@ def test_message_is_not_tried_again_after_its_lease():
 
 
 def test_handler_that_fails_during_its_hand_over_is_not_waited_for():
-    """The hand-over does not wait for the pause before the next try."""
+    """The hand-over does not wait for the pause before the next attempt."""
     loop, machine = virtual_loop()
     client = Client()
 
@@ -241,8 +241,8 @@ def test_handler_that_fails_during_its_hand_over_is_not_waited_for():
 
 
 def test_hanging_try_does_not_delay_other_tries():
-    """Four of sixteen workers may retry; the retries of four keys never end, and the fifth key is
-    handled nevertheless.
+    """Four of sixteen workers may retry; the retries of four keys never end, but the fifth key is
+    still handled.
     """
     loop, machine = virtual_loop()
     client = Client()
@@ -270,9 +270,7 @@ def test_hanging_try_does_not_delay_other_tries():
 
 @pytest.mark.parametrize("batched", [False, True])
 async def test_message_is_not_tried_again_while_its_partition_is_paused(batched: bool):
-    """Also if its try is due already; others are, and it is tried again once the partition goes
-    on.
-    """
+    """Even if its retry is due. Other partitions' retries run, and this one runs after `resume`."""
     tries: dict[int, int] = {1: 0, 2: 0}
     blocked = asyncio.Event()
     blocked.set()

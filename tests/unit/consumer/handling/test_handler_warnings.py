@@ -1,4 +1,4 @@
-"""Log lines of workers about failing and hanging messages, while it lasts and when it is over."""
+"""Log lines of workers about failing and hanging messages, during and after the problem."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_hanging_handler_is_logged_while_it_runs(caplog: pytest.LogCaptureFixtur
 
 
 def test_failing_message_is_logged_until_it_is_handled(caplog: pytest.LogCaptureFixture):
-    """The lines have the number of attempts, and the time since the first one."""
+    """The lines have the number of attempts and the time since the first one."""
     loop, machine = virtual_loop()
     client = Client()
     tries: list[float] = []

@@ -1,4 +1,4 @@
-"""Handlers that do not return, and messages that a program holds: brokers are told of them."""
+"""Handlers that do not return, and messages that a program holds, are reported to brokers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def watch(workers: Workers) -> None:
 
 
 def test_handler_that_does_not_return_is_told_at_every_look():
-    """From ten seconds on, and not once it has returned; a quick handler beside it never is."""
+    """After ten seconds, until it returns; a quick handler beside it is never reported."""
     loop, machine = virtual_loop()
     client = Client()
 
@@ -111,14 +111,14 @@ def test_batch_that_hangs_is_told_by_its_first_message():
 
 
 class Hand(InHand):
-    """Messages in hand."""
+    """The messages in hand."""
 
     def __init__(self, *messages: Message) -> None:
         super().__init__(ordered=True)
-        self.messages = list(messages)
+        self.held = list(messages)
 
-    def out(self) -> Iterator[Message]:
-        return iter(self.messages)
+    def messages(self) -> Iterator[Message]:
+        return iter(self.held)
 
 
 def told(client: Client) -> list[tuple[int, int]]:
@@ -127,7 +127,7 @@ def told(client: Client) -> list[tuple[int, int]]:
 
 
 def test_message_that_a_loop_holds_is_told_until_it_is_acked():
-    """The one of a partition that it has had for longest."""
+    """Of each partition, the message that the program has held longest is reported."""
     client, held, failing = Client(), LongUnacked(), Failing()
     first, second = client.messages(b"a", b"b")
     hand = Hand(first, second)
@@ -137,7 +137,7 @@ def test_message_that_a_loop_holds_is_told_until_it_is_acked():
     held.look(None, hand, failing, HANGS_MS)
     held.look(None, hand, failing, HANGS_MS + 1_000)
     assert told(client) == [(0, HANGS_MS), (0, HANGS_MS + 1_000)]
-    hand.messages = [second]
+    hand.held = [second]
     held.look(None, hand, failing, HANGS_MS + 2_000)
     assert told(client) == []
     held.look(None, hand, failing, 2 * HANGS_MS + 2_000)
@@ -145,7 +145,7 @@ def test_message_that_a_loop_holds_is_told_until_it_is_acked():
 
 
 def test_message_whose_loop_body_runs_is_told_unless_it_is_acked():
-    """Also one without a key, which is not among those that others wait for."""
+    """Also a message without a key, which no other message waits for."""
     client, held, failing = Client(), LongUnacked(), Failing()
     (current,) = client.messages(b"")
     held.look(current, Hand(), failing, 0)

@@ -1,4 +1,4 @@
-"""Messages that an iteration gave back come again in the order of their key."""
+"""Messages that an iteration gave back are handed out again in the order of their key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ S = 1_000_000_000
 
 
 class InHandMachine(RuleBasedStateMachine):
-    """An iteration that takes, acks and gives back in any order; a model knows what is where."""
+    """Takes, acks and gives back in any order; a model tracks each message."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,9 +23,9 @@ class InHandMachine(RuleBasedStateMachine):
         self.now_ns = 0
         self.next_offset = 0
         self.out: dict[int, Message] = {}
-        """With the user, by offset."""
+        """The messages that the user has, by offset."""
         self.waits: dict[int, tuple[Message, int]] = {}
-        """Given back or held, by offset; with the time at which it is due."""
+        """The messages that were given back or are held, by offset, with their due times."""
         self.acked: set[int] = set()
 
     @rule(key=st.sampled_from(KEYS))
@@ -73,7 +73,7 @@ class InHandMachine(RuleBasedStateMachine):
 
     @rule()
     def drain(self) -> None:
-        """Acking all that comes, nothing is left behind."""
+        """Check that nothing is left when everything that is handed out is acked."""
         while self.waits or self.out:
             for offset in sorted(self.out):
                 self.lanes.acked(self.out.pop(offset))
@@ -84,7 +84,7 @@ class InHandMachine(RuleBasedStateMachine):
 
     @rule()
     def drop(self) -> None:
-        """A hand-over forgets the messages that wait, and counts them."""
+        """Check that a hand-over drops the waiting messages and counts them."""
         assert self.lanes.drop(lambda message: message.partition_id == 2) == 0
         assert self.lanes.drop(lambda message: message.partition_id == 1) == len(self.waits)
         self.acked |= self.waits.keys()
@@ -100,8 +100,8 @@ class InHandMachine(RuleBasedStateMachine):
 
 
 class CollectMachine(RuleBasedStateMachine):
-    """A program of an exclusive group that takes many at once, and acks and gives back in any
-    order.
+    """A program of an exclusive group that takes several messages at once, and acks and gives back
+    in any order.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class CollectMachine(RuleBasedStateMachine):
         self.next_offset = 0
         self.out: dict[int, Message] = {}
         self.calls: dict[int, int] = {}
-        """By offset: the call of `collect` that handed it out last."""
+        """The call of `collect` that last handed each offset out."""
         self.call = 0
         self.keys: list[bytes] = []
         self.acked: set[int] = set()
@@ -170,7 +170,7 @@ class CollectMachine(RuleBasedStateMachine):
 
     @invariant()
     def message_in_the_way_is_in_hand(self) -> None:
-        stuck = self.lanes.in_the_way()
+        stuck = self.lanes.blocking_message()
         assert stuck is None or self.out[stuck.offset] is stuck
 
 
@@ -179,7 +179,7 @@ TestInHand = InHandMachine.TestCase
 
 
 def test_pause_of_a_message_is_its_own_when_another_partition_has_its_offset():
-    """A dead letter of an earlier partition has the key, and may have the offset, of a message."""
+    """A dead letter of an earlier partition has the same key, and may have the same offset."""
     lanes = InHand()
     here, earlier = (Message("s", b"a", b"", 7, partition_id, 0) for partition_id in (2, 1))
     assert lanes.collect(deque([here, earlier]), 2, 0, ordered=True) == [here, earlier]

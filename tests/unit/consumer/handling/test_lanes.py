@@ -1,4 +1,4 @@
-"""Lanes: order per key, many keys at once."""
+"""Lanes: order per key, many keys at the same time."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,7 @@ def test_messages_without_a_key_never_wait():
 
 
 def test_messages_without_a_key_wait_for_the_refused_acks_of_their_partition():
-    """Other keys and partitions go on; what is handed over waits no more."""
+    """Other keys and partitions proceed; messages that are handed over no longer wait."""
     lanes = Lanes()
     refused = [message(b"", 0), message(b"", 1)]
     lanes.put([*refused, message(b"", 2), message(b"a", 3), message(b"", 9, 2), message(b"", 4)])
@@ -55,8 +55,8 @@ def test_messages_without_a_key_wait_for_the_refused_acks_of_their_partition():
 
 
 def test_drop_leaves_other_partitions():
-    """Waiting messages of a partition that is handed over are forgotten, in the queue and in the
-    lanes.
+    """Waiting messages of a partition that is handed over are dropped from the queue and
+    the lanes.
     """
     lanes = Lanes()
     lanes.put([message(b"a", 0), message(b"a", 1), message(b"a", 2), message(b"b", 3, 2)])
@@ -70,8 +70,8 @@ def test_drop_leaves_other_partitions():
 
 
 def test_failed_message_blocks_its_lane_until_it_is_finished():
-    """Later messages of its key wait behind it, in the queue or the lane; its next try runs before
-    arrived messages.
+    """Later messages of its key wait in the queue or the lane; its retry runs before arrived
+    messages.
     """
     lanes = Lanes()
     failed, later, other = message(b"a", 0), message(b"a", 1), message(b"b", 2)
@@ -80,7 +80,7 @@ def test_failed_message_blocks_its_lane_until_it_is_finished():
     assert lanes.take() is None
     lanes.put([message(b"a", 3), other])
     failed.attempt = 2
-    lanes.put_first([failed])
+    lanes.put_due([failed])
     assert lanes.take() is failed
     assert lanes.take() is other
     assert lanes.take() is None
@@ -88,8 +88,8 @@ def test_failed_message_blocks_its_lane_until_it_is_finished():
 
 
 def test_collect_takes_what_waits_behind_a_failed_message_when_its_partition_is_paused():
-    """After `resume` no message of a key that was set aside runs; other keys and partitions are not
-    touched.
+    """After `resume` no message of the parked key runs; other keys and partitions are not
+    affected.
     """
     lanes = Lanes()
     failed = message(b"a", 0)
@@ -104,7 +104,7 @@ def test_collect_takes_what_waits_behind_a_failed_message_when_its_partition_is_
 
 
 def test_dropped_try_frees_its_lane_for_other_partitions():
-    """Messages of another partition behind it in the lane run, in order."""
+    """Messages of another partition that follow it in the lane run in order."""
     for waits_elsewhere in (False, True):
         lanes = Lanes()
         failed = message(b"a", 0)
@@ -119,7 +119,7 @@ def test_dropped_try_frees_its_lane_for_other_partitions():
             ] == [1]
             lanes.release(failed)
         else:
-            lanes.put_first([failed])
+            lanes.put_due([failed])
             assert [
                 message.offset
                 for message in lanes.drop(1, lambda message: message.partition_id == 1)
@@ -130,7 +130,7 @@ def test_dropped_try_frees_its_lane_for_other_partitions():
 
 
 class LanesMachine(RuleBasedStateMachine):
-    """Against a plain list: at most one of a key runs, and in order."""
+    """Compares lanes with a list: at most one message of a key runs, and in order."""
 
     def __init__(self):
         super().__init__()
@@ -167,20 +167,20 @@ class LanesMachine(RuleBasedStateMachine):
     def take(self):
         self.began(self.lanes.take())
 
-    @precondition(lambda self: self.lanes.arrived and self.lanes.alone is None)
+    @precondition(lambda self: self.lanes.arrived and self.lanes.unregistered is None)
     @rule()
     def take_alone(self):
-        """As workers do while no other message was taken so."""
+        """Take a message without registering it, as workers do when no other was taken that way."""
         if self.lanes.arrived[0].key not in self.lanes.busy:
-            self.lanes.alone = self.lanes.arrived.popleft()
-            self.began(self.lanes.alone)
+            self.lanes.unregistered = self.lanes.arrived.popleft()
+            self.began(self.lanes.unregistered)
 
-    @precondition(lambda self: self.lanes.alone is not None)
+    @precondition(lambda self: self.lanes.unregistered is not None)
     @rule()
     def finish_alone(self):
-        """As workers do if nothing was taken meanwhile."""
-        del self.running[self.lanes.alone.key]
-        self.lanes.alone = None
+        """Finish it, as workers do if nothing else was taken since."""
+        del self.running[self.lanes.unregistered.key]
+        self.lanes.unregistered = None
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -194,7 +194,7 @@ class LanesMachine(RuleBasedStateMachine):
     def fail(self, data):
         key = data.draw(st.sampled_from(sorted(self.running)))
         self.failed[key] = self.running.pop(key)
-        self.lanes.note_alone()
+        self.lanes.register_running()
 
     @precondition(lambda self: self.failed)
     @rule(data=st.data())
@@ -203,7 +203,7 @@ class LanesMachine(RuleBasedStateMachine):
         failed = self.failed.pop(key)
         failed.attempt += 1
         self.due.append(failed)
-        self.lanes.put_first([failed])
+        self.lanes.put_due([failed])
 
     @precondition(lambda self: self.failed)
     @rule(data=st.data())
@@ -231,7 +231,7 @@ class SuspectsDelivery:
 
 
 def test_suspect_is_taken_before_what_has_arrived():
-    """All other suspects wait for it, and those of other partitions may be thousands; nothing is
+    """All other suspects wait for it, and thousands of messages of other partitions may; none is
     taken twice.
     """
     lanes = Lanes()
@@ -260,7 +260,7 @@ class Pulling:
 
 
 class WaitingBatch:
-    """A batch that is not opened, of one message for each offset."""
+    """An unopened batch with one message for each offset."""
 
     is_plain = True
 
@@ -273,7 +273,7 @@ class WaitingBatch:
 
 
 def test_partitions_take_turns_when_batches_of_several_wait():
-    """Else the last one would wait for everything that was pulled of the others."""
+    """Otherwise the last one would wait for everything that was pulled from the others."""
     lanes, first, second = Lanes(), Pulling(), Pulling()
     for batch in (
         WaitingBatch(first, 1, 0, 1),

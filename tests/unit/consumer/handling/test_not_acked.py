@@ -1,4 +1,4 @@
-"""A handler that does not ack its message: `raise Retry`, `return NACK`."""
+"""Handlers that do not ack their message: `raise Retry`, `return NACK`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keylane.consumer.handling.not_acked import (
     NACK,
     SHORTEST_MS_MAX,
     Retry,
-    asked_wait_ms,
+    limited_wait_ms,
     only_retry,
 )
 from keylane.protocol.errors import InvalidRequestError
@@ -24,8 +24,8 @@ from support.handling import Client, in_virtual_time, virtual_loop, workers_of
 
 
 def run(handle: Any, *keys: bytes) -> tuple[list[tuple[int, int, float]], list[int]]:
-    """Handle a message of each key; returns (offset, attempt, second) of each try, and the offsets
-    in the order of their acks.
+    """Handle a message of each key; return (offset, attempt, second) of each attempt, and the
+    offsets in the order of their acks.
     """
     loop, machine = virtual_loop()
     client = Client()
@@ -47,7 +47,7 @@ def run(handle: Any, *keys: bytes) -> tuple[list[tuple[int, int, float]], list[i
 
 
 def test_message_is_tried_again_after_the_seconds_that_its_handler_asked_for():
-    """Before the later message of its key; another key goes on meanwhile."""
+    """It is retried before the later message of its key; another key proceeds in the meantime."""
 
     def handle(message: Message) -> None:
         if message.offset == 0 and message.attempt < 3:
@@ -62,7 +62,7 @@ def test_message_is_tried_again_after_the_seconds_that_its_handler_asked_for():
 
 @pytest.mark.parametrize("wrapped", ["plain", "coroutine", "future"])
 def test_message_is_tried_again_when_its_handler_returns_nack(wrapped):
-    """From a `def`, an `async def`, or a future; the pause is that of errors."""
+    """From a `def`, an `async def`, or a future; the pause is the same as after an error."""
 
     async def later(value: object) -> object:
         await asyncio.sleep(0)
@@ -82,14 +82,14 @@ def test_message_is_tried_again_when_its_handler_returns_nack(wrapped):
 
 @pytest.mark.parametrize("returned", [Retry, Retry(after_s=0.5)])
 def test_message_is_tried_again_when_its_handler_returns_a_retry(returned):
-    """Meant as raised: it must not count as handled."""
+    """It was meant to be raised, so the message must not count as handled."""
     tries, acked = run(lambda message: returned if message.attempt == 1 else None, b"a")
     assert [each[:2] for each in tries] == [(0, 1), (0, 2)]
     assert acked == [0]
 
 
 def test_seconds_count_when_a_task_group_raises_them():
-    """The longest of the group; a group with another error is an error."""
+    """The longest wait in the group counts; a group with another error is an error."""
 
     async def ask(after_s: float) -> None:
         raise Retry(after_s=after_s)
@@ -106,7 +106,7 @@ def test_seconds_count_when_a_task_group_raises_them():
 
 
 def test_message_that_asks_for_another_try_at_once_does_not_spin():
-    """The second try is at once; then pauses grow, to a second at most."""
+    """The second attempt is immediate; then pauses grow to at most a second."""
 
     def handle(message: Message) -> None:
         if message.attempt < 20:
@@ -121,15 +121,15 @@ def test_message_that_asks_for_another_try_at_once_does_not_spin():
 
 
 def test_shortest_pause_grows_with_the_tries_and_a_longer_one_counts():
-    assert [asked_wait_ms(0, attempt) for attempt in (1, 2, 3, 4, 11, 12, 10**9)] == [
+    assert [limited_wait_ms(0, attempt) for attempt in (1, 2, 3, 4, 11, 12, 10**9)] == [
         *(0, 1, 2, 4, 512),
         *(SHORTEST_MS_MAX, SHORTEST_MS_MAX),
     ]
-    assert asked_wait_ms(30_000, 40) == 30_000
+    assert limited_wait_ms(30_000, 40) == 30_000
 
 
 def test_reason_is_logged_without_a_traceback(caplog):
-    """An operator sees why the key waits."""
+    """It shows operators why the key waits."""
 
     def handle(message: Message) -> None:
         if message.attempt == 1:
@@ -147,13 +147,13 @@ def test_reason_is_logged_without_a_traceback(caplog):
 
 @pytest.mark.parametrize("after_s", [-1, 86_401, 10**400, float("nan"), float("inf"), "5", True])
 def test_seconds_are_refused_when_they_are_no_time(after_s):
-    """A negative or endless wait, or text."""
+    """A negative or infinite wait, or a string."""
     with pytest.raises(InvalidRequestError, match="after_s must be seconds from 0 to 86400"):
         Retry(after_s=after_s)
 
 
 def test_nack_has_a_short_repr():
-    """It is one object, known by its name."""
+    """NACK is a singleton, known by its name."""
     assert repr(NACK) == "keylane.NACK"
 
 

@@ -1,4 +1,4 @@
-"""Which failed message is tried when: by time, on few workers, within a share of the workers'
+"""Which failed message is retried when: by due time, on few workers, within a share of the workers'
 time.
 """
 
@@ -18,87 +18,95 @@ def message(offset: int, partition_id: int = 1) -> Message:
 
 
 def test_tries_are_taken_by_time():
-    """In whatever order messages fail: first due, first tried, and none before its time."""
+    """In whatever order messages fail, they are retried by due time, and none early."""
     retries = Retries(100)
     for offset, due_ns in enumerate((30, 10, 20, 40)):
         retries.wait(message(offset), due_ns)
-    assert retries.next_ns(0, others_wait=False) == 10
-    assert retries.take(5, others_wait=False) == []
-    assert [failed.offset for failed in retries.take(30, others_wait=False)] == [1, 2, 0]
-    assert retries.next_ns(30, others_wait=False) == 40
+    assert retries.next_ns(0, first_attempts_wait=False) == 10
+    assert retries.take(5, first_attempts_wait=False) == []
+    assert [failed.offset for failed in retries.take(30, first_attempts_wait=False)] == [1, 2, 0]
+    assert retries.next_ns(30, first_attempts_wait=False) == 40
     assert len(retries) == 1
 
 
 def test_quarter_of_the_workers_retries_at_once():
-    """The other workers are free for other messages; another retry may begin when one ends."""
+    """The other workers are free for other messages; the next retry may start when one ends."""
     for concurrency, places in ((1, 1), (4, 1), (16, 4), (100, 25)):
         retries = Retries(concurrency)
         for offset in range(200):
             retries.wait(message(offset), 0)
-        taken = retries.take(1, others_wait=False)
+        taken = retries.take(1, first_attempts_wait=False)
         assert len(taken) == places
-        assert retries.next_ns(1, others_wait=False) is None, "only an end makes room"
+        assert retries.next_ns(1, first_attempts_wait=False) is None, "only an end makes room"
         retries.end(taken[0], 2)
-        assert len(retries.take(2, others_wait=False)) == 1
+        assert len(retries.take(2, first_attempts_wait=False)) == 1
 
 
 def test_hanging_try_does_not_delay_other_tries():
-    """After ten seconds it is not counted any more."""
+    """After ten seconds it is no longer counted."""
     retries = Retries(4)
     for offset in range(3):
         retries.wait(message(offset), 0)
-    (hanging,) = retries.take(1, others_wait=False)
+    (hanging,) = retries.take(1, first_attempts_wait=False)
     retries.begin(hanging, 5)
-    assert retries.next_ns(6, others_wait=False) == 5 + LONG_NS
-    assert retries.take(4 + LONG_NS, others_wait=False) == []
-    assert len(retries.take(5 + LONG_NS, others_wait=False)) == 1
+    assert retries.next_ns(6, first_attempts_wait=False) == 5 + LONG_NS
+    assert retries.take(4 + LONG_NS, first_attempts_wait=False) == []
+    assert len(retries.take(5 + LONG_NS, first_attempts_wait=False)) == 1
 
 
 def test_retries_get_their_share_of_the_time_while_first_tries_wait():
-    """On one worker: half a second for a retry, then the share of first tries; no pause if none
-    wait.
+    """On one worker, half a second of retries is followed by first attempts; without those there is
+    no pause.
     """
     retries = Retries(1)
     for offset in range(3):
         retries.wait(message(offset), 0)
-    (first,) = retries.take(SECOND_NS, others_wait=True)
+    (first,) = retries.take(SECOND_NS, first_attempts_wait=True)
     retries.begin(first, SECOND_NS * 3 // 2)
     retries.end(first, 2 * SECOND_NS)
-    next_ns = retries.next_ns(2 * SECOND_NS, others_wait=True)
+    next_ns = retries.next_ns(2 * SECOND_NS, first_attempts_wait=True)
     assert next_ns is not None
     assert (SHARE / 2 + 1.4) * SECOND_NS < next_ns < (SHARE / 2 + 1.6) * SECOND_NS
-    assert retries.take(next_ns - 1, others_wait=True) == []
-    assert retries.next_ns(2 * SECOND_NS, others_wait=False) == 0
-    assert len(retries.take(2 * SECOND_NS, others_wait=False)) == 1
+    assert retries.take(next_ns - 1, first_attempts_wait=True) == []
+    assert retries.next_ns(2 * SECOND_NS, first_attempts_wait=False) == 0
+    assert len(retries.take(2 * SECOND_NS, first_attempts_wait=False)) == 1
 
 
 def test_slow_retries_pause_no_longer_than_the_limit():
-    """A try that times out after a minute is repeated half a minute later, not forty minutes."""
+    """An attempt that times out after a minute is retried half a minute later, not forty
+    minutes.
+    """
     retries = Retries(1)
     for offset in range(2):
         retries.wait(message(offset), 0)
-    (first,) = retries.take(SECOND_NS, others_wait=True)
+    (first,) = retries.take(SECOND_NS, first_attempts_wait=True)
     retries.begin(first, SECOND_NS)
     retries.end(first, 60 * SECOND_NS)
-    next_ns = retries.next_ns(60 * SECOND_NS, others_wait=True)
+    next_ns = retries.next_ns(60 * SECOND_NS, first_attempts_wait=True)
     assert next_ns is not None
     assert next_ns <= 60 * SECOND_NS + PAUSE_MAX_NS
 
 
 def test_drop_leaves_other_partitions():
-    """Its waiting messages are returned, to be forgotten; the order of the others is as before."""
+    """The partition's waiting messages are returned; the order of the others is unchanged."""
     retries = Retries(100)
     for offset in range(10):
         retries.wait(message(offset, 1 + offset % 2), 10 - offset)
     assert {
         failed.offset for failed in retries.drop(lambda message: message.partition_id == 1)
     } == {0, 2, 4, 6, 8}
-    assert [failed.offset for failed in retries.take(10, others_wait=False)] == [9, 7, 5, 3, 1]
+    assert [failed.offset for failed in retries.take(10, first_attempts_wait=False)] == [
+        9,
+        7,
+        5,
+        3,
+        1,
+    ]
     assert retries.drop(lambda message: message.partition_id == 1) == []
 
 
 class RetriesMachine(RuleBasedStateMachine):
-    """No message is lost or tried twice at once, in whatever order the calls come."""
+    """No message is lost or retried twice at the same time, for any order of calls."""
 
     def __init__(self):
         super().__init__()
@@ -119,9 +127,9 @@ class RetriesMachine(RuleBasedStateMachine):
     def time_passes(self, ns):
         self.now_ns += ns
 
-    @rule(others_wait=st.booleans())
-    def take(self, others_wait):
-        for failed in self.retries.take(self.now_ns, others_wait=others_wait):
+    @rule(first_attempts_wait=st.booleans())
+    def take(self, first_attempts_wait):
+        for failed in self.retries.take(self.now_ns, first_attempts_wait=first_attempts_wait):
             due_ns, _ = self.waiting.pop(failed.offset)
             assert due_ns <= self.now_ns
             self.under_way.append(failed)
@@ -154,9 +162,9 @@ class RetriesMachine(RuleBasedStateMachine):
 
     @invariant()
     def something_can_happen(self):
-        """If messages wait, the time of the next try is known, or a try under way ends first."""
+        """Check that while messages wait, the next due time is known or a retry must end first."""
         if self.waiting:
-            next_ns = self.retries.next_ns(self.now_ns, others_wait=True)
+            next_ns = self.retries.next_ns(self.now_ns, first_attempts_wait=True)
             assert next_ns is not None or self.under_way
 
 

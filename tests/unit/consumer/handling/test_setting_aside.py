@@ -1,5 +1,5 @@
-"""What goes along with a message that is set aside: later messages of its key that were handed out
-in the same way.
+"""Which later messages of its key are set aside with a message: those that were handed out in the
+same way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.handling import Client
 
 
 class RedrivenWindow(Client):
-    """Parked messages that are handled again, of the same client."""
+    """A window of redriven messages of the same client."""
 
     is_apart = True
 
@@ -36,7 +36,7 @@ class RedrivenWindow(Client):
 
 @pytest.mark.parametrize("loose", [False, True])
 async def test_redriven_message_that_fails_takes_no_message_that_was_pulled(loose: bool):
-    """And a dead letter goes alone, whatever its key is."""
+    """And a dead letter is set aside alone, whatever its key is."""
     client, begun = Client(), asyncio.Event()
     client.is_of = lambda message: message.delivery.client is client
     window = RedrivenWindow(client, loose=loose)

@@ -1,4 +1,4 @@
-"""How long the hand-over of a partition waits for the messages that an iteration has taken."""
+"""How long the hand-over of a partition waits for messages that an iteration has taken."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from support.raising import raises
 
 
 class StreamClient:
-    """What a stream needs of a pull client."""
+    """The part of a pull client that a stream uses."""
 
     deadline_ns = 2**62
-    takes_hand = False
+    may_be_unregistered = False
 
     def __init__(self, left_ms: int = 60_000) -> None:
         self.partition_id = self.leased_id = 1
@@ -88,7 +88,7 @@ def stream_of(client: StreamClient, *, handover_ms: int, count: int = 3) -> Stre
 
 
 async def waiting(stream: Stream, client: StreamClient) -> asyncio.Task[None]:
-    """Begin a hand-over that does not end by itself."""
+    """Start a hand-over that has to wait."""
     quiesced = asyncio.create_task(stream.quiesce(client))
     await asyncio.sleep(0.1)
     assert not quiesced.done()
@@ -98,7 +98,9 @@ async def waiting(stream: Stream, client: StreamClient) -> asyncio.Task[None]:
 async def test_hand_over_waits_for_the_message_in_the_loop_body(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """Until the ack, however short `handover_ms` and the lease are; one warning is logged."""
+    """It waits for the ack, however short `handover_ms` and the lease are; one warning is
+    logged.
+    """
     monkeypatch.setattr(stream_module, "HANDOVER_WARN_MS", 10)
     client = StreamClient(left_ms=0)
     stream = stream_of(client, handover_ms=0)
@@ -119,7 +121,7 @@ async def test_hand_over_waits_for_the_message_in_the_loop_body(
 
 
 async def test_hand_over_waits_handover_ms_for_messages_passed_over():
-    """A user who asks for the next message works on no earlier one, once the time is up."""
+    """A user who requests the next message is no longer working on earlier ones."""
     client = StreamClient()
     stream = stream_of(client, handover_ms=20)
     await stream.next()
@@ -131,7 +133,7 @@ async def test_hand_over_waits_handover_ms_for_messages_passed_over():
 
 
 async def test_hand_over_waits_for_a_collected_batch_while_the_body_runs():
-    """A user who asked for more in vain, and then works on the messages collected, is in the loop
+    """A user who requested more in vain and then works on the collected messages is in the loop
     body.
     """
     client = StreamClient()
@@ -149,8 +151,8 @@ async def test_hand_over_waits_for_a_collected_batch_while_the_body_runs():
 
 
 async def test_hand_over_waits_for_acks_as_long_as_the_lease_is_renewed():
-    """Within `handover_ms` the present end of the lease counts, not its end when the hand-over
-    began.
+    """Within `handover_ms` the lease's current end counts, not its end when the hand-over
+    started.
     """
     client = StreamClient(left_ms=20)
     stream = stream_of(client, handover_ms=600_000)
@@ -164,7 +166,7 @@ async def test_hand_over_waits_for_acks_as_long_as_the_lease_is_renewed():
 
 
 async def test_hand_over_ends_at_once_when_the_consumer_closes():
-    """Closing gives up unacked messages, also in the middle of the loop body."""
+    """Closing drops unacked messages, also in the middle of the loop body."""
     client = StreamClient()
     stream = stream_of(client, handover_ms=600_000)
     await stream.next()
@@ -174,7 +176,7 @@ async def test_hand_over_ends_at_once_when_the_consumer_closes():
 
 
 def test_long_running_loop_body_is_logged(caplog: pytest.LogCaptureFixture):
-    """After ten and twenty seconds, and once when the next message is asked for; a quick body is
+    """After ten and twenty seconds, and once when the next message is requested; a quick body is
     never logged.
     """
     loop, machine = virtual_loop()
@@ -199,22 +201,22 @@ def test_long_running_loop_body_is_logged(caplog: pytest.LogCaptureFixture):
 
 
 def look(stream: Stream, clock: ManualClock, *, seconds: int) -> None:
-    """Let the stream look after itself once a second."""
+    """Call the stream's periodic check once a second."""
     for _ in range(seconds):
         clock.advance(1_000)
         stream.look()
 
 
 async def test_consumer_that_is_never_iterated_is_logged(caplog):
-    """A consumer without its intended handler keeps its partitions idle: a warning after a while,
-    and rarely again.
+    """A consumer created without its handler by mistake keeps its partitions idle: this is logged,
+    and rarely repeated.
     """
     clock = ManualClock()
     stream = Stream(clock=clock, handover_ms=1_000, check=lambda: None)
     stream.put([Message("orders", b"k", b"v", 0, 1, 0, delivery=StreamClient())])
     look(stream, clock, seconds=60)
     (record,) = caplog.records
-    assert "no handler and nobody iterates over it" in record.message
+    assert "no handler and is not iterated" in record.message
 
 
 async def test_consumer_that_was_iterated_once_is_not_logged(caplog):
@@ -229,9 +231,7 @@ async def test_consumer_that_was_iterated_once_is_not_logged(caplog):
 
 
 async def test_step_is_refused_while_another_task_waits_for_a_message():
-    """The first task gets the message; with a limit on the time, each step may run in a task of its
-    own.
-    """
+    """The first task gets the message. With a time-out, each step may run in a task of its own."""
     client = StreamClient()
     stream = stream_of(client, handover_ms=0, count=0)
     with pytest.raises(TimeoutError):
@@ -246,7 +246,7 @@ async def test_step_is_refused_while_another_task_waits_for_a_message():
 
 
 async def offset_of_next(stream: Stream, gate: asyncio.Event | None = None) -> int:
-    """Take a message, and wait for `gate` before the ack."""
+    """Take a message, and wait for `gate` before acking it."""
     message = await stream.next()
     if gate is not None:
         await gate.wait()
@@ -255,8 +255,8 @@ async def offset_of_next(stream: Stream, gate: asyncio.Event | None = None) -> i
 
 @pytest.mark.parametrize("taken", [1, 2])
 async def test_step_is_refused_until_the_other_task_has_acked_its_messages(taken: int):
-    """Also those that the other task passed over; then any task may continue, and the first one
-    must wait in turn.
+    """Including those that the other task skipped. Then any task may continue, and the first one
+    must wait.
     """
     client = StreamClient()
     stream = stream_of(client, handover_ms=0)
@@ -279,7 +279,7 @@ async def test_step_is_refused_until_the_other_task_has_acked_its_messages(taken
 
 
 async def test_step_within_a_time_limit_is_a_step_of_the_task_that_waits():
-    """`wait_for` makes a task of it; the message collected before it is not acked yet."""
+    """`wait_for` runs it in a task; the message collected before it is not acked yet."""
     stream = stream_of(StreamClient(), handover_ms=0)
     await stream.next()
     assert (await asyncio.wait_for(stream.next(), 30)).offset == 1
@@ -287,7 +287,7 @@ async def test_step_within_a_time_limit_is_a_step_of_the_task_that_waits():
 
 
 async def test_step_of_another_task_is_taken_after_the_hand_over_of_unacked_messages():
-    """Their next owner delivers them again: they are not in the way of other partitions."""
+    """Their next owner delivers them again, so they do not block other partitions."""
     client, other = StreamClient(left_ms=0), StreamClient()
     stream = stream_of(client, handover_ms=0)
     await stream.next()
@@ -302,7 +302,7 @@ PARKING = Failing(policy=FailurePolicy.PARK, tries_max=2, client="c")
 
 
 def keyed(client: StreamClient, *keys: bytes, **given: Any) -> Stream:
-    """A stream with a message of each key, which a test acks with `acked_again`."""
+    """Return a stream with a message of each key, which the test acks with `acked_again`."""
     stream = Stream(clock=SystemClock(), handover_ms=0, check=lambda: None, **given)
     client.in_flight.count += len(keys)
     stream.put([Message("s", key, b"", at, 1, 0, delivery=client) for at, key in enumerate(keys)])
@@ -336,7 +336,7 @@ async def test_many_are_taken_with_several_of_a_key_and_come_again_together():
 async def test_messages_are_taken_in_one_way():
     stream = keyed(StreamClient(), b"a", b"b")
     await stream.take_many(1, 1_000)
-    with raises(Reason.MIXED_USE, match=r"iteration of a consumer that .* getmany"):
+    with raises(Reason.MIXED_USE, match=r"iteration on a consumer .* getmany"):
         await stream.next()
     with raises(Reason.MIXED_USE):
         await stream.take_arrow()
@@ -348,7 +348,7 @@ async def test_messages_are_taken_in_one_way():
 
 
 async def test_paused_partition_is_held_back_in_its_order():
-    """Also what was given back, or waits behind it."""
+    """Also messages that were given back or wait for those."""
     stream = keyed(StreamClient(), b"a", b"a", b"b", b"a")
     (first,) = await stream.take_many(1, 1_000)
     assert await stream.take_many(1, 1_000), "the other key"
@@ -375,8 +375,8 @@ async def test_wait_for_messages_behind_unacked_ones_is_logged(caplog):
 
 
 async def test_message_that_is_given_back_too_often_is_parked_with_those_behind_it():
-    """In hand, waiting for it, or just arrived; other keys go on, and each earlier try is told to
-    the broker.
+    """Later messages in hand, waiting or just arrived are parked too; other keys proceed, and each
+    attempt is reported to the broker.
     """
     client = StreamClient()
     stream = keyed(client, b"a", b"a", b"b", b"a", b"b", failing=PARKING)
@@ -400,7 +400,7 @@ async def test_message_that_is_given_back_too_often_is_parked_with_those_behind_
 
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_message_that_is_given_back_too_often_is_buried_alone(ordered: bool):
-    """As a dead letter, or of a shared group: later ones of its key go on."""
+    """As a dead letter, or in a shared group: later messages of its key proceed."""
     policy = FailurePolicy.PARK if not ordered else FailurePolicy.DEAD
     client = StreamClient()
     failing = Failing(policy=policy, tries_max=1)
@@ -412,8 +412,8 @@ async def test_message_that_is_given_back_too_often_is_buried_alone(ordered: boo
 
 
 async def test_later_messages_in_hand_come_again_at_once_when_one_is_set_aside_alone():
-    """A program need not know of the policy: with a message that it gives back it has none of its
-    key in hand.
+    """Whatever the policy, a program that gives a message back has no later one of its key
+    in hand.
     """
     client = StreamClient()
     stream = keyed(
@@ -441,8 +441,8 @@ async def test_paused_messages_are_parked_behind_a_message_that_is_given_back_to
 
 
 async def test_message_behind_a_failed_filter_comes_once_when_its_partition_is_paused():
-    """A child's message is collected with its parent's, whose filter fails: it waits behind that
-    one, and nowhere else.
+    """A child's message that is collected with its parent's, whose filter fails, waits only for
+    that one.
     """
     parent, child, fails = StreamClient(), StreamClient(), [True]
     child.partition_id = child.leased_id = 2
@@ -461,7 +461,7 @@ async def test_message_behind_a_failed_filter_comes_once_when_its_partition_is_p
         client.in_flight.count += 1
         stream.put([Message("s", b"k", b"", offset, client.partition_id, 0, delivery=client)])
     assert await stream.take_many(10, 0) == []
-    assert stream._here == 2
+    assert stream._waiting_count == 2
     fails.clear()
     stream.resume(2)
     taken: list[int] = []
@@ -474,15 +474,13 @@ async def test_message_behind_a_failed_filter_comes_once_when_its_partition_is_p
 
 
 def put_more(stream: Stream, client: StreamClient, *offsets: int) -> None:
-    """Further messages of the key "a"."""
+    """Add further messages of the key "a"."""
     client.in_flight.count += len(offsets)
     stream.put([Message("s", b"a", b"", at, 1, 0, delivery=client) for at in offsets])
 
 
 async def test_message_that_was_paused_comes_before_a_later_one_that_waits_for_its_key():
-    """The later one came during the pause, and waits where the ack of the message in hand looks
-    first.
-    """
+    """The later one arrived during the pause, and waits in the lane that the ack looks at first."""
     client = StreamClient()
     stream = keyed(client, b"a", b"a")
     first = await stream.next()
@@ -499,7 +497,7 @@ async def test_message_that_was_paused_comes_before_a_later_one_that_waits_for_i
         first = await asyncio.wait_for(stream.next(), 30)
         taken.append(first.offset)
     assert taken == [1, 2]
-    assert stream._here == 0
+    assert stream._waiting_count == 0
 
 
 async def test_message_that_was_paused_comes_at_once_when_its_key_is_free():
@@ -513,8 +511,8 @@ async def test_message_that_was_paused_comes_at_once_when_its_key_is_free():
 
 
 class Redriven(StreamClient):
-    """Messages that are handled again, as dead letters are: they come by offset, behind what is in
-    hand.
+    """A delivery of redriven messages, such as dead letters: they arrive in offset order, after
+    those in hand.
     """
 
     def __init__(self) -> None:
@@ -526,8 +524,8 @@ class Redriven(StreamClient):
 async def test_dead_letters_handed_out_behind_a_message_are_given_back_with_it(
     policy: FailurePolicy,
 ):
-    """Their offsets are lower: a program that goes on with other keys would hold them, and their
-    key, for ever.
+    """Their offsets are lower; a program that continues with other keys would otherwise hold them,
+    and their key, forever.
     """
     client, dead = StreamClient(), Redriven()
     stream = keyed(client, failing=Failing(policy=policy, tries_max=1))
@@ -543,12 +541,12 @@ async def test_dead_letters_handed_out_behind_a_message_are_given_back_with_it(
         stream.acked_again(messages)
     left = {FailurePolicy.BLOCK: [1, 2, 5, 6], FailurePolicy.DEAD: [1, 2, 6]}
     assert again == left.get(policy, [1, 2])
-    assert stream._here == 0
+    assert stream._waiting_count == 0
     assert dead.set_aside == []
 
 
 async def test_messages_of_a_shared_group_come_again_when_one_beside_them_is_set_aside():
-    """The one that is set aside was handed out before any of its key was given back."""
+    """The message that is set aside was handed out before any of its key was given back."""
     client = StreamClient()
     failing = Failing(policy=FailurePolicy.DEAD, tries_max=2)
     stream = keyed(client, b"a", b"a", failing=failing, ordered=False)

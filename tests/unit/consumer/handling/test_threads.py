@@ -1,4 +1,4 @@
-"""Handlers in threads: their results and errors, hand-overs that wait for them, and the end of the
+"""Handlers in threads: results, errors, hand-overs that wait for them, and the end of the
 program.
 """
 
@@ -32,7 +32,7 @@ def threaded(
 
 
 async def test_handler_runs_in_a_thread_and_its_message_is_acked_when_it_returns():
-    """NACK, errors and StopIteration have the message tried again, as on the event loop."""
+    """NACK, errors and StopIteration cause a retry, as on the event loop."""
     tries: list[tuple[int, int, bool]] = []
 
     def handle(message: Message) -> Any:
@@ -56,7 +56,9 @@ async def test_handler_runs_in_a_thread_and_its_message_is_acked_when_it_returns
 async def test_try_counts_as_failed_when_a_thread_takes_too_long(
     caplog: pytest.LogCaptureFixture,
 ):
-    """It is not cancelled: its message stays with it, and is acked if it returns in the end."""
+    """It is not cancelled: it keeps its message, which is acked if the handler returns
+    after all.
+    """
     gate, failures = threading.Event(), list[Failure]()
 
     class FailureNotingClient(Client):
@@ -81,8 +83,8 @@ async def test_try_counts_as_failed_when_a_thread_takes_too_long(
 
 
 async def test_hand_over_waits_for_a_thread_that_runs():
-    """A thread cannot be cancelled: its message is acked when it has ended, and the next of its key
-    is not begun.
+    """A thread cannot be cancelled: its message is acked when it ends, and the next one of its key
+    is not started.
     """
     gate, begun = threading.Event(), threading.Event()
 
@@ -146,7 +148,7 @@ async def test_error_that_ends_the_program_ends_the_consumer_from_a_thread(
 
 
 async def test_forked_child_of_a_handler_ends_when_the_handler_returns():
-    """It neither answers the parent's event loop nor waits for another message."""
+    """It neither replies to the parent's event loop nor takes another message."""
     children: list[int] = []
 
     def handle(_message: Message) -> None:
@@ -180,17 +182,19 @@ async def test_thread_ends_when_it_returns_in_a_forked_child():
 
 
 class Patched:
-    """A queue of greenlets in a real thread, as of gevent's patch_all(thread=False)."""
+    """A queue of greenlets in a real thread, as after gevent's patch_all(thread=False)."""
 
     def get(self) -> None:
         raise RuntimeError("This operation would block forever")
 
     def put(self, _job: object) -> None:
-        """It reaches no thread."""
+        """Drop the job: it reaches no thread."""
 
 
 async def test_consumer_ends_with_advice_when_its_handlers_have_no_thread():
-    """The handler that waits is not failed, and ends with its worker; so does each later one."""
+    """The waiting handler does not count as failed, and ends with its worker, like every
+    later one.
+    """
     threads, errors = HandlerThreads(lambda message: message, 2, forked=lambda: False), []
     threads.start()
     threads.on_end = errors.append
@@ -209,7 +213,7 @@ async def test_consumer_ends_with_advice_when_its_handlers_have_no_thread():
 
 
 def _break(threads: HandlerThreads) -> None:
-    """Have the threads find a patched queue, as soon as each has done a job of the present one."""
+    """Make each thread use a patched queue after its next job."""
     present, threads._jobs = threads._jobs, Patched()
     loop = asyncio.get_running_loop()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What a worker notes of messages that it handles one after another, while nothing else runs."""
+"""What a worker registers of messages that it handles in a row while nothing else runs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ from support.handling import Client, workers_of
 
 
 async def test_messages_before_one_that_waits_are_told_at_once():
-    """Their acks do not wait for a handler that takes long; the messages behind it run beside it,
-    but for its key.
-    """
+    """Their acks do not wait for a slow handler; later messages of other keys run beside it."""
     client, going = Client(), asyncio.Event()
-    begun: list[int] = []
+    started: list[int] = []
 
     async def handle(message: Message) -> None:
-        begun.append(message.offset)
+        started.append(message.offset)
         if message.offset == 2:
             await going.wait()
 
     workers = workers_of(handle, concurrency=2)
     client.give(workers, b"a", b"b", b"c", b"c", b"d")
-    await eventually(lambda: begun == [0, 1, 2, 4])
+    await eventually(lambda: started == [0, 1, 2, 4])
     await eventually(lambda: client.in_flight.count == 2)
     assert client.handled == [0, 1, 4]
     going.set()
@@ -40,7 +38,7 @@ async def test_messages_before_one_that_waits_are_told_at_once():
 
 @pytest.mark.parametrize("count", [1, MESSAGES_PER_TURN, 3 * MESSAGES_PER_TURN + 1])
 async def test_messages_of_several_turns_are_each_told_once(count: int):
-    """The pauses between turns lose and repeat nothing."""
+    """Yielding between turns neither loses nor repeats a message."""
     client = Client()
 
     async def handle(_message: Message) -> None:
@@ -54,8 +52,8 @@ async def test_messages_of_several_turns_are_each_told_once(count: int):
 
 
 async def test_failed_message_blocks_its_key_and_those_before_it_are_told():
-    """Also where it is the first message of a turn; its next try, and the messages of another
-    client, come in order.
+    """Also if it is the first message of a turn; its retry and the messages of another client run
+    in order.
     """
     client, other = Client(1), Client(2)
     tried: list[tuple[int, int]] = []
@@ -76,7 +74,7 @@ async def test_failed_message_blocks_its_key_and_those_before_it_are_told():
 
 
 async def test_handler_that_pauses_its_partition_loses_no_message():
-    """The queue that the worker takes from is another one afterwards."""
+    """Pausing replaces the queue from which the worker takes."""
     client, other = Client(1), Client(2)
 
     async def handle(message: Message) -> None:
@@ -96,7 +94,7 @@ async def test_handler_that_pauses_its_partition_loses_no_message():
 
 
 async def test_lease_that_ends_during_a_turn_starts_no_further_handler():
-    """The clock is read before each handler; what was handled before is told."""
+    """The clock is read before each handler; messages handled before are reported."""
     client = Client()
 
     async def handle(message: Message) -> None:
@@ -111,7 +109,7 @@ async def test_lease_that_ends_during_a_turn_starts_no_further_handler():
 
 
 class BatchOf:
-    """A batch of a client that notes when it is opened."""
+    """A client's batch that records when it is opened."""
 
     is_plain = True
 
@@ -127,7 +125,7 @@ class BatchOf:
 
 
 async def test_batch_is_opened_when_what_came_before_it_was_handled():
-    """Its messages count as with handlers from the start."""
+    """Its messages count as in flight from the start."""
     client, going = Client(), asyncio.Event()
     opened: list[int] = []
 
@@ -171,7 +169,7 @@ async def test_batches_that_were_not_opened_are_forgotten_at_a_hand_over():
 
 
 async def test_messages_of_a_key_that_waits_for_its_next_try_are_passed_over_by_a_run():
-    """Those of other keys go on, and those of the key come in order once it is handled."""
+    """Messages of other keys proceed; those of the key run in order when it is handled."""
     client = Client()
     tried: list[int] = []
 
@@ -190,25 +188,25 @@ async def test_messages_of_a_key_that_waits_for_its_next_try_are_passed_over_by_
 
 @pytest.mark.parametrize("blocking_ms", [1, 100])
 async def test_handler_that_blocks_past_the_lease_is_the_last_one(blocking_ms: int):
-    """However quick the handlers of a run were before it."""
+    """However quick the earlier handlers of the run were."""
     client, clock = Client(), ManualClock()
     client.deadline_ns = clock.boot_ns() + 1_000_000
-    begun: list[int] = []
+    started: list[int] = []
 
     async def handle(message: Message) -> None:
-        begun.append(message.offset)
+        started.append(message.offset)
         if message.offset == 40:
             clock.now_ms += blocking_ms
 
     workers = workers_of(handle, clock=clock)
     client.give(workers, *[b"k%d" % number for number in range(100)])
     await eventually(lambda: client.in_flight.count == 0)
-    assert begun == client.handled == list(range(41))
+    assert started == client.handled == list(range(41))
     await workers.close()
 
 
 async def test_idle_worker_wakes_alone_when_no_handler_waits():
-    """The others wake once its handler waits: what is left runs beside it."""
+    """The others wake when its handler waits, and run the remaining messages."""
     client, going = Client(), asyncio.Event()
     names: list[str] = []
 
@@ -252,7 +250,7 @@ async def test_message_is_another_workers_when_the_one_it_woke_is_cancelled():
 
 
 async def test_small_batches_of_a_client_are_opened_together_when_no_handler_waits():
-    """Those of another client are not; a run that may be the first after a wait opens one."""
+    """Batches of another client are not; the first run after a wait opens only one."""
     lanes, client, other = Lanes(), Client(1), Client(2)
     opened: list[int] = []
     for start in (0, 2, 4):
@@ -273,21 +271,21 @@ async def test_small_batches_of_a_client_are_opened_together_when_no_handler_wai
 
 
 async def test_message_runs_beside_a_single_one_when_its_handler_waits():
-    """Nothing looks at a lone message until another comes; then its key is taken."""
+    """A lone message is registered only when another one arrives."""
     client, going = Client(), asyncio.Event()
-    begun: list[int] = []
+    started: list[int] = []
 
     async def handle(message: Message) -> None:
-        begun.append(message.offset)
+        started.append(message.offset)
         if message.offset == 0:
             await going.wait()
 
     workers = workers_of(handle, concurrency=2)
     client.give(workers, b"a")
-    await eventually(lambda: begun == [0])
+    await eventually(lambda: started == [0])
     await asyncio.sleep(0.01)
     client.give(workers, b"a", b"b", start=1)
-    await eventually(lambda: begun == [0, 2])
+    await eventually(lambda: started == [0, 2])
     assert client.handled == [2]
     going.set()
     await eventually(lambda: client.handled == [2, 0, 1])
@@ -313,25 +311,25 @@ async def test_lone_message_is_waited_for_when_its_partition_is_handed_over():
 
 
 def test_lone_message_is_taken_without_a_run_when_nothing_else_runs_or_waits():
-    """Not while another is alone, or in a run, or its key is busy; nor one of a batch with
+    """Not while another message is unregistered or in a run, its key is busy, or its batch has
     others.
     """
     lanes, client = Lanes(), Client()
     opened: list[int] = []
     lanes.put_batch(BatchOf(client, opened, b"a", start=0))
-    first = lanes.take_only()
+    first = lanes.take_single()
     assert first
     assert first.offset == 0
     lanes.put_batch(BatchOf(client, opened, b"a", start=1))
-    assert lanes.take_only() is None
+    assert lanes.take_single() is None
     assert opened == [0]
-    lanes.note_alone()
-    assert lanes.take_only() is None
+    lanes.register_running()
+    assert lanes.take_single() is None
     assert lanes.take() is None
     assert lanes.finish(b"a")
     lanes.finish(b"a")
     lanes.put_batch(BatchOf(client, opened, b"b", b"c", start=2))
-    assert lanes.take_only() is None
+    assert lanes.take_single() is None
     assert lanes.begin_run(RUN_MIN, WorkerTask())
     lanes.put_batch(BatchOf(client, opened, b"d", start=4))
-    assert lanes.take_only() is None
+    assert lanes.take_single() is None

@@ -1,4 +1,4 @@
-"""Arguments of a reader that can work, and that cannot."""
+"""Valid and invalid arguments of a reader."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_arguments_pass_when_each_can_work():
     ("wrong", "told"),
     [
         ({"key": "k"}, "use key.encode"),
-        ({"key": b""}, "at least one"),
-        ({"partition": 0}, "from 1 on"),
-        ({"where": 7}, "plain function"),
-        ({"where": generator}, "plain function"),
-        ({"where": async_generator}, "plain function"),
+        ({"key": b""}, "non-empty bytes"),
+        ({"partition": 0}, "1 or higher"),
+        ({"where": 7}, "synchronous function"),
+        ({"where": generator}, "synchronous function"),
+        ({"where": async_generator}, "synchronous function"),
         ({"follow": "no"}, "follow must be True or False"),
     ],
 )

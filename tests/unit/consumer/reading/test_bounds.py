@@ -1,4 +1,4 @@
-"""Where a reader begins and stops."""
+"""Where a reader starts and stops."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from keylane.consumer.reading.bounds import (
     BoundKind,
-    end_of_read,
-    first_to_read,
+    resolve_start,
+    resolve_stop,
     start_bound,
     stop_bound,
 )
@@ -22,12 +22,12 @@ STORED = {"first": 10, "end": 20}
 
 def start(given, *, partition=None, at_time=None) -> int:
     bound = start_bound(given, partition=partition, now_ms=NOW_MS)
-    return first_to_read(bound, 7, **STORED, at_time=at_time)
+    return resolve_start(bound, 7, **STORED, at_time=at_time)
 
 
 def stop(given, *, partition=None, at_time=None) -> int:
     bound = stop_bound(given, partition=partition, now_ms=NOW_MS)
-    return end_of_read(bound, 7, **STORED, at_time=at_time)
+    return resolve_stop(bound, 7, **STORED, at_time=at_time)
 
 
 def test_start_is_within_what_is_stored():
@@ -52,7 +52,7 @@ def test_stop_is_the_first_message_that_is_not_read():
 @pytest.mark.parametrize("offset", [9, 21, 2**62])
 def test_offset_beyond_what_is_stored_is_refused(offset):
     for ask in (start, stop):
-        with pytest.raises(OffsetOutOfRangeError, match="from 10 to 20") as refused:
+        with pytest.raises(OffsetOutOfRangeError, match="offsets 10 to 20") as refused:
             ask(offset, partition=7)
         assert (refused.value.first_offset, refused.value.next_offset) == (10, 20)
     with pytest.raises(OffsetOutOfRangeError):
@@ -62,12 +62,12 @@ def test_offset_beyond_what_is_stored_is_refused(offset):
 @pytest.mark.parametrize(
     ("given", "kind", "text"),
     [
-        (3, InvalidRequestError, "name it with `partition`"),
+        (3, InvalidRequestError, "also pass `partition`"),
         ("first", InvalidRequestError, "'earliest', 'latest'"),
         ("1h", InvalidRequestError, "how long ago"),
-        (True, InvalidRequestError, "start is"),
-        (1.5, InvalidRequestError, "start is"),
-        (None, InvalidRequestError, "start is"),
+        (True, InvalidRequestError, "start must be"),
+        (1.5, InvalidRequestError, "start must be"),
+        (None, InvalidRequestError, "start must be"),
         (-1, Reason.OFFSET_INVALID, "-1"),
         ({"07": 3}, InvalidRequestError, "partition ids"),
         ({"orders": 3}, InvalidRequestError, "partition ids"),

@@ -1,5 +1,5 @@
-"""Readers and broadcast consumers of a subject whose messages are replaced by rows, or which is
-deleted, in a virtual cluster.
+"""Readers and broadcast consumers, in a virtual cluster, of a subject whose messages are replaced
+by rows, or which is deleted.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from keylane.testing import VirtualCluster
 
 SUBJECT = "orders"
 QUIET_S = 20
-"""Longer than a follower needs to learn of what has changed."""
+"""Longer than a follower needs to notice changes."""
 
 
 @pytest.fixture(autouse=True)
 def rows_say_their_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of a job, whose property a producer refuses from programs."""
+    """Let a producer send the property that names a row's source, which only jobs may set."""
     of_a_job = partial(pack_properties, kept=[SOURCE])
     monkeypatch.setattr("keylane.producer.sending.pack_properties", of_a_job)
 
 
 class Replacements:
-    """A subject of one partition, whose messages are replaced by rows, and which is deleted."""
+    """A subject with one partition whose messages are replaced by rows, and which is deleted."""
 
     def __init__(self, cluster: VirtualCluster, producer: Producer, admin: Admin) -> None:
         self.cluster, self.producer, self.admin = cluster, producer, admin
@@ -41,7 +41,7 @@ class Replacements:
             await self.producer.send(SUBJECT, b"%d" % number, key=b"k")
 
     async def cut(self) -> str:
-        """Seal what is stored, and continue it behind a hidden subject; returns its name."""
+        """Seal the stored messages and continue after a hidden subject; return its name."""
         self._cuts += 1
         hidden = f"{SUBJECT}.{self._cuts}"
         await self.admin.hide_subject(SUBJECT, hidden, cut=True)
@@ -49,7 +49,7 @@ class Replacements:
         return hidden
 
     async def publish(self, hidden: str) -> None:
-        """Put rows with the same values in the place of what lies before the cut, as a job does."""
+        """Replace the messages before the cut with rows of the same values, as a job does."""
         view = await self.admin.describe_subject(hidden)
         before = min(int(each.partition_id) for each in view.partitions)
         messages = await self.cluster.messages(SUBJECT)
@@ -63,13 +63,13 @@ class Replacements:
         await self.publish(await self.cut())
 
     async def remake(self) -> None:
-        """Delete the subject, and make another one of its name."""
+        """Delete the subject and create another one with the same name."""
         await self.admin.delete_subject(SUBJECT)
         await self.cluster.create_subject(SUBJECT, partitions=1)
 
 
 def told(story: Callable[[Replacements], Awaitable[None]]) -> None:
-    """Have a story happen in a cluster of its own."""
+    """Run a scenario in a new cluster."""
     cluster = VirtualCluster()
 
     async def main() -> None:
@@ -85,7 +85,7 @@ def reader_of(story: Replacements, **options: Any) -> Reader[bytes]:
 
 
 async def values(reader: Reader[bytes], count: int | None = None) -> list[int]:
-    """The next `count` values; None: all that come, until the reader is quiet."""
+    """Return the next `count` values; None: all values until the reader is quiet."""
     given: list[int] = []
     try:
         while count is None or len(given) < count:
@@ -110,8 +110,8 @@ def test_reader_goes_on_behind_rows_of_what_it_gave():
 
 
 def test_readers_give_each_message_once_when_their_ranges_meet_while_the_rows_were_stored():
-    """What was sent behind the cut has earlier times than rows, which lie before it: it is in the
-    range of the last row.
+    """Messages sent after the cut have earlier times than the rows, which precede them, so they are
+    in the last row's range.
     """
 
     async def story(story: Replacements) -> None:
@@ -132,7 +132,7 @@ def test_readers_give_each_message_once_when_their_ranges_meet_while_the_rows_we
 
 
 def test_reader_is_given_rows_of_what_it_did_not_get_to():
-    """It stands in the middle of the messages, with positions that it was opened with."""
+    """It has read half of the messages, and was opened with positions."""
 
     async def story(story: Replacements) -> None:
         await story.send(1, 2, 3)
@@ -151,7 +151,7 @@ def test_reader_is_given_rows_of_what_it_did_not_get_to():
 
 @pytest.mark.parametrize("reopened", [False, True])
 def test_reader_goes_on_behind_rows_of_rows(reopened: bool):
-    """It has learnt of neither publication when the second one is done."""
+    """It notices both publications only after the second one."""
 
     async def story(story: Replacements) -> None:
         await story.send(1, 2)
@@ -174,7 +174,9 @@ def test_reader_goes_on_behind_rows_of_rows(reopened: bool):
 async def handled_by_broadcast(
     story: Replacements, deeds: Callable[[], Awaitable[None]], *, slow_s: dict[int, float]
 ) -> list[int]:
-    """What a broadcast consumer handles from its opening on; messages of `slow_s` take long."""
+    """Return what a broadcast consumer handles after it is opened; messages in `slow_s`
+    take long.
+    """
     given: list[int] = []
 
     async def handle(message: Message) -> None:
@@ -199,7 +201,7 @@ async def handled_by_broadcast(
 def test_broadcast_handles_each_message_once_when_rows_replace_it(
     slow_s: dict[int, float], rounds: int
 ):
-    """Also a message that is in a handler at the publication, and those behind it."""
+    """Also a message that is in a handler during the publication, and later ones."""
 
     async def story(story: Replacements) -> None:
         await story.send(1)
@@ -220,9 +222,7 @@ def test_broadcast_handles_each_message_once_when_rows_replace_it(
 
 
 def test_broadcast_is_given_rows_of_rows_when_their_messages_were_not_handled():
-    """Its handler is at work while both publications happen: none of the messages behind is
-    lost.
-    """
+    """Both publications happen while its handler runs: no later message is lost."""
 
     async def story(story: Replacements) -> None:
         async def deeds() -> None:
@@ -247,7 +247,7 @@ def test_reader_ends_when_another_subject_has_the_name():
             positions = dict(reader.positions)
             await story.remake()
             await story.send(2)
-            with pytest.raises(SubjectDeletedError, match="another one has its name"):
+            with pytest.raises(SubjectDeletedError, match="another subject has its name"):
                 await values(reader)
         with pytest.raises(PartitionUnknownError):
             async with reader_of(story, start=positions):
@@ -278,7 +278,7 @@ def test_broadcast_ends_when_another_subject_has_the_name():
                 await story.send(2)
                 await consumer.wait()
 
-        with pytest.raises(SubjectDeletedError, match="another one has its name"):
+        with pytest.raises(SubjectDeletedError, match="another subject has its name"):
             await consume()
         assert given == []
 
@@ -286,13 +286,15 @@ def test_broadcast_ends_when_another_subject_has_the_name():
 
 
 def test_reader_opens_when_a_partition_goes_meanwhile():
-    """The broker drops it between the look at the history and the look at the partition."""
+    """The broker drops it after the reader fetched the history, and before it fetches the
+    partition's offsets.
+    """
 
     async def story(story: Replacements) -> None:
         await story.send(1, 2)
         hidden = await story.cut()
         reader = reader_of(story)
-        find = reader._look_at
+        find = reader._fetch_offsets
         published = False
 
         async def look_at(partition: Any) -> Any:
@@ -303,7 +305,7 @@ def test_reader_opens_when_a_partition_goes_meanwhile():
                 await asyncio.sleep(QUIET_S)
             return await find(partition)
 
-        reader._look_at = look_at  # type: ignore[method-assign]
+        reader._fetch_offsets = look_at  # type: ignore[method-assign]
         async with reader:
             assert await values(reader) == [1, 2]
 

@@ -1,5 +1,5 @@
-"""A reader that follows a subject in a virtual cluster: what it does about a partition whose
-messages are gone.
+"""A reader that follows a subject in a virtual cluster, when the messages of a partition
+are gone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRIES = 200
 
 
 async def next_value(reader: Reader) -> bytes:
-    """The next message's value, for a program that never waits long and asks again."""
+    """Return the next message's value, as a program that never waits long but keeps trying."""
     for _ in range(TRIES):
         try:
             async with asyncio.timeout(TRY_S):
@@ -31,7 +31,7 @@ async def next_value(reader: Reader) -> bytes:
 
 
 def test_impatient_program_goes_on_behind_a_lost_disk():
-    """Its reader looks for what became of the partition before it pauses."""
+    """Its reader fetches the partition's state before it pauses."""
     cluster = VirtualCluster(brokers=2)
 
     async def story() -> None:
@@ -58,7 +58,7 @@ def test_impatient_program_goes_on_behind_a_lost_disk():
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Read]:
-    """The reads that were sent."""
+    """Return the reads that were sent."""
     sent: list[Read] = []
     send = BrokerClient._call
 
@@ -72,7 +72,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Read]:
 
 
 def test_reader_gets_a_message_at_once_and_asks_seldom_when_it_follows(reads: list[Read]):
-    """With 64 partitions that were read to their end it asked some 290 times a second, and waited
+    """With 64 partitions read to their end it used to send about 290 requests a second, and waited
     up to 200 ms.
     """
     cluster = VirtualCluster(brokers=1)
@@ -101,7 +101,7 @@ def test_reader_gets_a_message_at_once_and_asks_seldom_when_it_follows(reads: li
 
 
 def test_reader_goes_on_at_once_when_the_partitions_change():
-    """The wait at a partition ends where it is sealed."""
+    """The long poll of a partition ends when the partition is sealed."""
     cluster = VirtualCluster(brokers=2)
 
     async def story() -> None:
@@ -143,7 +143,7 @@ def test_wait_of_a_reader_ends_when_its_subject_is_deleted():
 
 
 def test_wait_of_a_reader_ends_when_another_task_closes_it():
-    """Nothing of it runs on."""
+    """None of its tasks is left."""
     cluster = VirtualCluster(brokers=1)
 
     async def story() -> None:

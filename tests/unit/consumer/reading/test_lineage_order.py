@@ -1,4 +1,4 @@
-"""Which partitions may be read, by their lineage."""
+"""Which partitions may be read, according to their lineage."""
 
 from __future__ import annotations
 
@@ -85,9 +85,7 @@ def test_partitions_whose_data_is_gone_hold_up_none():
 
 
 def test_partition_waits_for_what_an_empty_or_lost_one_continues():
-    """Otherwise the messages of a key that were sent before would come after those sent behind the
-    empty partition.
-    """
+    """Otherwise earlier messages of a key would come after those sent after the empty partition."""
     order = LineageOrder()
     chain = [past(1, 0, 1024), past(2, 0, 1024, 1), past(3, 0, 1024, 2, lost=True)]
     order.learn([*chain, past(4, 0, 512, 3), past(5, 512, 1024, 3), past(6, 512, 1024, 5)])

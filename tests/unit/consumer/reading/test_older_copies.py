@@ -1,5 +1,5 @@
-"""A reader that follows a subject in a virtual cluster, while a broker stands on an older copy of
-its data folder.
+"""A reader that follows a subject in a virtual cluster, while a broker runs on an older copy of its
+data folder.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from keylane.testing import VirtualCluster
 from keylane.testing.programs import BrokerProgram
 
 LONG_S = 120
-"""Much longer than a reader waits for what a broker lacks."""
+"""Much longer than a reader waits for messages that a broker lacks."""
 SHORT_S = 6
-"""Shorter than that, and longer than the pause between two tries."""
+"""Shorter than that, but longer than the pause between two attempts."""
 
 
 @dataclass
@@ -28,18 +28,18 @@ class FollowingReader:
     """A reader that has read both partitions of `orders` to their end."""
 
     task: asyncio.Task[None]
-    """Its iteration."""
+    """The task that iterates."""
     seen: list[bytes]
-    """The values that it gave."""
+    """The values that the reader returned."""
     producer: Producer
     brokers: tuple[BrokerProgram, BrokerProgram]
-    """By the ids of their partitions: the first one is asked first."""
+    """The brokers in the order of their partitions' ids: the first one is read first."""
     keys: tuple[bytes, bytes]
-    """One of each partition."""
+    """One key of each partition."""
 
     async def lose_the_last_message(self, index: int) -> None:
-        """Kill a broker, and leave it a copy of its disk that has one message less than the reader
-        has read.
+        """Kill a broker and replace its disk by a copy with one message less than the reader has
+        read.
         """
         broker = self.brokers[index]
         older = broker._disk.after_crash(random.Random(1))
@@ -86,7 +86,7 @@ async def following(cluster: VirtualCluster) -> AsyncIterator[FollowingReader]:
 
 
 def test_following_reader_gives_a_broker_ten_seconds_when_it_comes_back_on_an_older_copy():
-    """It was away for long, which does not count."""
+    """The long time for which it was down does not count."""
     cluster = VirtualCluster(brokers=2)
 
     async def story() -> None:
@@ -118,7 +118,7 @@ def test_following_reader_gives_a_broker_ten_seconds_when_another_one_is_away_fo
 
 
 def test_following_reader_raises_what_a_broker_lacks_when_another_one_is_away_for_good():
-    """The broker that is away is asked first."""
+    """The broker that is down is read first."""
     cluster = VirtualCluster(brokers=2)
 
     async def story() -> None:

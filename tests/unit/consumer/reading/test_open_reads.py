@@ -1,4 +1,4 @@
-"""Reads that wait for a reader: which are due, what comes of them, and where they end."""
+"""The long polls of a reader: which are due, what they return, and when they end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from keylane.consumer.reading.open_reads import LOOK_MS, OpenReads
+from keylane.consumer.reading.open_reads import POLL_MS, OpenReads
 from keylane.protocol.errors import NotSentError
 from keylane.protocol.frames import Batches, Read
 from keylane.protocol.limits import READ_WAIT_MS
@@ -14,7 +14,7 @@ from sim.machines.clock import ManualClock
 
 
 class WaitingBroker:
-    """A broker whose reads wait for a word."""
+    """A broker whose reads wait until the test lets them return."""
 
     address = "b:1"
 
@@ -90,11 +90,11 @@ async def test_failure_is_told_to_who_takes_it(waits, broker):
 
 
 async def test_next_read_is_not_due_before_a_pause_when_a_broker_does_not_wait(waits, broker):
-    """A broker that is stopping answers at once, without messages."""
+    """A broker that is stopping replies at once, without messages."""
     began = asyncio.get_running_loop().time()
     broker.asked[1].set_result(b"")
     await waits.wait(None)
-    assert asyncio.get_running_loop().time() - began >= LOOK_MS / 1000 - 0.01
+    assert asyncio.get_running_loop().time() - began >= POLL_MS / 1000 - 0.01
     assert (await waits.take(1))[0].upto == 5
     await waits.end()
 

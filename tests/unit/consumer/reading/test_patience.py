@@ -1,4 +1,4 @@
-"""How long a reader waits for servers that do not answer, in a virtual cluster."""
+"""How long a reader waits for servers that do not reply, in a virtual cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from keylane import Admin, ClosedError, NotSentError, Producer, Reader
-from keylane.consumer.reading.patience import WAITED_FOR, Patience
+from keylane.consumer.reading.patience import TRANSIENT_ERRORS, FailureTracker
 from keylane.protocol.errors import (
     ConnectionQuotaError,
     ForeignServerError,
@@ -19,7 +19,7 @@ from keylane.testing import VirtualCluster
 
 
 def test_following_reader_goes_on_when_a_broker_was_down_for_minutes(caplog):
-    """Messages of the other broker come meanwhile, without the pauses between tries."""
+    """Messages of the other broker arrive in the meantime, without the pauses between attempts."""
     cluster = VirtualCluster(brokers=2)
     late_s: list[float] = []
 
@@ -63,8 +63,8 @@ def test_following_reader_goes_on_when_a_broker_was_down_for_minutes(caplog):
         cluster.run(story)
     told = [each.getMessage() for each in caplog.records if "reader of" in each.getMessage()]
     assert 3 <= len(told) <= 8
-    assert "has waited for" in told[0]
-    assert "continues after" in told[-1]
+    assert "has been failing for" in told[0]
+    assert "has recovered after" in told[-1]
     assert sorted(late_s)[len(late_s) * 9 // 10] < 0.2
 
 
@@ -107,10 +107,10 @@ HOUR_MS = 3_600_000
 
 @pytest.mark.parametrize("error", [ForeignServerError(address="b:1"), LACKS])
 def test_following_reader_gives_up_when_waiting_does_not_help(error):
-    """Another program listens at the address, or the broker stands on an older copy of its
+    """Another program listens at the address, or the broker runs on an older copy of its data
     folder.
     """
-    patience = Patience("orders", follows=True)
+    patience = FailureTracker("orders", follows=True)
     patience.note({2: error}, 5_000)
     patience.check(5_000 + READ_GIVE_UP_MS - 1)
     with pytest.raises(type(error)):
@@ -118,10 +118,10 @@ def test_following_reader_gives_up_when_waiting_does_not_help(error):
 
 
 def test_following_reader_waits_when_its_connection_went_to_another_principal(caplog):
-    """The broker refuses another one until a place is free; the reader ended."""
+    """The broker refuses the reader until a connection is free; the reader used to end."""
     error = ConnectionQuotaError(principal="shop", limit=4)
-    assert isinstance(error, WAITED_FOR)
-    patience = Patience("orders", follows=True)
+    assert isinstance(error, TRANSIENT_ERRORS)
+    patience = FailureTracker("orders", follows=True)
     patience.note({2: error}, 0)
     patience.check(HOUR_MS, NotSentError(address="meta:1"))
     assert error.message in caplog.text
@@ -130,7 +130,7 @@ def test_following_reader_waits_when_its_connection_went_to_another_principal(ca
 @pytest.mark.parametrize("follows", [True, False])
 @pytest.mark.parametrize("error", [ForeignServerError(address="b:1"), LACKS])
 def test_patience_counts_anew_when_a_broker_is_back_and_lacks_messages(follows, error):
-    patience = Patience("orders", follows=follows)
+    patience = FailureTracker("orders", follows=follows)
     patience.note({2: AWAY}, 0)
     patience.note({2: error}, HOUR_MS)
     patience.check(HOUR_MS + READ_GIVE_UP_MS - 1)
@@ -142,7 +142,7 @@ def test_patience_counts_anew_when_a_broker_is_back_and_lacks_messages(follows, 
 
 
 def test_patience_counts_for_each_partition_when_another_one_has_failed_for_long():
-    patience = Patience("orders", follows=False)
+    patience = FailureTracker("orders", follows=False)
     patience.note({1: AWAY}, 0)
     patience.note({2: AWAY}, READ_GIVE_UP_MS - 1)
     patience.check(READ_GIVE_UP_MS)
@@ -151,8 +151,8 @@ def test_patience_counts_for_each_partition_when_another_one_has_failed_for_long
 
 
 def test_reader_is_given_up_when_its_broker_goes_and_comes_on_an_older_copy():
-    """It restarts again and again, and each failure alone is short."""
-    patience = Patience("orders", follows=False)
+    """It restarts repeatedly, and each failure by itself is short."""
+    patience = FailureTracker("orders", follows=False)
     for now_ms in range(0, READ_GIVE_UP_MS, 1_000):
         patience.note({2: LACKS if now_ms % 2_000 else AWAY}, now_ms)
         patience.check(now_ms)
@@ -163,7 +163,7 @@ def test_reader_is_given_up_when_its_broker_goes_and_comes_on_an_older_copy():
 
 @pytest.mark.parametrize("follows", [True, False])
 def test_patience_raises_what_does_not_pass_when_another_broker_is_away(follows):
-    patience = Patience("orders", follows=follows)
+    patience = FailureTracker("orders", follows=follows)
     patience.note({1: AWAY, 2: LACKS}, 0)
     with pytest.raises(OffsetOutOfRangeError):
         patience.check(READ_GIVE_UP_MS)
@@ -171,22 +171,22 @@ def test_patience_raises_what_does_not_pass_when_another_broker_is_away(follows)
 
 @pytest.mark.parametrize("follows", [True, False])
 def test_patience_names_the_metaservers_when_none_says_what_became_of_messages(follows, caplog):
-    patience = Patience("orders", follows=follows)
+    patience = FailureTracker("orders", follows=follows)
     patience.note({2: LACKS}, 0)
-    unasked = NotSentError(address="meta:1")
+    metaserver_error = NotSentError(address="meta:1")
     if follows:
-        patience.check(READ_GIVE_UP_MS, unasked)
-        assert unasked.message in caplog.text
+        patience.check(READ_GIVE_UP_MS, metaserver_error)
+        assert metaserver_error.message in caplog.text
         with pytest.raises(OffsetOutOfRangeError):
             patience.check(READ_GIVE_UP_MS)
     else:
         with pytest.raises(NotSentError):
-            patience.check(READ_GIVE_UP_MS, unasked)
+            patience.check(READ_GIVE_UP_MS, metaserver_error)
 
 
 def test_patience_tells_of_each_broker_when_others_have_been_away_for_long(caplog):
-    """One line of each, whatever it has of partitions, and one when it is back."""
-    patience = Patience("orders", follows=True)
+    """One line for each broker, however many partitions it has, and one when it is back."""
+    patience = FailureTracker("orders", follows=True)
     other = NotSentError("cannot reach the server at b:1", address="b:1")
     patience.note({1: AWAY}, 0)
     patience.check(HOUR_MS)
@@ -201,6 +201,6 @@ def test_patience_tells_of_each_broker_when_others_have_been_away_for_long(caplo
         (False, False),
         (False, False),
     ]
-    assert "has waited for 10 s" in told[1]
-    assert "continues after 15 s" in told[2]
+    assert "has been failing for 10 s" in told[1]
+    assert "has recovered after 15 s" in told[2]
     assert all(other.message in each for each in told[1:])

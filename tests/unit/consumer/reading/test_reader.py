@@ -1,5 +1,5 @@
-"""What a reader does without brokers: refusals of arguments, messages that were removed, partitions
-that are gone.
+"""A reader without brokers: invalid arguments, removed messages, and partitions whose data
+is gone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from keylane import NotSentError, Reader
-from keylane.consumer.reading.reader import _Place
+from keylane.consumer.reading.reader import _ReadState
 from keylane.errors import (
     ConfigError,
     OffsetOutOfRangeError,
@@ -31,16 +31,16 @@ META = "127.0.0.1:1"
 
 
 def at(address: str | None, **told) -> PartitionHistory:
-    """Partition 7, and where its broker is."""
+    """Return partition 7 with its broker's address."""
     entry = past(7, 0, 1024, **told)
     return replace(entry, partition=replace(entry.partition, address=address))
 
 
-def reader_at(offset: int, end: int | None, **more) -> tuple[Reader, _Place]:
+def reader_at(offset: int, end: int | None, **more) -> tuple[Reader, _ReadState]:
     reader: Reader = Reader(META, "s", **more)
     entry = at("b:1", state=OPEN)
     reader._lineage.learn([entry])
-    place = reader._places[7] = _Place(entry.partition, offset, end)
+    place = reader._read_states[7] = _ReadState(entry.partition, offset, end)
     return reader, place
 
 
@@ -57,49 +57,49 @@ def test_reader_goes_on_behind_removed_messages(caplog):
 def test_partition_is_finished_when_all_that_was_wanted_is_removed():
     reader, place = reader_at(3, 9)
     reader._skip_removed(place, OffsetOutOfRangeError(first_offset=9))
-    assert (reader._places, reader._lineage.left) == ({}, frozenset())
+    assert (reader._read_states, reader._lineage.left) == ({}, frozenset())
 
 
 def test_partition_that_is_lost_is_left_out_with_a_warning(caplog):
     entry = past(7, 0, 1024, lost=True)
     with caplog.at_level(logging.WARNING):
-        Reader(META, "s")._note_gone([entry])
+        Reader(META, "s")._report_gone([entry])
     assert "partition 7 of s" in caplog.text
     with pytest.raises(PartitionUnknownError, match="are gone"):
-        Reader(META, "s", partition=7)._note_gone([entry])
+        Reader(META, "s", partition=7)._report_gone([entry])
 
 
 @pytest.mark.parametrize("gone", [{"lost": True}, {"state": PartitionState.EXPIRED}])
 def test_following_reader_leaves_out_what_is_gone_meanwhile(gone, caplog):
-    """The broker that had it does not answer any more, or does not know it."""
+    """The broker that had it no longer replies, or does not know it."""
     reader, place = reader_at(3, None)
-    place.gives = False
+    place.may_have_more = False
     with caplog.at_level(logging.WARNING):
-        assert reader._look_anew([past(7, 0, 1024, **gone), past(9, 0, 1024)])
-    assert (reader._places, reader._lineage.left) == ({}, frozenset())
+        assert reader._refresh_partitions([past(7, 0, 1024, **gone), past(9, 0, 1024)])
+    assert (reader._read_states, reader._lineage.left) == ({}, frozenset())
     assert "from offset 3 on" in caplog.text
     reader, place = reader_at(3, None)
-    assert not reader._look_anew([at("b:1", state=OPEN)])
-    assert reader._places == {7: place}
+    assert not reader._refresh_partitions([at("b:1", state=OPEN)])
+    assert reader._read_states == {7: place}
 
 
 @pytest.mark.parametrize("only", [None, 7])
 def test_following_reader_is_through_when_what_it_has_read_is_gone(only, caplog):
-    """Nothing of it is left out."""
+    """No message is skipped."""
     reader, place = reader_at(3, None, partition=only)
-    place.gives = False
+    place.may_have_more = False
     gone = at("b:1", state=PartitionState.EXPIRED)
     with caplog.at_level(logging.WARNING):
-        assert reader._look_anew([replace(gone, end_offset=3)])
-    assert (reader._places, caplog.text) == ({}, "")
+        assert reader._refresh_partitions([replace(gone, end_offset=3)])
+    assert (reader._read_states, caplog.text) == ({}, "")
     reader, place = reader_at(2, None, partition=7)
-    place.gives = False
+    place.may_have_more = False
     with pytest.raises(PartitionUnknownError, match="are gone"):
-        reader._look_anew([replace(gone, end_offset=3)])
+        reader._refresh_partitions([replace(gone, end_offset=3)])
 
 
 class Metaserver(MetaDouble):
-    """Tells where partition 7 is."""
+    """Reports the address of partition 7."""
 
     def __init__(self, address: str | None) -> None:
         self.address = address
@@ -110,12 +110,12 @@ class Metaserver(MetaDouble):
 
 
 async def test_reader_tries_a_new_address_when_the_old_one_has_failed_for_long():
-    """A program that is slow with messages of other partitions asks for more seldom."""
+    """A program that is slow with messages of other partitions makes fewer attempts."""
     reader, place = reader_at(3, None)
     reader._meta = meta = Metaserver(None)
     error = NotSentError(address="b:1")
     now_ms = reader._environment.clock.boot_ms()
-    reader._patience.note({7: error}, now_ms - 2 * READ_GIVE_UP_MS)
+    reader._failures.note({7: error}, now_ms - 2 * READ_GIVE_UP_MS)
     with pytest.raises(NotSentError):
         await reader._wait_for_servers(now_ms)
     meta.address = "b:2"
@@ -126,7 +126,7 @@ async def test_reader_tries_a_new_address_when_the_old_one_has_failed_for_long()
 
 
 async def test_reader_reads_what_it_knows_when_no_metaserver_tells_what_continues_the_rest():
-    """Partition 9 is read to its end, and the metaservers are away."""
+    """Partition 9 is read to its end, and the metaservers are down."""
 
     class Away(MetaDouble):
         async def history(self, subject: str) -> SubjectHistory:
@@ -147,7 +147,7 @@ async def test_reader_reads_what_it_knows_when_no_metaserver_tells_what_continue
 
 
 class Giving:
-    """Answers reads of partition 7, which ends at `end`, and of no other one."""
+    """Replies to reads of partition 7, which ends at `end`, and of no other partition."""
 
     address = "b:1"
 
@@ -164,12 +164,12 @@ class Giving:
 
 
 async def test_reader_reads_a_lost_partition_as_far_as_its_old_broker_gives_messages(caplog):
-    """Another partition fails, so the reader learns of the loss."""
+    """Another partition fails, which makes the reader notice the loss."""
     reader, _ = reader_at(0, None, follow=True)
     other = past(9, 0, 1024, state=OPEN)
     other = replace(other, partition=replace(other.partition, address="b:1"))
     reader._lineage.learn([other])
-    reader._places[9] = _Place(other.partition, 0, None)
+    reader._read_states[9] = _ReadState(other.partition, 0, None)
     lost = at(None, state=PartitionState.SEALED, lost=True)
 
     class Knowing(MetaDouble):
@@ -180,18 +180,18 @@ async def test_reader_reads_a_lost_partition_as_far_as_its_old_broker_gives_mess
     for upto in (2, 4):
         assert await reader._fill()
         assert [message.offset for message in reader._buffer] == [upto - 2, upto - 1]
-        assert reader._places[7].next_offset == upto
+        assert reader._read_states[7].next_offset == upto
         reader._buffer.clear()
     with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):  # partition 9 stays away
             await reader._fill()
-    assert "from offset 4 on is not read" in caplog.text
-    assert list(reader._places) == [9]
-    await reader._waits.end()
+    assert "from offset 4 on are skipped" in caplog.text
+    assert list(reader._read_states) == [9]
+    await reader._open_reads.end()
 
 
 class OlderCopy:
-    """A broker whose folder has fewer messages than the reader was told of."""
+    """A broker whose data folder has fewer messages than it had reported to the reader."""
 
     address = "b:1"
 
@@ -203,9 +203,9 @@ async def test_reader_is_not_through_when_the_broker_lacks_what_was_stored():
     reader, place = reader_at(3, 9)
     reader._connections = ToBrokers(OlderCopy())
     with pytest.raises(OffsetOutOfRangeError) as caught:
-        await reader._chunk(7)
+        await reader._read_chunk(7)
     assert (caught.value.offset, caught.value.next_offset) == (3, 3)
-    assert reader._places == {7: place}
+    assert reader._read_states == {7: place}
 
 
 @pytest.mark.parametrize(
@@ -226,8 +226,8 @@ def test_reader_refuses_arguments_that_cannot_work(arguments, kind):
 
 
 class Going(MetaDouble, BrokerDouble):
-    """A metaserver and a broker: partition 7 is there whenever it is asked for, and gone whenever
-    its broker is asked.
+    """A metaserver and a broker: partition 7 exists in each first history, and has expired when its
+    broker was asked.
     """
 
     address = "b:1"
@@ -251,12 +251,12 @@ class Going(MetaDouble, BrokerDouble):
 
 
 async def test_reader_pauses_and_gives_up_when_a_partition_goes_at_each_look(monkeypatch):
-    """A loop without a pause would ask the metaserver thousands of times."""
+    """A loop without a pause would call the metaserver thousands of times."""
     monkeypatch.setattr("keylane.consumer.reading.reader.READ_GIVE_UP_MS", 500)
     reader: Reader = Reader(META, "s")
     reader._meta = going = Going()
     reader._connections = ToBrokers(going)
     async with asyncio.timeout(10):
         with pytest.raises(PartitionUnknownError):
-            await reader._begin()
+            await reader._locate_start()
     assert 2 <= going.looks <= 10

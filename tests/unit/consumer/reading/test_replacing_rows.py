@@ -1,6 +1,4 @@
-"""Rows that took the place of messages: which a reader leaves out, and where they stand in the
-lineage.
-"""
+"""Rows that replaced messages: which ones a reader skips, and where they are in the lineage."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.consumer.reading.lineage_order import LineageOrder
-from keylane.consumer.reading.replacing_rows import Had, ReplacingRows
+from keylane.consumer.reading.replacing_rows import ReplacingRows, WasRead
 from keylane.protocol.errors import SubjectDeletedError
 from keylane.protocol.message import Message, pack_properties
 from keylane.protocol.reprocess.manifest import SOURCE
@@ -25,8 +23,8 @@ def row(partition_id: int, source: str = "") -> Message:
     return Message("s", b"k", b"v", 0, partition_id, 0, packed_properties=properties)
 
 
-def had_of(positions: dict[int, int]) -> Had:
-    """What a reader with these positions has had."""
+def had_of(positions: dict[int, int]) -> WasRead:
+    """Return the predicate of a reader with these positions."""
     return lambda partition_id, _start, end: end <= positions.get(partition_id, 0)
 
 
@@ -47,7 +45,7 @@ TWICE = [
     past(4, 0, 1024, 3),
     past(5, 0, 1024, 3, 4, state=OPEN),
 ]
-"""Rows 2 took the place of messages 1, and rows 4 that of rows 2 and of messages 3."""
+"""Rows 2 replaced messages 1, and rows 4 replaced rows 2 and messages 3."""
 
 
 def test_row_of_a_row_is_left_out_when_all_messages_behind_it_were_given():

@@ -1,6 +1,4 @@
-"""Readers by time where the calendar of a partition's broker is behind that of the partition which
-it continues.
-"""
+"""Readers by time, when the clock of a partition's broker is behind that of its parent's broker."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from keylane.protocol.control import TimeBound
 from keylane.testing import VirtualCluster
 
 BEHIND_MS = 25 * 3_600_000
-"""So far behind a partition does not begin where its parent ends: readers alone have the messages
-in order.
+"""So large that a partition's times start before the end of its parent's: only readers put the
+messages in order.
 """
 NEARLY_MS = 23 * 3_600_000
 
@@ -87,10 +85,10 @@ def test_queue_reader_finds_the_first_message_of_the_queue_when_a_later_partitio
 def reshaped(cluster: VirtualCluster, reshape: Callable[[Admin, int], Awaitable[Any]]) -> None:
     """
     Send 1, read up to a time, reshape the subject, send 2, and read from that time on: each message
-    comes once.
+    is read once.
 
     Args:
-        reshape: gets the partition's id; brokers but the one that has it are behind.
+        reshape: gets the partition's id; all brokers except its own are behind.
     """
 
     async def story() -> None:
@@ -116,7 +114,7 @@ def reshaped(cluster: VirtualCluster, reshape: Callable[[Admin, int], Awaitable[
 
 
 def test_readers_give_each_message_once_when_the_partition_moves_between_their_plans_to_a_broker_that_is_behind():
-    """The message that came later was stored with an earlier time, and was in neither range."""
+    """The later message was stored with an earlier time, and used to be in neither range."""
     cluster = VirtualCluster(brokers=2)
 
     async def move(admin: Admin, partition_id: int) -> None:
@@ -128,7 +126,7 @@ def test_readers_give_each_message_once_when_the_partition_moves_between_their_p
 
 
 def test_readers_give_each_message_once_when_a_resize_and_a_merge_are_between_their_plans():
-    """Also where the children of a first resize have no message when they are merged."""
+    """Also if the children of a first resize have no messages when they are merged."""
     cluster = VirtualCluster(brokers=3)
 
     async def resize(admin: Admin, _partition_id: int) -> None:
@@ -139,7 +137,7 @@ def test_readers_give_each_message_once_when_a_resize_and_a_merge_are_between_th
 
 
 def test_readers_give_each_message_once_when_the_child_is_told_before_its_broker_ends():
-    """Where the times of a child begin is on the disk of its broker before the child is open."""
+    """The start of a child's times is on its broker's disk before the child is open."""
     cluster = VirtualCluster(brokers=2)
 
     async def move(admin: Admin, partition_id: int) -> None:
