@@ -19,7 +19,7 @@ from keylane.metaserver.cluster.heard import (
     unannounced_groups,
     unheard_partitions,
 )
-from keylane.metaserver.groups.lease_rows import note_drained, read_grants, settle_group
+from keylane.metaserver.groups.lease_rows import read_grants, settle_group, store_drained
 from keylane.metaserver.groups.locked_group import raise_group_versions
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.groups.views import grants_versions, group_versions
@@ -188,7 +188,7 @@ def test_child_opens_when_its_broker_knows_all_groups():
     assert step(rows, operation_id) is OperationState.DONE
     pairs = rows.run(lambda connection: connection.execute(sa.select(heard)).all())
     assert {(row.group_id, row.partition_id) for row in pairs} >= {(1, 5), (2, 5)}
-    rows.run(note_drained, (b"a".hex() * 16)[:16], [1])
+    rows.run(store_drained, (b"a".hex() * 16)[:16], [1])
 
 
 def test_reset_has_brokers_told_again():

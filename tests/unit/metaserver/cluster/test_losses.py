@@ -9,7 +9,7 @@ from keylane.metaserver.cluster.brokers import cordon_broker, report_broker, wri
 from keylane.metaserver.cluster.heard import unheard_children
 from keylane.metaserver.cluster.removals import _delete_group_rows
 from keylane.metaserver.cluster.subjects import find_subject, read_route
-from keylane.metaserver.groups.leases import PartitionFacts, readable_partitions
+from keylane.metaserver.groups.leases import GroupPartition, readable_partitions
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.groups.views import read_group
 from keylane.metaserver.metrics import _read
@@ -199,8 +199,8 @@ def test_losses_of_groups_stay_known_when_the_operation_is_done(rows: Rows) -> N
     assert set(rows.run(_read).given_up) == {behind}
 
 
-def part(number: int, *parents: int, state: PartitionState, lost: bool = False) -> PartitionFacts:
-    return PartitionFacts(
+def part(number: int, *parents: int, state: PartitionState, lost: bool = False) -> GroupPartition:
+    return GroupPartition(
         partition_id=PartitionId(number),
         state=state,
         parents=tuple(PartitionId(partition_id) for partition_id in parents),

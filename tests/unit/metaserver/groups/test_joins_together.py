@@ -11,7 +11,7 @@ import pytest
 from keylane.metaserver.access.quota_rows import set_quota
 from keylane.metaserver.access.rows import begin_access
 from keylane.metaserver.groups.lease_rows import read_grants, settle_group
-from keylane.metaserver.groups.sessions import JoinAsk, SessionRow, join_group, join_together
+from keylane.metaserver.groups.sessions import PendingJoin, SessionRow, join_batch, join_group
 from keylane.protocol.access.quota import Quota
 from keylane.protocol.control import Join
 from keylane.protocol.errors import (
@@ -37,8 +37,8 @@ class JoiningRows(Rows):
     def join(
         self, *asks: Join, sessions_max: int = 99, principal: str = ""
     ) -> list[SessionRow | KeylaneError]:
-        together = [JoinAsk(ask, principal) for ask in asks]
-        joined = self.run(join_together, together, sessions_max=sessions_max)
+        together = [PendingJoin(ask, principal) for ask in asks]
+        joined = self.run(join_batch, together, sessions_max=sessions_max)
         return [joined[ask.session] for ask in asks]
 
 

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from keylane.metaserver.groups.renewals import Renewals
+from keylane.metaserver.groups.renewals import SessionRenewer
 from keylane.metaserver.groups.sessions import (
-    Renewed,
+    RenewalResult,
     SessionRow,
     join_group,
-    renew_at_once,
     renew_sessions,
+    renew_unlocked,
 )
 from keylane.metaserver.sql.database import Database
 from keylane.protocol.control import Join
@@ -48,8 +48,8 @@ class DatabaseThatGivesUp:
     """One whose wait for the held row of A has no answer in time."""
 
     async def renew(self, work: Callable[..., object], ids: Sequence[str]) -> object:
-        if work is renew_at_once:
-            return Renewed({B: ROW} if B in ids else {}, {A: 1} if A in ids else {})
+        if work is renew_unlocked:
+            return RenewalResult({B: ROW} if B in ids else {}, {A: 1} if A in ids else {})
         raise AssertionError
 
     async def write_first(self, _work: Callable[..., object], _ids: Sequence[str]) -> object:
@@ -58,9 +58,9 @@ class DatabaseThatGivesUp:
 
 async def test_session_is_renewed_when_the_wait_for_the_held_row_of_another_one_fails():
     """They share the statement that waits for no row."""
-    renewals = Renewals(cast("Database", DatabaseThatGivesUp()))
+    renewer = SessionRenewer(cast("Database", DatabaseThatGivesUp()))
     held, free = await asyncio.gather(
-        renewals.one(SessionId(A)), renewals.one(SessionId(B)), return_exceptions=True
+        renewer.renew(SessionId(A)), renewer.renew(SessionId(B)), return_exceptions=True
     )
     assert isinstance(held, StorageError)
     assert free == ROW

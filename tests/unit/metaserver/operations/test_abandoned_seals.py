@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from keylane.metaserver.cluster.subjects import read_route
-from keylane.metaserver.groups.lease_rows import note_drained, read_grants
+from keylane.metaserver.groups.lease_rows import read_grants, store_drained
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.evacuations import plan_evacuations
 from keylane.metaserver.operations.journal import idle_operations
@@ -65,7 +65,7 @@ def granted(rows: Rows, group: str, *through: int, subject: str = "s") -> list[i
     group_id = rows.run(join_group, ask, sessions_max=9).group_id
     rows.run(settle_group, group_id)
     for partition_id in through:
-        rows.run(note_drained, session, [partition_id])
+        rows.run(store_drained, session, [partition_id])
         rows.run(settle_group, group_id)
     return [int(grant.partition.partition_id) for grant in rows.run(read_grants, session).grants]
 

@@ -9,7 +9,7 @@ import pytest
 
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import plan_subject, read_route
-from keylane.metaserver.groups.lease_rows import note_drained, read_grants
+from keylane.metaserver.groups.lease_rows import read_grants, store_drained
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.evacuations import plan_evacuations
 from keylane.metaserver.operations.journal import (
@@ -207,7 +207,7 @@ def test_group_reads_the_source_first_when_it_joins_after_its_return(rows: Rows)
     assert rows.drive(operation_id) is None
     assert granted(rows, "early") == [parent.partition_id, child]
     assert granted(rows, "late") == [parent.partition_id]
-    rows.run(note_drained, session_of("late"), [parent.partition_id])
+    rows.run(store_drained, session_of("late"), [parent.partition_id])
     assert granted(rows, "late") == [child]
 
 

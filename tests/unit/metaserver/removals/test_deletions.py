@@ -24,7 +24,7 @@ from keylane.metaserver.cluster.subjects import (
     plan_subject,
     read_route,
 )
-from keylane.metaserver.groups.lease_rows import note_drained, settle_group
+from keylane.metaserver.groups.lease_rows import settle_group, store_drained
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.journal import finish_round
 from keylane.metaserver.removals.begin import begin_group_deletion, begin_subject_deletion
@@ -105,7 +105,7 @@ def test_group_with_live_sessions_is_not_deleted_unless_forced(rows: DeletionRow
     assert rows.pending() == []
     assert list(rows.run(begin_group_deletion, "s", "g", FORCE_GROUP).ended) == [SESSION]
     with pytest.raises(SessionUnknownError):
-        rows.run(note_drained, SESSION, [1])
+        rows.run(store_drained, SESSION, [1])
 
 
 def test_rows_of_a_group_go_when_every_broker_has_forgotten_it_and_not_before(rows: DeletionRows):
