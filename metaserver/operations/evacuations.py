@@ -122,7 +122,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
         try:
             plan = plan_evacuation(open_partitions(connection, subject), source, load)
         except UnavailableError as error:
-            raise no_host(connection, without=source) from error
+            raise no_host(connection, excluded=source) from error
         load.update(child.broker_group for child in plan.children)
         sealed = _blocking_there(connection, subject, source, blocking) if left else ()
         busy = None

@@ -378,7 +378,7 @@ async def test_copy_is_not_accepted_while_the_original_is_alive(copied: Copied) 
     told = CopyUnderLoad(copied)
     second = await asyncio.to_thread(copied.start_copy)
     await asyncio.to_thread(copied.registration_once, second, "is a copy")
-    with pytest.raises(InvalidRequestError, match=r"within its ttl, from .* ask again once"):
+    with pytest.raises(InvalidRequestError, match=r"within its ttl, from .* try again once"):
         await told.accept()
 
 
