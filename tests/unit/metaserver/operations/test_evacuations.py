@@ -39,7 +39,7 @@ def resize(rows: Rows, subject: str, count: int) -> int:
 
 def hosted(rows: Rows, operation_id: int) -> None:
     """The operation enters SEAL."""
-    todo = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000).todo
+    todo = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000).targets
     done = dict.fromkeys(partition.partition_id for partition in todo)
     assert rows.run(finish_round, operation_id, done) is OperationState.SEAL
 
@@ -65,7 +65,8 @@ def test_seal_waiting_for_a_lost_group_is_skipped_after_evacuate(rows: Rows):
 
     planned = rows.run(plan_evacuations, WITHOUT_G1)
     assert [
-        (planned_operation.subject.name, planned_operation.freed) for planned_operation in planned
+        (planned_operation.subject.name, planned_operation.continued)
+        for planned_operation in planned
     ] == [
         ("quiet", 0),
         ("sealing", operation_id),

@@ -52,7 +52,7 @@ class ExpiryRows(Rows):
             operation = self.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
             seals = state is OperationState.SEAL
             answers = {
-                partition.partition_id: end if seals else None for partition in operation.todo
+                partition.partition_id: end if seals else None for partition in operation.targets
             }
             heard = [group_id for group_id, _ in operation.groups]
             state = self.run(finish_round, operation_id, answers, heard=heard)
