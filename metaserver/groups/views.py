@@ -18,7 +18,7 @@ from ..cluster.losses import read_given_up
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import PLANNED, SERVED, open_subject_row
 from ..cluster.unfinished import UNFINISHED
-from ..sql.dialect import SqliteMoment, begin_snapshot, now_ms, rows_of, sqlite_moment
+from ..sql.dialect import SqliteVersion, begin_snapshot, now_ms, read_sqlite_version, rows_of
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import (
     groups,
@@ -106,8 +106,8 @@ def due_work(connection: Connection) -> DueWork:
     they were last settled. On SQLite, a result without any work is cached until something is
     written, because until then only the expiry of a session can cause new work.
     """
-    db_version = sqlite_moment(connection)
-    cached: tuple[SqliteMoment, DueWork] | None = connection.info.get(_CACHED_WORK)
+    db_version = read_sqlite_version(connection)
+    cached: tuple[SqliteVersion, DueWork] | None = connection.info.get(_CACHED_WORK)
     if db_version is not None and cached is not None and db_version.commits == cached[0].commits:
         cached_work = _advance_cached(cached[1], db_version.now_ms - cached[0].now_ms)
         if cached_work is not None:

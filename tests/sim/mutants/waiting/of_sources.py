@@ -112,8 +112,8 @@ def damaged_messages_are_given_up(patches: Patches) -> None:
 
 def lost_partitions_carry_on(patches: Patches) -> None:
     """What was left behind a lost partition counts as taken over by it."""
-    patches.set(parked_ancestors, "_known", _with_all_tokens())
-    patches.set(parked_ancestors, "_left", _left_with_all_tokens())
+    patches.set(parked_ancestors, "_ancestors_query", _with_all_tokens())
+    patches.set(parked_ancestors, "_parked_query", _left_with_all_tokens())
 
 
 def lost_parents_are_waited_for(patches: Patches) -> None:

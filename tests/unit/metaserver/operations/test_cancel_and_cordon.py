@@ -71,7 +71,7 @@ def test_cancel_restores_route_and_history(rows: Rows):
         rows.run(finish_round, operation_id, dict.fromkeys(children, 0)) is OperationState.CANCELED
     )
     assert rows.run(idle_operations) == []
-    read = rows.run(lambda connection: connection.execute(journal._left).all())
+    read = rows.run(lambda connection: connection.execute(journal._idle_query).all())
     assert read == []  # operations that are over are many in time, and are not read again
     rows.clock.advance(60_000)
     assert not rows.run(due_work).operations

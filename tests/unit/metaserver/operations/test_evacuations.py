@@ -227,6 +227,6 @@ def test_evacuation_of_a_broker_killed_moments_ago_says_when_to_ask_again(rows: 
     said = refused.value.message
     assert "'g1' reported itself 2.5 s ago, within its ttl" in said
     assert "try again once it is silent, at the latest in 8 s" in said
-    assert "If it answers, evacuate it without --without-source and --accept-loss" in said
+    assert "If it is running, evacuate it without --without-source and --accept-loss" in said
     rows.clock.advance(8_000)
     assert len(rows.run(plan_evacuations, ask)) == 1

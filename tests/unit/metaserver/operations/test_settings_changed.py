@@ -61,7 +61,7 @@ def test_settings_that_the_subject_has_change_nothing(rows: Rows):
 
 
 def test_change_of_partitions_of_the_kind_is_refused(rows: Rows):
-    with pytest.raises(InvalidRequestError, match="settings are changed by"):
+    with pytest.raises(InvalidRequestError, match="settings are changed with"):
         rows.begin(Reshape(kind=OperationKind.SET, subject="s"))
 
 
