@@ -132,8 +132,8 @@ def plan_evacuations(connection: Connection, request: Reshape) -> list[PlannedOp
             plan = replace(plan, sealed=plan.sealed + sealed)
         elif sealed:
             problem = (
-                "it is strict or static; the children of its sealed partitions wait until the broker "
-                "group is back"
+                "it is strict or static; the children of its sealed partitions wait until the "
+                "broker group is back"
             )
             busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
         planned = PlannedOperation(subject=subject, plan=plan, busy=busy)
