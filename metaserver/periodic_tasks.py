@@ -104,7 +104,7 @@ class PeriodicTasks:
         try:
             due = await self._database.read(due_work)
             self._creations = due.creations
-            if due.urgent or self._catalogue.has_unannounced:
+            if due.quick or self._catalogue.has_unannounced:
                 for wanted in self._quick_wanted:
                     wanted.set()
             self._late = {

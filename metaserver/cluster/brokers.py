@@ -172,15 +172,17 @@ def _check_not_given_up(connection: Connection, report: BrokerHeartbeat) -> None
         )
 
 
-def _check_not_behind(report: BrokerHeartbeat, known: sa.Row[Any]) -> None:
+def _check_not_behind(report: BrokerHeartbeat, stored: sa.Row[Any]) -> None:
     """Check that the reporting data folder is not an older copy of the group's. Raises
     FolderRefusedError.
     """
     problem = ""
-    if known.opening not in {"", report.opening, *report.opened_after}:
+    if stored.opening not in {"", report.opening, *report.opened_after}:
         problem = "does not know the last start of its broker"
-    elif report.log_end < known.log_end:
-        problem = f"has a log that ends at {report.log_end}, while its known end is {known.log_end}"
+    elif report.log_end < stored.log_end:
+        problem = (
+            f"has a log that ends at {report.log_end}, while its known end is {stored.log_end}"
+        )
     if problem:
         raise FolderRefusedError(
             Reason.FOLDER_BEHIND,
@@ -189,7 +191,7 @@ def _check_not_behind(report: BrokerHeartbeat, known: sa.Row[Any]) -> None:
             broker_group=report.broker_group,
             address=report.address,
             log_end=report.log_end,
-            known_log_end=known.log_end,
+            known_log_end=stored.log_end,
         )
 
 
@@ -386,9 +388,9 @@ def unknown_group(connection: Connection, broker_group: str) -> NotFoundError:
     """Build the error for a broker group that has never reported itself; it lists the
     known ones.
     """
-    known = connection.execute(sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group))
+    names = connection.execute(sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group))
     text = (
-        f"there is no broker group {broker_group!r}; the known ones are: {listed(known.scalars())}"
+        f"there is no broker group {broker_group!r}; the known ones are: {listed(names.scalars())}"
     )
     return NotFoundError(Reason.BROKER_GROUP_UNKNOWN, text, broker_group=broker_group)
 
@@ -523,12 +525,12 @@ def no_host(connection: Connection, *, excluded: str = "") -> UnavailableError:
         else f"{view.broker_group} {'' if view.available else 'is '}{view.state}"
         for view in views
     ]
-    other = "other " if excluded else ""
+    qualifier = "other " if excluded else ""
     if not states:
         return UnavailableError(
-            Reason.NOT_ENOUGH_BROKERS, f"no {other}broker has reported itself yet"
+            Reason.NOT_ENOUGH_BROKERS, f"no {qualifier}broker has reported itself yet"
         )
     return UnavailableError(
         Reason.NOT_ENOUGH_BROKERS,
-        f"no {other}broker group can take new partitions: {listed(states)}",
+        f"no {qualifier}broker group can take new partitions: {listed(states)}",
     )

@@ -86,8 +86,8 @@ _unexpired_parents_query = _subject_parents_query.where(
 
 
 def is_gone(table: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return the condition that a row of `partitions`, or of an alias, was EXPIRED by retention,
-    and so blocks its children for no group.
+    """Return the condition that a row of `partitions`, or of an alias, was EXPIRED by retention.
+    Such a partition does not block its children.
     """
     return sa.and_(table.c.state == PartitionState.EXPIRED, sa.not_(table.c.lost))
 

@@ -73,9 +73,9 @@ def allocate(
         assigned = (owned[session] + preferred_by[session])[:quota]
         allocated |= dict.fromkeys(assigned, session)
         vacancies[session] = quota - len(assigned)
-    free = iter([partition for partition in distinct if partition not in allocated])
+    unassigned = iter([partition for partition in distinct if partition not in allocated])
     for session in sessions:
-        allocated |= {next(free): session for _ in range(vacancies[session])}
+        allocated |= {next(unassigned): session for _ in range(vacancies[session])}
     assert len(allocated) == len(distinct)
     return allocated
 
@@ -104,14 +104,14 @@ def avoid_unreachable(
     counts = Counter(result.values())
     for partition in sorted(unreached.keys() & result.keys()):
         session, cut_off = result[partition], unreached[partition]
-        connectable = [each for each in sessions if each not in cut_off]
+        connectable = [candidate for candidate in sessions if candidate not in cut_off]
         if session in connectable:
             continue
         owner = current.get(partition, session)
         if owner in (connectable or sessions):
             target = owner
         else:
-            target = min(connectable or [session], key=lambda each: counts[each])
+            target = min(connectable or [session], key=lambda candidate: counts[candidate])
         counts[session] -= 1
         counts[target] += 1
         result[partition] = target

@@ -173,10 +173,12 @@ def settle_group(connection: Connection, group_id: int, *, force: bool = False) 
     if group.settled and not ended and not route_changed and not force:
         return NO_CHANGES
     stored = read_leases(connection, group_id)
-    begun = {key for key, lease in stored.items() if lease.session or lease.wanted}
+    assigned = {key for key, lease in stored.items() if lease.session or lease.wanted}
     is_paused = context.resetting or context.being_replaced
     readable = (
-        [] if is_paused else _read_readable_partitions(connection, group, begun, context.retention)
+        []
+        if is_paused
+        else _read_readable_partitions(connection, group, assigned, context.retention)
     )
     if group.shared:
         settlement = settle_shared(stored, readable, last_token=group.last_token)
@@ -450,18 +452,18 @@ def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[Sessi
         granted = granted_partitions(connection, _shared_query, of_group=row.group_id)
         to_all = [(partition, token) for partition, token, _ in granted]
         off = OperatorSwitch.OFF
-        held = {
+        grants_of = {
             row.session: to_all
             for row, settings in members
             if settings.suspended_by is off and not row.suspended
         }
     else:
-        held = {}
+        grants_of = {}
         granted = granted_partitions(
             connection, _held_query, ids=[row.session for row, _ in members]
         )
         for partition, token, session in granted:
-            held.setdefault(SessionId(session or ""), []).append((partition, token))
+            grants_of.setdefault(SessionId(session or ""), []).append((partition, token))
     parked = read_adopted(connection, row.group_id, [partition for partition, *_ in granted])
     return {
         row.session: Grants(
@@ -469,7 +471,7 @@ def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[Sessi
             ttl_ms=row.ttl_ms,
             grants=tuple(
                 _grant(partition, token, parked.get(partition.partition_id, ()))
-                for partition, token in held.get(row.session, ())
+                for partition, token in grants_of.get(row.session, ())
             ),
             policy=settings.policy,
             suspended_by=settings.suspended_by,
@@ -555,7 +557,7 @@ _candidates_query = (
             starts.c.group_id == sa.bindparam("of_group"),
             starts.c.partition_id == partitions.c.partition_id,
         )
-        .label("starting"),
+        .label("start_pending"),
         sa.exists(_drained_query.where(drained.c.partition_id == partitions.c.partition_id)).label(
             "drained"
         ),
@@ -572,7 +574,7 @@ _candidates_query = (
 def _read_readable_partitions(
     connection: Connection,
     group: LockedGroup,
-    begun: Collection[PartitionId],
+    assigned: Collection[PartitionId],
     retention: Retention,
 ) -> list[GroupPartition]:
     parameters = {"of_group": group.group_id}
@@ -589,16 +591,16 @@ def _read_readable_partitions(
             parents=parents.get(row.partition_id, ()),
             abandoned=row.abandoned,
             ended=row.abandoned and row.end_offset is not None and not row.lost,
-            begun=row.partition_id in begun,
+            assigned=row.partition_id in assigned,
             lost=row.lost,
             heard=row.heard or retention is not Retention.ACKED,
-            starting=row.starting,
+            start_pending=row.start_pending,
         )
         for row in rows
     ]
     drained_ids = {PartitionId(row.partition_id) for row in rows if row.drained}
     # Some parents are not among the candidates. Other drained partitions do not matter.
-    if outside := {parent for each in candidates for parent in each.parents} - {
+    if outside := {parent for candidate in candidates for parent in candidate.parents} - {
         row.partition_id for row in rows
     }:
         drained_parents = connection.execute(_drained_by_id, parameters | {"ids": sorted(outside)})

@@ -68,7 +68,7 @@ class GroupPartition:
     """True if it was abandoned, but its broker has since returned and sealed it, so its end offset
     is known.
     """
-    begun: bool = False
+    assigned: bool = False
     """True if its lease is held by, or promised to, a session of the group."""
     lost: bool = False
     """True if an operator accepted its loss: its data is gone, but its parents may be unread."""
@@ -76,7 +76,7 @@ class GroupPartition:
     """True if its broker has stored the group, or if retention is by time alone and does not wait
     for groups.
     """
-    starting: bool = False
+    start_pending: bool = False
     """True if its broker has not stored the group's start offset yet."""
 
 
@@ -102,7 +102,7 @@ def readable_partitions(
 
     A partition blocks its children until the group has drained it, unless it is lost or abandoned.
     The parents of a lost or abandoned partition still block. Once the end of an abandoned partition
-    is known, it blocks those children that the group has not begun to read. The parents of a
+    is known, it blocks those children that are not assigned to a session yet. The parents of a
     drained partition block too if they were reset without it, unless they are abandoned.
 
     Args:
@@ -111,36 +111,37 @@ def readable_partitions(
         drained: the partitions that the group has drained; only `partitions` and their parents are
             needed.
     """
-    known = {partition.partition_id: partition for partition in partitions}
-    passed = set(drained)
-    blockers_by_begun: dict[bool, set[PartitionId]] = {True: set(), False: set()}
-    """Whether the child is begun → the partitions that block it, directly or through an ancestor.
+    by_id = {partition.partition_id: partition for partition in partitions}
+    drained_ids = set(drained)
+    blockers_by_assigned: dict[bool, set[PartitionId]] = {True: set(), False: set()}
+    """Whether a child is assigned → the partitions that block it, directly or through an
+    ancestor.
     """
 
-    def blocks(parent_id: PartitionId, begun: bool) -> bool:
-        return parent_id in blockers_by_begun[begun] or not (
-            parent_id in known or parent_id in passed
+    def blocks(parent_id: PartitionId, assigned: bool) -> bool:
+        return parent_id in blockers_by_assigned[assigned] or not (
+            parent_id in by_id or parent_id in drained_ids
         )
 
-    for partition_id, candidate in sorted(known.items()):  # parents have lower ids
-        for begun, blockers in blockers_by_begun.items():
-            blocks_itself = partition_id not in passed and (
-                not candidate.abandoned or (candidate.ended and not begun)
+    for partition_id, candidate in sorted(by_id.items()):  # parents have lower ids
+        for assigned, blockers in blockers_by_assigned.items():
+            blocks_itself = partition_id not in drained_ids and (
+                not candidate.abandoned or (candidate.ended and not assigned)
             )
-            begun_below = begun or partition_id in passed
+            assigned_below = assigned or partition_id in drained_ids
             if blocks_itself or any(
-                blocks(parent_id, begun_below) for parent_id in candidate.parents
+                blocks(parent_id, assigned_below) for parent_id in candidate.parents
             ):
                 blockers.add(partition_id)
 
     return [
         partition
-        for partition in known.values()
+        for partition in by_id.values()
         if partition.state in {PartitionState.OPEN, PartitionState.SEALED}
-        and partition.partition_id not in passed
-        and (partition.heard or partition.begun)
-        and not partition.starting
-        and not any(blocks(parent_id, partition.begun) for parent_id in partition.parents)
+        and partition.partition_id not in drained_ids
+        and (partition.heard or partition.assigned)
+        and not partition.start_pending
+        and not any(blocks(parent_id, partition.assigned) for parent_id in partition.parents)
     ]
 
 

@@ -64,7 +64,7 @@ class Ancestor:
 
 
 def adopted_ranges(
-    partition: Partition, known: Mapping[PartitionId, Ancestor]
+    partition: Partition, ancestors: Mapping[PartitionId, Ancestor]
 ) -> dict[int, Ranges]:
     """
     Return ancestor id → ranges of parked messages that a partition adopts, as in `AdoptedAncestor`.
@@ -72,15 +72,15 @@ def adopted_ranges(
     An ancestor beyond the parents counts if its last lease is newer than those of all partitions in
     between: then none of them was granted after messages were parked there.
     """
-    parents = [parent for parent in partition.parents if parent in known]
-    direct: dict[int, Ranges] = {parent: () for parent in parents if known[parent].has_parked}
+    parents = [parent for parent in partition.parents if parent in ancestors]
+    direct: dict[int, Ranges] = {parent: () for parent in parents if ancestors[parent].has_parked}
     latest_token = max(
-        (ancestor.token for ancestor in known.values() if ancestor.has_parked), default=0
+        (ancestor.token for ancestor in ancestors.values() if ancestor.has_parked), default=0
     )
     stack = [
-        (parent, *_overlap(partition, known[parent]), known[parent].token)
+        (parent, *_overlap(partition, ancestors[parent]), ancestors[parent].token)
         for parent in parents
-        if known[parent].passed
+        if ancestors[parent].passed
     ]
     visited = set(stack)
     beyond_parents: dict[int, set[tuple[int, int]]] = {}
@@ -88,8 +88,8 @@ def adopted_ranges(
         descendant_id, start, end, newest_token = stack.pop()
         if newest_token >= latest_token:
             continue
-        for ancestor_id in known[descendant_id].parents:
-            ancestor = known.get(ancestor_id)
+        for ancestor_id in ancestors[descendant_id].parents:
+            ancestor = ancestors.get(ancestor_id)
             if ancestor is None:
                 continue
             overlap = max(start, ancestor.range_start), min(end, ancestor.range_end)
@@ -108,7 +108,7 @@ def adopted_ranges(
 
 def finished_at_end(
     at_end: Iterable[Partition],
-    known: Mapping[PartitionId, Ancestor],
+    ancestors: Mapping[PartitionId, Ancestor],
     parked: Collection[int],
 ) -> list[int]:
     """
@@ -121,18 +121,18 @@ def finished_at_end(
             drained or among them.
         parked: ids of those on which the group has parked messages.
     """
-    ancestors = dict(known)
+    updated = dict(ancestors)
     finished: list[int] = []
     waiting: set[int] = set()
     for partition in sorted(at_end, key=lambda candidate: candidate.partition_id):
         partition_id = partition.partition_id
-        if adopted_ranges(partition, ancestors) or not waiting.isdisjoint(partition.parents):
+        if adopted_ranges(partition, updated) or not waiting.isdisjoint(partition.parents):
             waiting.add(partition_id)
             continue
         finished.append(partition_id)
-        if partition_id in ancestors:
-            ancestors[partition_id] = replace(
-                ancestors[partition_id], passed=True, has_parked=partition_id in parked
+        if partition_id in updated:
+            updated[partition_id] = replace(
+                updated[partition_id], passed=True, has_parked=partition_id in parked
             )
     return finished
 
@@ -221,12 +221,12 @@ _any_parked_query = (
 
 
 def read_adopted(
-    connection: Connection, group_id: int, held: Collection[Partition]
+    connection: Connection, group_id: int, granted: Collection[Partition]
 ) -> dict[PartitionId, list[AdoptedAncestor]]:
     """Return granted partition id → the ancestors whose parked messages it adopts,
     parents first.
     """
-    parents = {parent for partition in held for parent in partition.parents}
+    parents = {parent for partition in granted for parent in partition.parents}
     if not parents:
         return {}
     rows = connection.execute(
@@ -238,13 +238,15 @@ def read_adopted(
         return {}
     remaining_tokens = {row.partition_id: row.surviving_token for row in rows}
     # Usually a partition is granted after all its ancestors, and nothing more must be read.
-    if any(_may_reach_past_parents(partition, parked, remaining_tokens) for partition in held):
-        known = _read_ancestors(connection, group_id)
-        adopted = {partition.partition_id: adopted_ranges(partition, known) for partition in held}
+    if any(_may_reach_past_parents(partition, parked, remaining_tokens) for partition in granted):
+        ancestors = _read_ancestors(connection, group_id)
+        adopted = {
+            partition.partition_id: adopted_ranges(partition, ancestors) for partition in granted
+        }
     else:
         adopted = {
             partition.partition_id: {parent: () for parent in partition.parents if parent in parked}
-            for partition in held
+            for partition in granted
         }
     ids = sorted({ancestor_id for ranges_by_id in adopted.values() for ancestor_id in ranges_by_id})
     by_id = {

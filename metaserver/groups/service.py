@@ -115,7 +115,7 @@ async def _announce_later(
     """Announce nothing now; the periodic announcements include the group."""
 
 
-async def _create_nothing(_subject: str, _group: str, _ask: CreateGroup) -> None:
+async def _create_nothing(_subject: str, _group: str, _request: CreateGroup) -> None:
     """Do nothing; the default for services without group starts."""
 
 
@@ -129,8 +129,8 @@ class _WaitingHeartbeat:
 
     def may_have_changed(self, versions: Mapping[int, int]) -> bool:
         """Return whether its group may have changed, given newer group versions."""
-        known = self.versions.get(self.row.group_id)
-        return known is None or known != versions.get(self.row.group_id)
+        version = self.versions.get(self.row.group_id)
+        return version is None or version != versions.get(self.row.group_id)
 
 
 class GroupService:
@@ -199,8 +199,8 @@ class GroupService:
         """True if every waiting heartbeat was compared with these versions, or read its row after
         they were read.
         """
-        self._seen_versions: tuple[int, ...] = ()
-        """`seen` of the last `check_for_changes`."""
+        self._last_fingerprint: tuple[int, ...] = ()
+        """The fingerprint of the last `check_for_changes`."""
 
     async def join(self, request: Join) -> Joined:
         """
@@ -222,16 +222,16 @@ class GroupService:
             await self._begin(request.subject, request.group, creation)
         row = await self._join(request)
         self.end_sessions(row.replaced, why="another process with its instance name was started")
-        first = None
+        first_grants = None
         if row.new_group:
             await self._wait_for_joins(row.group_id)
             settle = partial(_settle_and_read, group_id=row.group_id, session=row.session)
-            first = await self._announce(row.group_id, row.unheard, settle)
-        if first is None:
+            first_grants = await self._announce(row.group_id, row.unheard, settle)
+        if first_grants is None:
             grants = await self._first_grants(row)
         else:
-            self._notify(first.changes)
-            grants = first.grants
+            self._notify(first_grants.changes)
+            grants = first_grants.grants
             if grants is not None:
                 self._cache(row.session, grants)
         heartbeat_ms_max = self._settings.heartbeat_ms_max
@@ -513,19 +513,19 @@ class GroupService:
         """
         await self._settle_flight.run(group_id, None)
 
-    async def check_for_changes(self, seen: tuple[int, ...] = ()) -> None:
+    async def check_for_changes(self, fingerprint: tuple[int, ...] = ()) -> None:
         """
         Wake the heartbeats whose grants were changed by another metaserver.
 
         Args:
-            seen: `DueWork.versions`, read before this call. If it equals that of the previous call,
-                no group has changed since, and only heartbeats that were missed by the previous
-                call are compared.
+            fingerprint: `DueWork.versions`, read before this call. If it equals that of the
+                previous call, no group has changed since, and only heartbeats that were missed by
+                the previous call are compared.
 
         Raises:
             StorageError
         """
-        if seen and seen == self._seen_versions and self._all_compared:
+        if fingerprint and fingerprint == self._last_fingerprint and self._all_compared:
             return
         waiting = dict(self._waiting)
         ids = {heartbeat.row.group_id for heartbeat in waiting.values()}
@@ -545,7 +545,7 @@ class GroupService:
             heartbeat.versions = versions
         self._group_versions = versions
         self._all_compared = waiting.keys() >= self._waiting.keys()
-        self._seen_versions = seen
+        self._last_fingerprint = fingerprint
 
     def end_sessions(self, ended: Collection[SessionId], *, why: str) -> None:
         """Answer the heartbeats of sessions that were ended in the database, and log why."""

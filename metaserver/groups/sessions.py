@@ -70,9 +70,9 @@ _principal_sessions_query = sa.select(sa.func.count()).where(
 )
 
 
-def check_session_quota(connection: Connection, principal: str, *, more: int = 1) -> None:
+def check_session_quota(connection: Connection, principal: str, *, count: int = 1) -> None:
     """
-    Check that a principal may begin `more` sessions; "" has no limit.
+    Check that a principal may begin `count` more sessions; "" has no limit.
 
     Raises:
         QuotaExceededError: it would exceed its quota, or EVERYBODY's if it has none of its own.
@@ -84,7 +84,7 @@ def check_session_quota(connection: Connection, principal: str, *, more: int = 1
     limit = limits.get(principal, limits.get(EVERYBODY, 0))
     if (
         limit
-        and connection.execute(_principal_sessions_query, parameters).scalar_one() + more > limit
+        and connection.execute(_principal_sessions_query, parameters).scalar_one() + count > limit
     ):
         raise QuotaExceededError(
             Reason.SESSION_QUOTA,
@@ -282,10 +282,10 @@ def join_batch(
     """
     results: dict[str, SessionRow | KeylaneError] = {}
     by_session = {join.join.session: join for join in joins}
-    known = set(connection.execute(_existing_ids_query, {"ids": list(by_session)}).scalars())
+    existing_ids = set(connection.execute(_existing_ids_query, {"ids": list(by_session)}).scalars())
     by_kind: dict[tuple[object, ...], list[PendingJoin]] = {}
     for session, join in by_session.items():
-        kind = (*join.kind, session) if session in known else join.kind
+        kind = (*join.kind, session) if session in existing_ids else join.kind
         by_kind.setdefault(kind, []).append(join)
     for identical in by_kind.values():
         for index, join in enumerate(identical):
@@ -318,21 +318,21 @@ def _has_capacity(
     """Return whether the group and the principal may have all of these sessions as well."""
     member_count: int = connection.execute(_member_count_query, {"of_group": group_id}).scalar_one()
     try:
-        check_session_quota(connection, joins[0].principal, more=len(joins))
+        check_session_quota(connection, joins[0].principal, count=len(joins))
     except QuotaExceededError:
         return False
     return member_count + len(joins) <= sessions_max
 
 
 def _insert_identical(
-    connection: Connection, first: SessionRow, joins: Sequence[PendingJoin]
+    connection: Connection, template: SessionRow, joins: Sequence[PendingJoin]
 ) -> dict[str, SessionRow | KeylaneError]:
-    """Begin sessions whose joins would pass the same checks as that of `first`, which has just
+    """Begin sessions whose joins would pass the same checks as that of `template`, which has just
     begun.
     """
-    version = first.grants_version
+    version = template.grants_version
     common_columns = {
-        "group_id": first.group_id,
+        "group_id": template.group_id,
         "joined": version,
         "grants_version": version,
         "predecessors": "",
@@ -342,10 +342,10 @@ def _insert_identical(
         for join in joins
     ]
     connection.execute(_insert_session, rows)
-    mark_unsettled(connection, first.group_id)
+    mark_unsettled(connection, template.group_id)
     return {
         join.join.session: replace(
-            first,
+            template,
             session=SessionId(join.join.session),
             ttl_ms=join.join.ttl_ms,
             suspended=join.join.suspended,

@@ -45,10 +45,8 @@ class DueWork:
     """True if brokers must drop partitions or forget groups."""
     operations: bool = False
     """True if an operation may have no driver."""
-    urgent: bool = False
-    """True if groups or start offsets must be sent to brokers, or if a reset is pending. Such work
-    is urgent.
-    """
+    quick: bool = False
+    """True if groups or start offsets must be sent to brokers, or if a reset is pending."""
     creations: bool = False
     """True if a subject is not completely created."""
     versions: tuple[int, ...] = ()
@@ -83,7 +81,7 @@ _other_work_query = sa.select(
         sa.exists(sa.select(groups.c.group_id).where(sa.not_(groups.c.told)).correlate(None)),
         sa.exists(sa.select(starts.c.group_id)),
         sa.exists(sa.select(live_resets.c.group_id).where(live_resets.c.answer.is_(None))),
-    ).label("urgent"),
+    ).label("quick"),
     sa.exists(PLANNED).label("creations"),
     sa.or_(
         sa.exists(_expired_query.correlate(None)), sa.exists(_unsettled_query.correlate(None))
@@ -140,13 +138,13 @@ def _read_due(connection: Connection) -> tuple[DueWork, bool]:
     """
     row = connection.execute(_other_work_query).one()
     groups_due = connection.execute(_due_groups_query).scalars().all() if row.due else ()
-    has_work = row.due or row.removals or row.operations_unfinished or row.urgent or row.creations
+    has_work = row.due or row.removals or row.operations_unfinished or row.quick or row.creations
     due = DueWork(
         groups=tuple(groups_due),
         next_expiry_ms=row.next_ms,
         removals=bool(row.removals),
         operations=bool(row.operations),
-        urgent=bool(row.urgent),
+        quick=bool(row.quick),
         creations=bool(row.creations),
         versions=(row.group_count, row.newest_group, int(row.versions)),
     )
@@ -222,10 +220,10 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
         )
     }
     rows = connection.execute(sa.select(leases).where(leases.c.group_id == group_id))
-    held = {lease.partition_id: lease for lease in rows}
+    lease_of = {lease.partition_id: lease for lease in rows}
     owners = []
     for partition in subject_partitions(connection, row.subject_id, SERVED):
-        lease = held.get(partition.partition_id)
+        lease = lease_of.get(partition.partition_id)
         session = None if lease is None else live.get(lease.session)
         owners.append(
             OwnerView(

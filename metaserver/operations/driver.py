@@ -297,7 +297,9 @@ class OperationDriver:
         )
 
     async def set_subject(self, subject: str, request: SetSubject) -> OperationList:
-        """Journal a change of a subject's settings, and start to drive it. Raises as `begin`."""
+        """Journal a change of a subject's settings, and start to drive it. Raises the same errors
+        as `begin`.
+        """
         return await self.begin(replace(request, kind=OperationKind.SET, subject=subject))
 
     async def _dry_run(self, request: Reshape) -> OperationList:
@@ -556,7 +558,7 @@ class OperationDriver:
             await broker.control(endpoints.HOST_PARTITION, request)
 
     async def _seal_refusal(self, parent: Partition) -> str:
-        """Return why the broker of a parent cannot seal it, or ""; a read-only request."""
+        """Return why the broker of a parent cannot seal it, or "". The request changes nothing."""
         assert parent.address is not None
         broker = BrokerClient(self._network, parent.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._brokers_limit:

@@ -235,7 +235,7 @@ def _seals_hidden(row: sa.Row[Any], step_rows: Sequence[sa.Row[Any]]) -> bool:
 
 
 def _may_reorder(row: sa.Row[Any]) -> bool:
-    """Return whether the route may change before silent brokers have sealed their parents."""
+    """Return whether the route may change before silent brokers have sealed the parents."""
     strategy = OrderStrategy(row.order_strategy)
     return bool(row.without_source) and may_reorder(strategy, static=row.static)
 
@@ -269,7 +269,7 @@ _finish_steps = (
 _update_operation = sa.update(operations).where(
     operations.c.operation_id == sa.bindparam("of_operation")
 )
-"""Sets the columns that are named in its parameters."""
+"""Sets the columns that its parameters name."""
 
 
 _subject_id_query = sa.select(operations.c.subject_id).where(
@@ -309,8 +309,8 @@ def cancel_operation(connection: Connection, operation_id: int) -> None:
         NotFoundError
         ConflictError: the operation is past PLAN.
     """
-    known = 0 < operation_id <= MAX_I64
-    state = _lock_operation(connection, operation_id) if known else None
+    is_valid_id = 0 < operation_id <= MAX_I64
+    state = _lock_operation(connection, operation_id) if is_valid_id else None
     if state is None:
         raise NotFoundError(Reason.OPERATION_UNKNOWN, operation_id=operation_id)
     if state is OperationState.CANCELED:
@@ -420,14 +420,14 @@ def _store_steps(
 
 
 _update_partitions = sa.update(partitions).where(partitions.c.partition_id.in_(sa.bindparam("ids")))
-"""Sets the columns that are named in its parameters."""
+"""Sets the columns that its parameters name."""
 _raise_route_version = (
     sa.update(subjects)
     .where(subjects.c.subject_id == sa.bindparam("of_subject"))
     .values(route_version=subjects.c.route_version + 1)
 )
 _update_subject = sa.update(subjects).where(subjects.c.subject_id == sa.bindparam("of_subject"))
-"""Sets the columns that are named in its parameters."""
+"""Sets the columns that its parameters name."""
 _require_announcement = (
     sa.update(groups)
     .where(groups.c.subject_id == sa.bindparam("of_subject"))

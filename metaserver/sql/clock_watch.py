@@ -32,10 +32,11 @@ class ClockWatch:
         self._last: ClockReading | None = None
 
     def jump_ms(self, reading: ClockReading) -> int:
-        """Return by how many milliseconds at least the database's clock has jumped, negative if
-        back.
+        """
+        Return the minimum number of milliseconds by which the database's clock has jumped; negative
+        if it jumped back, 0 if it did not jump.
 
-        If the result is 0, there was no jump, and the reading is remembered.
+        Without a jump, later readings are compared with this one.
         """
         last = self._last
         if last is not None:

@@ -81,16 +81,16 @@ def open_cluster(
         insert_new(connection, facts, {"name": CLUSTER, "value": cluster})
 
 
-def check_cluster(expected: str, actual: str, place: str) -> None:
+def check_cluster(expected: str, actual: str, location: str) -> None:
     """Check that two names of the cluster agree, if both are known. Raises ConflictError.
 
     Args:
-        place: where the actual name was read, for the error message.
+        location: where the actual name was read, for the error message.
     """
     if expected and actual and expected != actual:
         raise ConflictError(
             Reason.OTHER_CLUSTER,
-            f"{place} belongs to the cluster {actual!r:.80}, but the settings name "
+            f"{location} belongs to the cluster {actual!r:.80}, but the settings name "
             f"{expected!r:.80}",
             expected=expected,
             actual=actual,

@@ -103,12 +103,12 @@ class GroupWriter:
         """
         if self._closed:
             raise ending_error()
-        result = asyncio.get_running_loop().create_future()
+        future = asyncio.get_running_loop().create_future()
         queue = self._urgent if urgent else self._normal
-        queue.append(_QueuedWork(work, durable, urgent, result, self._boot_ms()))
+        queue.append(_QueuedWork(work, durable, urgent, future, self._boot_ms()))
         if self._task is None:
             self._task = asyncio.create_task(self._write())
-        return await result
+        return await future
 
     async def close(self) -> None:
         """Refuse new work, and wait until the queued work is done."""

@@ -107,7 +107,7 @@ def _discard_connection(context: ExceptionContext) -> None:
 
     After a timeout, a rollback would hang as well. The pool's idle connections are most likely dead
     too, so all are replaced. A read-only connection may have been opened while the database was
-    read-only, or lead to a server that was demoted since; a new one may not.
+    read-only, or lead to a server that was demoted since, unlike a new connection.
     """
     error = context.original_exception
     if isinstance(error, TimeoutError) or getattr(error, "sqlstate", None) == READ_ONLY:
@@ -154,14 +154,14 @@ SETTINGS_DROPPED = (
 )
 
 
-def shares_sessions(shown: Sequence[tuple[int, int]]) -> bool:
+def shares_sessions(observed: Sequence[tuple[int, int]]) -> bool:
     """
     Return whether connections share server sessions.
 
     Args:
-        shown: (connection, server process) of successive transactions.
+        observed: (connection, server process) of successive transactions.
     """
-    distinct = set(shown)
+    distinct = set(observed)
     connections, processes = ({pair[side] for pair in distinct} for side in (0, 1))
     return not len(distinct) == len(connections) == len(processes)
 
@@ -204,7 +204,7 @@ class PostgresDatabase:
             ConfigError: connections share sessions, because of a pooler.
             StorageError
         """
-        shown: list[tuple[int, int]] = []
+        observed: list[tuple[int, int]] = []
         settings_dropped = False
         try:
             async with self._engine.connect() as first, self._engine.connect() as second:
@@ -212,16 +212,16 @@ class PostgresDatabase:
                     for number, connection in enumerate((first, second)):
                         row = (await connection.execute(_session_query)).one()
                         await connection.rollback()
-                        shown.append((number, row.process))
+                        observed.append((number, row.process))
                         settings_dropped |= row.idle == "0"
         except DBAPIError as error:
             is_pooler_error = getattr(error.orig, "sqlstate", None) in SHARED_SESSION_STATES
-            if is_pooler_error or any(part in str(error.orig) for part in POOLER_ERRORS):
+            if is_pooler_error or any(substring in str(error.orig) for substring in POOLER_ERRORS):
                 raise ConfigError(f"cannot use database_url: {SHARED_SESSIONS}") from error
             raise storage_error(error, self._url) from error
         except (SQLAlchemyError, OSError) as error:
             raise storage_error(error, self._url) from error
-        if shares_sessions(shown):
+        if shares_sessions(observed):
             raise ConfigError(f"cannot use database_url: {SHARED_SESSIONS}")
         if settings_dropped:
             log.warning("%s", SETTINGS_DROPPED)

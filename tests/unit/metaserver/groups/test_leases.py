@@ -280,7 +280,7 @@ def test_abandoned_parent_blocks_only_when_its_end_is_known_and_the_child_not_be
             partition_id=PartitionId(2),
             state=PartitionState.OPEN,
             parents=(PartitionId(1),),
-            begun=begun,
+            assigned=begun,
         ),
     ]
     assert [
