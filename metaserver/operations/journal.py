@@ -39,7 +39,7 @@ from ..sql.dialect import now_ms
 from ..sql.schema import brokers, groups, operations, partitions, steps, subjects
 from .states import (
     ACTION_OF_STEP,
-    ACTIVE,
+    ACTIVE_STATES,
     RULES,
     BrokerAction,
     NextAction,
@@ -109,7 +109,7 @@ _claim = (
     .where(
         operations.c.operation_id == sa.bindparam("of_operation"),
         sa.or_(operations.c.driver == sa.bindparam("by"), operations.c.driven_until <= now_ms()),
-        operations.c.state.in_(ACTIVE),
+        operations.c.state.in_(ACTIVE_STATES),
     )
     .values(driver=sa.bindparam("by"), driven_until=now_ms() + sa.bindparam("for_ms"))
 )

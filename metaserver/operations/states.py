@@ -112,9 +112,9 @@ RULES: Mapping[OperationState, Rule] = {
         children=PartitionState.EXPIRED,
     ),
 }
-RUNNING = frozenset(state for state, rule in RULES.items() if rule.runs)
+RUNNING_STATES = frozenset(state for state, rule in RULES.items() if rule.runs)
 """States in which no other operation may begin on the subject."""
-ACTIVE = tuple(state for state, rule in RULES.items() if rule.action is not None)
+ACTIVE_STATES = tuple(state for state, rule in RULES.items() if rule.action is not None)
 """States in which brokers may have work."""
 MOVING = tuple(state for state, rule in RULES.items() if rule.successor is not None)
 """States that have a next state."""

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from keylane.metaserver.cluster.unfinished import UNFINISHED, UNFINISHED_STATES
 from keylane.metaserver.operations.journal import cancel_operation
-from keylane.metaserver.operations.states import ACTIVE
+from keylane.metaserver.operations.states import ACTIVE_STATES
 from keylane.metaserver.sql.schema import operations, steps
 from keylane.protocol.operations import OperationKind, Reshape
 from support.sql.rows import Rows
@@ -19,7 +19,7 @@ def unfinished(connection: sa.Connection) -> list[int]:
 
 
 def test_states_under_way_are_those_in_which_brokers_are_asked() -> None:
-    assert set(UNFINISHED_STATES) == set(ACTIVE)
+    assert set(UNFINISHED_STATES) == set(ACTIVE_STATES)
 
 
 def test_canceled_operation_is_finished_when_no_step_is_left() -> None:

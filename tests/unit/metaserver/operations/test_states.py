@@ -10,7 +10,7 @@ import pytest
 
 from keylane.metaserver.operations.states import (
     RULES,
-    RUNNING,
+    RUNNING_STATES,
     BrokerAction,
     NextAction,
     PendingStep,
@@ -73,7 +73,7 @@ def test_children_open_when_the_operation_stops_running():
     for state, rule in RULES.items():
         opened = rule.children is PartitionState.OPEN
         assert opened == (rule.parents is PartitionState.SEALED)
-        assert opened == (state not in RUNNING and state is not CANCELED)
+        assert opened == (state not in RUNNING_STATES and state is not CANCELED)
 
 
 def test_documentation_has_the_states_and_their_successors():
