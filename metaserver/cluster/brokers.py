@@ -370,20 +370,6 @@ def last_report(connection: Connection, broker_group: str) -> LastReport:
     return LastReport(max(0, row[0]), row[1])
 
 
-def broker_alive(connection: Connection, broker_group: str) -> bool:
-    """
-    Return whether a broker group has reported itself within its ttl.
-
-    Raises:
-        NotFoundError: it has never reported itself.
-    """
-    query = sa.select(brokers.c.expires_at > now_ms()).where(brokers.c.broker_group == broker_group)
-    alive = connection.execute(query).scalar_one_or_none()
-    if alive is None:
-        raise unknown_group(connection, broker_group)
-    return bool(alive)
-
-
 def unknown_group(connection: Connection, broker_group: str) -> NotFoundError:
     """Build the error for a broker group that has never reported itself; it lists the
     known ones.
@@ -479,12 +465,6 @@ _openings_query = (
     .order_by(brokers.c.broker_group)
 )
 _openings_locked_query = _openings_query.with_for_update(read=True, key_share=True, of=brokers)
-
-
-def is_cordoned(connection: Connection, broker_group: str) -> bool:
-    """Return whether a broker group is cordoned."""
-    query = sa.select(brokers.c.cordoned).where(brokers.c.broker_group == broker_group)
-    return bool(connection.execute(query).scalar_one_or_none())
 
 
 def broker_views(connection: Connection) -> list[BrokerView]:

@@ -176,6 +176,7 @@ def read_announcements(connection: Connection, ids: Sequence[int]) -> list[Annou
 
 
 def _group_by_partition(rows: Iterable[sa.Row[Any]]) -> list[Announcement]:
+    """Build one announcement for each partition from rows ordered by partition."""
     announcements: dict[int, Announcement] = {}
     for row in rows:
         previous = announcements.get(row.partition_id)

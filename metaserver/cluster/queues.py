@@ -6,8 +6,8 @@ Invariants
     A child that continues its parent's queue starts at the logic offset at which the parent was
     sealed; if the parent was lost and its end is unknown, the child starts above every offset that
     the parent can have had.
-    A child in another queue than its parent is the first partition of a new queue, and starts at
-    logic offset 0.
+    A child whose queue differs from its parent's is the first partition of a new queue, and starts
+    at logic offset 0.
 """
 
 from __future__ import annotations

@@ -250,6 +250,9 @@ def release_leases(connection: Connection, requests: Sequence[ReleaseGrant]) -> 
 def _release(
     connection: Connection, group: LockedGroup, requests: Sequence[ReleaseGrant]
 ) -> ReleaseOutcome:
+    """Free the leases of an exclusive group, and grant each to the session that wants it, unless
+    that session is suspended or has ended.
+    """
     refused: dict[ReleaseGrant, KeylaneError] = {}
     freed: dict[PartitionId, PartitionLease] = {}
     last_token = group.last_token
@@ -577,6 +580,7 @@ def _read_readable_partitions(
     assigned: Collection[PartitionId],
     retention: Retention,
 ) -> list[GroupPartition]:
+    """Read the state on which `readable_partitions` depends, and return its result."""
     parameters = {"of_group": group.group_id}
     rows = connection.execute(
         _candidates_query, parameters | {"of_subject": group.subject_id}
@@ -609,6 +613,9 @@ def _read_readable_partitions(
 
 
 def _token_floor(last_token: FencingToken, fence: int) -> FencingToken:
+    """Call `raise_token_floor`, and log a warning if a broker has seen a token that was never
+    granted.
+    """
     floor = raise_token_floor(last_token, fence)
     if fence > last_token:
         log.warning(

@@ -132,6 +132,7 @@ def suspend_members(
 
 
 def _switch_client(connection: Connection, group_id: int, client: str, *, suspended: bool) -> None:
+    """Suspend or resume a client of a group."""
     if "\0" in client:
         raise InvalidRequestError("the client's name contains a NUL")
     of_group = suspended_clients.c.group_id == group_id
@@ -146,6 +147,7 @@ def _switch_client(connection: Connection, group_id: int, client: str, *, suspen
 
 
 def _lock_group_by_name(connection: Connection, subject: str, group: str) -> int:
+    """Lock a group until the transaction ends, and return its id."""
     row = open_subject_row(connection, subject)
     group_id, _ = find_group(connection, row.subject_id, subject, group)
     lock_group(connection, group_id)

@@ -143,6 +143,7 @@ def _overlap(partition: Partition, ancestor: Ancestor) -> tuple[int, int]:
 
 
 def _merge_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Merge overlapping and adjacent ranges; empty ones are dropped."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(bounds for bounds in ranges if bounds[0] < bounds[1]):
         if merged and start <= merged[-1][1]:
@@ -283,7 +284,7 @@ def _may_reach_past_parents(
 def need_no_owner(
     connection: Connection, group_id: int, at_end: Sequence[int], parked: Collection[int]
 ) -> Sequence[int]:
-    """Call `finished_at_end` for a locked group."""
+    """Read the state that `finished_at_end` needs for a locked group, and return its result."""
     if not at_end:
         return at_end
     if not parked and connection.execute(_any_parked_query, {"of_group": group_id}).first() is None:

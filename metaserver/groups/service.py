@@ -252,6 +252,7 @@ class GroupService:
         return "" if caller.is_server or not self._settings.is_guarded else caller.principal
 
     async def _join(self, request: Join) -> SessionRow:
+        """Store a session, in a batch with concurrent joins of the same group."""
         key = (request.subject, request.group)
         window = self._join_windows.setdefault(key, JoinWindow())
         window.begin_join()
@@ -283,6 +284,7 @@ class GroupService:
     async def _join_chunk(
         self, name: tuple[str, str], joins: Sequence[PendingJoin]
     ) -> Mapping[str, SessionRow | KeylaneError]:
+        """Store sessions in one transaction; if it fails quickly, retry each one separately."""
         run_joins = partial(join_batch, sessions_max=self._settings.sessions_max)
         start_ms = _now_ms()
         try:
@@ -447,9 +449,8 @@ class GroupService:
 
     async def leave(self, request: Leave) -> Done:
         """End a session; does nothing if it has already ended."""
-        group_id = await self._writes.write_for_session(
-            request.session, leave_group, request.session
-        )
+        group = await self._writes.group_of(request.session)
+        group_id = await self._writes.write(group, leave_group, request.session)
         if group_id is not None:
             await self.settle(group_id)
             self._evict(SessionId(request.session))
@@ -602,6 +603,7 @@ class GroupService:
         self._grants_cache[session] = grants
 
     def _notify(self, changes: Changes, *, why: str = "silent for its ttl") -> None:
+        """Wake the heartbeats of sessions that have ended or have new grants."""
         for session in changes.ended:
             log.info("session %s ended: %s", session, why)
             self._evict(session)

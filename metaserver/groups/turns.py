@@ -85,16 +85,6 @@ class GroupWrites:
         )
         return result
 
-    async def write_for_session(
-        self,
-        session: str,
-        work: Callable[Concatenate[Connection, P], T],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T:
-        """Call `write` for a session's group."""
-        return await self.write(await self.group_of(session), work, *args, **kwargs)
-
     async def group_of(self, session: str) -> Hashable:
         """Return the id of a session's group; None if it has none or writes are not queued."""
         return None if self._queue is None else await self._database.read(group_of, session)

@@ -25,12 +25,11 @@ from ...protocol.operations import OperationKind, OperationState, Reshape, SetSu
 from ...protocol.routing import PartitionState
 from ...protocol.text import LISTED_MAX, listed
 from ..cluster.brokers import (
-    broker_alive,
     broker_views,
     cordon_broker,
-    is_cordoned,
     lock_brokers,
     no_host,
+    unknown_group,
     writable_groups,
 )
 from ..cluster.lost_database import check_not_lost
@@ -203,19 +202,23 @@ def _subject_of(connection: Connection, ids: tuple[int, ...]) -> str:
 def _check_target(
     connection: Connection, target: BrokerGroup, hosts: Mapping[BrokerGroup, int]
 ) -> None:
+    """Check that a broker group can be the target of a move. Raises ConflictError, NotFoundError,
+    UnavailableError.
+    """
     check_name("broker group", target)
-    alive = broker_alive(connection, target)
-    if is_cordoned(connection, target):
+    view = next((view for view in broker_views(connection) if view.broker_group == target), None)
+    if view is None:
+        raise unknown_group(connection, target)
+    if view.cordoned:
         raise ConflictError(
             Reason.BROKER_CORDONED,
             f"broker group {target!r} is cordoned: it cannot get new partitions",
             broker_group=target,
         )
     if target not in hosts:
-        view = next(view for view in broker_views(connection) if view.broker_group == target)
         raise UnavailableError(
             Reason.NOT_ENOUGH_BROKERS,
-            f"broker group {target!r} {'' if alive else 'is '}{view.state}",
+            f"broker group {target!r} {'' if view.available else 'is '}{view.state}",
             broker_group=target,
         )
 

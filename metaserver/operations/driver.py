@@ -141,6 +141,9 @@ async def send_start_times(
 
 
 async def _send_with_retries(child: Partition, from_ms: int, send: Send, pauses: Pauses) -> bool:
+    """Send a start time, with retries for up to SEND_MS; return False and log a warning if it
+    fails.
+    """
     reason = "it is silent"
     try:
         async with asyncio.timeout(SEND_MS / 1000):
@@ -389,6 +392,7 @@ class OperationDriver:
             self._tasks[operation_id] = task
 
     async def _drive(self, operation_id: int) -> None:
+        """Drive an operation until it is done, must wait, or makes no progress."""
         pauses = BACKOFF.pauses(self._rng)
         try:
             while True:
@@ -497,7 +501,9 @@ class OperationDriver:
         return done, next(filter(None, problems), "")
 
     async def _request_step(self, operation: Operation, partition: Partition) -> _StepReply | str:
-        """Request that a broker hosts or seals a partition; return its reply, or the problem."""
+        """Send a broker the request to host or seal a partition; return its reply, or the
+        problem.
+        """
         if partition.address is None:
             return broker_silent(operation.state, partition.broker_group)
         rule = RULES[operation.state]

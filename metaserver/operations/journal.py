@@ -436,6 +436,7 @@ _require_announcement = (
 
 
 def _enter_state(connection: Connection, operation: Operation, state: OperationState) -> None:
+    """Store the new state of an operation, and change the route if this state requires it."""
     old_rule, rule = RULES[operation.state], RULES[state]
     if old_rule.runs and not rule.runs:
         _change_route(connection, operation, rule)

@@ -281,6 +281,7 @@ def plan_set(current: Sequence[OpenPartition], hosts: Hosts) -> Plan:
 def _plan_same_ranges(
     current: Sequence[OpenPartition], leaving: list[OpenPartition], hosts: Hosts
 ) -> Plan:
+    """Plan a child with the same range for each partition in `leaving`."""
     leaving.sort(key=lambda partition: partition.range_start)
     ranges = [(partition.range_start, partition.range_end) for partition in leaving]
     return _plan_children(current, leaving, ranges, hosts)
@@ -303,6 +304,7 @@ def _plan_children(
     ranges: Sequence[tuple[int, int]],
     hosts: Hosts,
 ) -> Plan:
+    """Plan a child for each range, placed on the least loaded broker group."""
     if not ranges:
         return EMPTY_PLAN
     if not hosts:

@@ -85,9 +85,9 @@ def free_subject(connection: Connection, name: str) -> SubjectRow:
     """
     row = check_open(connection, name, find_subject(connection, name, lock=True))
     check_not_hidden(row)
-    running = running_operation(connection, row.subject_id)
-    if running is not None:
-        raise BusyError(Reason.OPERATION_RUNNING, subject=name, operation_id=running)
+    running_id = running_operation(connection, row.subject_id)
+    if running_id is not None:
+        raise BusyError(Reason.OPERATION_RUNNING, subject=name, operation_id=running_id)
     return row
 
 

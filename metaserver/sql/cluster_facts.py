@@ -98,5 +98,5 @@ def check_cluster(expected: str, actual: str, location: str) -> None:
 
 
 def raise_version(connection: Connection, version: Version) -> None:
-    """Store a new version of the cluster."""
+    """Store a new value of the cluster's version."""
     insert_or_replace(connection, facts, {"name": CLUSTER_VERSION, "value": str(version)})

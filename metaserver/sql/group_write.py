@@ -117,6 +117,7 @@ class GroupWriter:
             await asyncio.wait([self._task])
 
     async def _write(self) -> None:
+        """Run batches until the queues are empty."""
         try:
             while batch := self._take_batch():
                 unstarted = await self._run_batch(batch)

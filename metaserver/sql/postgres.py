@@ -290,6 +290,7 @@ class PostgresDatabase:
     async def _run(
         self, engine: AsyncEngine, work: Callable[[Connection], T], *, reads: bool = False
     ) -> T:
+        """Run a transaction, and repeat it after each jump of the clock."""
         while True:
             restarts_before = self._restarts
             try:
@@ -322,6 +323,7 @@ class PostgresDatabase:
         return result
 
     def _check_clock(self, connection: Connection) -> None:
+        """Raise _ClockJumpedError if the database's clock has jumped since the last reading."""
         sent_ms = self._boot_ms()
         database_ms = connection.execute(_now_query).scalar_one()
         by_ms = self._watch.jump_ms(ClockReading(sent_ms, database_ms, self._boot_ms()))

@@ -114,6 +114,7 @@ class WatchedDatabase:
         return f"nothing for {silent_ms // 1000} s" if silent_ms >= SILENT_MS else ""
 
     async def _watch_write(self, transaction: Awaitable[T]) -> T:
+        """Await a writing transaction, and record whether it succeeds."""
         try:
             result = await self._watch_response(transaction)
         except StorageError as error:
@@ -144,6 +145,7 @@ class WatchedDatabase:
         return self._problem
 
     async def _write_probe(self) -> None:
+        """Write a fact to find out whether the database is writable."""
         try:
             await self._database.write_first(_write_fact, str(self._boot_ms()))
         except StorageError as error:
