@@ -79,7 +79,7 @@ _subject_partitions_query = _partitions_query.where(
     _of_subject, partitions.c.state.in_(sa.bindparam("states"))
 ).order_by(partitions.c.range_start, partitions.c.partition_id)
 _subject_parents_query = _parents_query.where(_of_subject, SEEN_PARENT)
-# Rows of expired partitions are never deleted, and eventually far outnumber the others.
+# Rows of expired partitions are kept, and eventually far outnumber the others.
 _unexpired_parents_query = _subject_parents_query.where(
     partitions.c.state != PartitionState.EXPIRED
 )

@@ -16,7 +16,7 @@ _remaining_steps = sa.select(steps.c.operation_id).where(
 )
 UNFINISHED = sa.and_(
     operations.c.state.in_(UNFINISHED_STATES),
-    # A canceled operation without remaining steps is finished; its row is never deleted.
+    # A canceled operation without remaining steps is finished, but its row is kept.
     sa.or_(
         operations.c.state != OperationState.CANCELED,
         sa.exists(_remaining_steps.correlate(operations)),

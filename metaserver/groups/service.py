@@ -475,7 +475,7 @@ class GroupService:
         """
         self._notify(
             await self._database.write(switch_group, subject, group, request.strategy),
-            why="its group was switched",
+            why="the strategy of its group was changed",
         )
         return await self.group(subject, group)
 

@@ -471,7 +471,7 @@ def _check_not_reset(connection: Connection, group_id: int) -> None:
     ):
         raise BusyError(
             Reason.GROUP_BUSY,
-            "the progress of this consumer group is being set; join again in a moment",
+            "the progress of this consumer group is being reset; join again in a moment",
             left_ms=left_ms,
         )
 
@@ -541,7 +541,7 @@ def _lock_or_create_group(
     if new_group:
         if request.start not in {None, EARLIEST}:
             raise GroupUnknownError(
-                f"consumer group {request.group!r} is made before its first session joins",
+                f"consumer group {request.group!r} must be created before its first session joins",
                 subject=request.subject,
                 group=request.group,
             )
@@ -560,7 +560,7 @@ def _lock_or_create_group(
     if group.strategy != request.strategy:
         raise ConflictError(
             Reason.GROUP_STRATEGY,
-            f"group {request.group!r} is {group.strategy}, this consumer {request.strategy}",
+            f"group {request.group!r} is {group.strategy}, but this consumer is {request.strategy}",
             stored=group.strategy,
             asked=request.strategy.value,
         )

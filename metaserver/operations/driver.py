@@ -483,7 +483,7 @@ class OperationDriver:
         )
         replies = [reply for reply in results if not isinstance(reply, str)]
         ended_ms = {reply.partition_id: reply.ended_ms for reply in replies if reply.ended_ms}
-        times = start_times(operation.opening, operation.targets, ended_ms)
+        times = start_times(operation.children_to_open, operation.targets, ended_ms)
         send = partial(self._send_start_time, operation)
         if not await send_start_times(times, send, lambda: BACKOFF.pauses(self._rng)):
             self._after_step("untold")

@@ -84,7 +84,7 @@ class Operation:
     """
     sources: tuple[Partition, ...] = ()
     """Parents whose brokers must confirm that they can seal, before any parent is sealed."""
-    opening: tuple[Partition, ...] = ()
+    children_to_open: tuple[Partition, ...] = ()
     """The hosted children while the parents are being sealed; empty for a hidden subject, whose
     partitions already have messages.
     """
@@ -147,7 +147,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
     """Return an operation with its unfinished steps."""
     row = connection.execute(_operation_query, {"of_operation": operation_id}).one()
     state = OperationState(row.state)
-    pending, partitions_of_steps, opening = _read_pending(connection, row)
+    pending, partitions_of_steps, children_to_open = _read_pending(connection, row)
     requested = {step.partition_id for step in steps_to_request(state, pending)}
     to_check = set(parents_to_check(state, pending))
     return Operation(
@@ -166,7 +166,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         sources=tuple(
             partition for partition in partitions_of_steps if partition.partition_id in to_check
         ),
-        opening=opening,
+        children_to_open=children_to_open,
         openings=read_openings(connection, requested),
         groups=_read_groups(connection, row.subject_id),
         tokens_above=row.tokens_above,
@@ -185,8 +185,8 @@ _steps_query = sa.select(steps).where(steps.c.operation_id == sa.bindparam("of_o
 def _read_pending(
     connection: Connection, row: sa.Row[Any]
 ) -> tuple[tuple[PendingStep, ...], tuple[Partition, ...], tuple[Partition, ...]]:
-    """Return `Operation.pending`, the partitions of these steps, and `Operation.opening`, each
-    ordered by partition id.
+    """Return `Operation.pending`, the partitions of these steps, and `Operation.children_to_open`,
+    each ordered by partition id.
     """
     rows = connection.execute(_steps_query, {"of_operation": row.operation_id}).all()
     unfinished = {step.partition_id: step for step in rows if not step.done}

@@ -5,7 +5,7 @@
     grow       Logic queues of a static subject are split in the middle. The first half continues
                its queue, the second half begins a new one.
     split      One partition becomes two.
-    merge      Neighbouring partitions become one.
+    merge      Adjacent partitions become one.
     move       A partition continues with the same range on another broker group.
     evacuate   Every open partition of a broker group moves to other broker groups.
     set        Every open partition continues with the same range, under other settings of its
@@ -229,7 +229,7 @@ def plan_merge(current: Sequence[OpenPartition], ids: Collection[int], hosts: Ho
     for left, right in pairwise(merged):
         if left.range_end != right.range_start:
             raise InvalidRequestError(
-                f"partitions {left.partition_id} and {right.partition_id} are not neighbours: "
+                f"partitions {left.partition_id} and {right.partition_id} are not adjacent: "
                 f"[{left.range_start}, {left.range_end}) and "
                 f"[{right.range_start}, {right.range_end})"
             )
