@@ -1,4 +1,4 @@
-"""What a broker group's state says to people, and why none can take new partitions."""
+"""The states of broker groups as shown to operators, and the error if none can host partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which brokers are told of which groups, and the grants and openings that wait for it."""
+"""Announcements of groups to brokers, and the grants and openings that wait for them."""
 
 from __future__ import annotations
 

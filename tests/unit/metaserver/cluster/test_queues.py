@@ -1,4 +1,4 @@
-"""The rows of static subjects: chains without gaps, and queues that only grow in number."""
+"""Static subjects: chains of partitions without gaps, and queues that only grow in number."""
 
 import pytest
 

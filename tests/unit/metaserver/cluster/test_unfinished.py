@@ -1,4 +1,4 @@
-"""Operations that are not finished, as rounds of the metaserver and drivers find them."""
+"""Unfinished operations, as found by the periodic tasks and by drivers."""
 
 from __future__ import annotations
 

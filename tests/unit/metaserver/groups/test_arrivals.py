@@ -1,4 +1,4 @@
-"""Sessions that join together are settled together, and one that joins alone waits for nothing."""
+"""Sessions that join together are settled together; one that joins alone does not wait."""
 
 from __future__ import annotations
 

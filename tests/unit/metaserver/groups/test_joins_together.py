@@ -1,5 +1,5 @@
-"""Sessions that join one group in one transaction: each has a row or an error of its own, as if it
-had joined alone.
+"""Sessions that join a group in one transaction get the same row or error as if they
+joined alone.
 """
 
 from __future__ import annotations

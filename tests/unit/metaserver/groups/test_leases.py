@@ -1,6 +1,4 @@
-"""Leases changing hands: grant, withdraw, release, expiry, and the rule that parents drain
-first.
-"""
+"""Leases: grant, withdrawal, release and expiry; and the rule that parents are drained first."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Of which ancestors a granted partition takes over what the group has parked, and which partition
-needs no owner more.
+"""Which ancestors' parked messages a granted partition adopts, and which partitions are
+finished.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the renewal of sessions tells of each of them."""
+"""The results of renewing sessions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ROW = SessionRow(session=SessionId(B), group_id=2, ttl_ms=1_000, grants_version=
 
 
 class DatabaseThatGivesUp:
-    """One whose wait for the held row of A has no answer in time."""
+    """A database that times out while it waits for the locked row of A."""
 
     async def renew(self, work: Callable[..., object], ids: Sequence[str]) -> object:
         if work is renew_unlocked:
@@ -57,7 +57,7 @@ class DatabaseThatGivesUp:
 
 
 async def test_session_is_renewed_when_the_wait_for_the_held_row_of_another_one_fails():
-    """They share the statement that waits for no row."""
+    """Both are in the statement that skips locked rows."""
     renewer = SessionRenewer(cast("Database", DatabaseThatGivesUp()))
     held, free = await asyncio.gather(
         renewer.renew(SessionId(A)), renewer.renew(SessionId(B)), return_exceptions=True

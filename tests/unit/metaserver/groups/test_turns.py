@@ -1,6 +1,4 @@
-"""A group whose row is held has one connection to the database; calls that wait for their turn
-share a transaction.
-"""
+"""A group whose row is locked occupies one connection; queued calls share a transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from keylane.protocol.errors import StorageError
 
 
 class HeldRow:
-    """Transactions that wait for a row until it is let go."""
+    """Runs transactions that wait until a locked row is free."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -1,6 +1,4 @@
-"""Partitions at brokers to which a session gets no connection go to sessions that do, and stay
-there.
-"""
+"""Partitions on brokers that a session cannot reach go to sessions that can, and stay there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a driver asks of brokers, and when it changes the route, as brokers answer or refuse."""
+"""The driver's requests to brokers, and when it changes the route, if brokers reply or refuse."""
 
 from __future__ import annotations
 

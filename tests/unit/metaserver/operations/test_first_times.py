@@ -1,6 +1,4 @@
-"""Which children are told when their parents ended, and what becomes of one whose broker does not
-hear it.
-"""
+"""Which children get a start time, and what happens if it cannot be sent to a broker."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The SQL of operations, cut after any transaction, called twice, raced: the rows at the end are
-the same.
-"""
+"""Operations interrupted after any transaction, repeated, or raced: the final rows are the same."""
 
 from typing import Any
 

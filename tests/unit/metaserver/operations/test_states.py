@@ -1,4 +1,4 @@
-"""The table of states is complete and equals the one in the documentation; what follows from it."""
+"""The table of states is complete and matches the documentation; decisions follow from it."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ OUTLOOKS = [
 def test_next_action_follows_from_the_steps_that_are_not_done(
     state: OperationState, steps: Sequence[PendingStep], expected: NextAction
 ):
-    """The state is left exactly when the next action is PASS, and a reason is named exactly when it
+    """The state changes exactly if the next action is ADVANCE, and a reason is given exactly if it
     is WAIT.
     """
     assert next_action(state, steps) is expected

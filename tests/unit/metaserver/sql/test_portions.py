@@ -1,4 +1,4 @@
-"""Long lists of ids in several statements."""
+"""Long lists of ids are divided among several statements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The few hops of the embedded database's connections."""
+"""Transactions on SQLite take few hops between threads."""
 
 from __future__ import annotations
 
