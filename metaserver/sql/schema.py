@@ -1,4 +1,4 @@
-"""Defines the tables of the database. Pure.
+"""Defines the tables of the database.
 
     subjects ─┬─ partitions ─── partition_parents
               ├─ removals                   what brokers must drop or forget; cluster/removals.py
