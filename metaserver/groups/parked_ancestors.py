@@ -266,8 +266,8 @@ def read_adopted(
 def _may_reach_past_parents(
     partition: Partition, parked: Collection[int], tokens: Mapping[int, int]
 ) -> bool:
-    """Return whether a partition with parked messages that is not a parent may have a newer lease
-    than a parent. A quick check: that partition need not be an ancestor.
+    """Return whether any partition with parked messages that may be a further ancestor has a newer
+    lease than a parent. This cheap check may have false positives.
     """
     if not partition.parents:
         return False

@@ -48,7 +48,7 @@ class DueWork:
     quick: bool = False
     """True if groups or start offsets must be sent to brokers, or if a reset is pending."""
     creations: bool = False
-    """True if a subject is not completely created."""
+    """True if the creation of a subject is unfinished."""
     versions: tuple[int, ...] = ()
     """A fingerprint of all group versions: equal to an earlier one only if no group has changed in
     between.

@@ -269,7 +269,7 @@ _finish_steps = (
 _update_operation = sa.update(operations).where(
     operations.c.operation_id == sa.bindparam("of_operation")
 )
-"""Sets the columns that its parameters name."""
+"""Updates whichever columns its parameters name."""
 
 
 _subject_id_query = sa.select(operations.c.subject_id).where(
@@ -420,14 +420,14 @@ def _store_steps(
 
 
 _update_partitions = sa.update(partitions).where(partitions.c.partition_id.in_(sa.bindparam("ids")))
-"""Sets the columns that its parameters name."""
+"""Updates whichever columns its parameters name."""
 _raise_route_version = (
     sa.update(subjects)
     .where(subjects.c.subject_id == sa.bindparam("of_subject"))
     .values(route_version=subjects.c.route_version + 1)
 )
 _update_subject = sa.update(subjects).where(subjects.c.subject_id == sa.bindparam("of_subject"))
-"""Sets the columns that its parameters name."""
+"""Updates whichever columns its parameters name."""
 _require_announcement = (
     sa.update(groups)
     .where(groups.c.subject_id == sa.bindparam("of_subject"))

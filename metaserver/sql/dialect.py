@@ -95,8 +95,8 @@ Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 def insert_new(connection: Connection, table: sa.Table, rows: Rows) -> int:
-    """Insert the rows whose keys do not exist yet. For a single row, return whether it was
-    inserted, as 1 or 0.
+    """Insert the rows whose keys do not exist yet. For a single row, return 1 if it was inserted,
+    else 0.
     """
     if not rows:
         return 0

@@ -112,7 +112,7 @@ class SqliteTransactions:
             return work(self._transaction_connection, *args, **kwargs)
 
     async def _open(self) -> ThreadedConnection:
-        """Return the open connection, and open it before the first transaction."""
+        """Return the connection, which is opened on first use."""
         async with self._opening:
             if self._closed:
                 raise ending_error()
