@@ -1,1 +1,1 @@
-"""Rows of brokers, subjects, partitions, queues, and of the consumer groups that brokers know."""
+"""Database rows of brokers, subjects, partitions and queues, and which groups each broker knows."""

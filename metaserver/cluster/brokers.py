@@ -1,13 +1,12 @@
-"""Rows of brokers: their reports, their addresses, and the refused ones. SQL, synchronous.
+"""Stores the brokers' reports and addresses, and the brokers that are refused. SQL, synchronous.
 
 Invariants
-    A broker group belongs to one data folder; another folder replaces it only when it is silent and
-    has no partitions.
-    An older copy of that folder does not replace it: the copy does not know the newest opening, or
-    its log ends earlier.
-    A data folder whose loss was accepted is refused for ever.
-    A change of the address that clients use raises the version of every route with partitions
-    there.
+    A broker group belongs to one data folder; another folder replaces it only when the group is
+    silent and has no partitions.
+    An older copy of that folder does not replace it. A copy is recognized because it does not know
+    the newest opening, or because its log is shorter.
+    A data folder whose loss was accepted is refused forever.
+    A change of a broker's address raises the version of every route with partitions on that broker.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from ..sql.schema import (
 PROBLEM_CHARS_MAX = 1_024
 
 _ttl_ms = sa.bindparam("for_ms", type_=sa.BigInteger)
-_reported = (
+_update_report = (
     sa.update(brokers)
     .where(brokers.c.broker_group == sa.bindparam("of_group"))
     .values(
@@ -47,34 +46,34 @@ _reported = (
     )
 )
 IN_TIME_SHARE = 4
-"""A broker counts as silent once only a quarter of its ttl is left: a reader may see it as silent
-before the report is committed, and its route has to be sent again.
+"""A report that arrives in the last quarter of the broker's ttl counts as late: a reader may have
+seen the broker as silent before the report is committed, so its routes must be sent again.
 """
-_in_time = brokers.c.expires_at > now_ms() + _ttl_ms // IN_TIME_SHARE
-_renewed = _reported.where(
+_renewed_in_time = brokers.c.expires_at > now_ms() + _ttl_ms // IN_TIME_SHARE
+_renew_unchanged = _update_report.where(
     brokers.c.broker_id == sa.bindparam("of_id"),
     brokers.c.address == sa.bindparam("at_address"),
     brokers.c.opening == sa.bindparam("of_opening"),
     brokers.c.log_end <= sa.bindparam("at_end"),
     brokers.c.version == sa.bindparam("of_version"),
-    _in_time,
+    _renewed_in_time,
 )
 
 
 def renew_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> bool:
-    """Renew a live broker whose address has not changed; returns False if `report_broker` has to be
-    called.
+    """Renew a live broker whose identity, address and version are unchanged; return False if
+    `report_broker` must be called instead.
     """
-    where_it_was = {
+    unchanged = {
         "of_id": report.broker_id,
         "at_address": report.address,
         "of_opening": report.opening,
     }
-    renewed = connection.execute(_renewed, _values(report, ttl_ms) | where_it_was)
-    return renewed.rowcount == 1
+    result = connection.execute(_renew_unchanged, _report_parameters(report, ttl_ms) | unchanged)
+    return result.rowcount == 1
 
 
-def _values(report: BrokerHeartbeat, ttl_ms: int) -> dict[str, Any]:
+def _report_parameters(report: BrokerHeartbeat, ttl_ms: int) -> dict[str, Any]:
     return {
         "of_group": report.broker_group,
         "for_ms": ttl_ms,
@@ -94,7 +93,7 @@ known_broker = (
         brokers.c.opening,
         brokers.c.log_end,
         (brokers.c.expires_at > now_ms()).label("alive"),
-        _in_time.label("in_time"),
+        _renewed_in_time.label("in_time"),
     )
     .where(brokers.c.broker_group == sa.bindparam("of_group"))
     .with_for_update()
@@ -109,26 +108,29 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
         The ids of the subjects whose routes changed.
 
     Raises:
-        FolderRefusedError: the group belongs to another data folder.
-        FolderRefusedError: the data folder is an older copy of the group's.
-        FolderRefusedError: an operator has accepted the loss of this data folder.
+        FolderRefusedError: the group belongs to another data folder, this data folder is an older
+            copy of the group's, or an operator has accepted its loss.
     """
-    here = {"of_group": report.broker_group, "for_ms": ttl_ms}
-    who = {"broker_id": report.broker_id, "address": report.address}
+    parameters = {"of_group": report.broker_group, "for_ms": ttl_ms}
+    identity = {"broker_id": report.broker_id, "address": report.address}
     wait_turn(connection, alone=True)
-    row = connection.execute(known_broker, here).one_or_none()
+    row = connection.execute(known_broker, parameters).one_or_none()
     if row is None:
-        empty = {"readable": False, "writable": False, "seen_at": 0, "expires_at": 0}
-        insert_new(connection, brokers, {"broker_group": report.broker_group, **who, **empty})
-        row = connection.execute(known_broker, here).one()
-    _check_not_lost(connection, report)  # under the lock: its loss may be accepted just now
+        defaults = {"readable": False, "writable": False, "seen_at": 0, "expires_at": 0}
+        insert_new(
+            connection, brokers, {"broker_group": report.broker_group, **identity, **defaults}
+        )
+        row = connection.execute(known_broker, parameters).one()
+    _check_not_given_up(
+        connection, report
+    )  # under the lock, because its loss may be accepted concurrently
     if row.broker_id != report.broker_id:
-        hosted = _hosted(connection, report.broker_group)
+        hosted = _count_hosted(connection, report.broker_group)
         if row.alive or hosted:
             state = (
                 f"reported itself from {row.address} within its ttl"
                 if row.alive
-                else f"is silent, with {counted(hosted, 'partition')}"
+                else f"is silent and has {counted(hosted, 'partition')}"
             )
             raise FolderRefusedError(
                 Reason.BROKER_GROUP_TAKEN,
@@ -136,31 +138,33 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
                 f"folder, which {state}",
                 broker_group=report.broker_group,
             )
-        known = {"opening": report.opening}
+        opening = {"opening": report.opening}
     else:
         _check_not_behind(report, row)
-        known = {"opening": report.opening or row.opening}
-    values = _values(report, ttl_ms) | who | known
+        opening = {"opening": report.opening or row.opening}
+    values = _report_parameters(report, ttl_ms) | identity | opening
     if not report.opening:
         values["at_end"] = row.log_end
-    connection.execute(_reported, values)
-    connection.execute(_taken, {"of_group": report.broker_group, "at_address": report.address})
+    connection.execute(_update_report, values)
+    connection.execute(
+        _delete_refusal, {"of_group": report.broker_group, "at_address": report.address}
+    )
     if row.in_time and row.address == report.address:
         return []
     return _renew_routes(connection, report.broker_group)
 
 
-_taken = sa.delete(refused_brokers).where(
+_delete_refusal = sa.delete(refused_brokers).where(
     refused_brokers.c.broker_group == sa.bindparam("of_group"),
     refused_brokers.c.address == sa.bindparam("at_address"),
 )
 
 
-def _check_not_lost(connection: Connection, report: BrokerHeartbeat) -> None:
-    lost = sa.select(lost_folders.c.broker_group).where(
+def _check_not_given_up(connection: Connection, report: BrokerHeartbeat) -> None:
+    query = sa.select(lost_folders.c.broker_group).where(
         lost_folders.c.broker_id == report.broker_id
     )
-    if connection.execute(lost).first() is not None:
+    if connection.execute(query).first() is not None:
         raise FolderRefusedError(
             Reason.FOLDER_GIVEN_UP,
             f"the loss of the data folder of broker group {report.broker_group!r} was accepted",
@@ -168,29 +172,33 @@ def _check_not_lost(connection: Connection, report: BrokerHeartbeat) -> None:
         )
 
 
-def _check_not_behind(report: BrokerHeartbeat, known: sa.Row[Any]) -> None:
+def _check_not_behind(report: BrokerHeartbeat, stored: sa.Row[Any]) -> None:
     """Check that the reporting data folder is not an older copy of the group's. Raises
     FolderRefusedError.
     """
-    why = ""
-    if known.opening not in {"", report.opening, *report.opened_after}:
-        why = "does not know of the last start of its broker"
-    elif report.log_end < known.log_end:
-        why = f"has a log that ends at {report.log_end}, the known one ended at {known.log_end}"
-    if why:
+    problem = ""
+    if stored.opening not in {"", report.opening, *report.opened_after}:
+        problem = "does not know the last start of its broker"
+    elif report.log_end < stored.log_end:
+        problem = (
+            f"has a log that ends at {report.log_end}, while its known end is {stored.log_end}"
+        )
+    if problem:
         raise FolderRefusedError(
             Reason.FOLDER_BEHIND,
-            f"the data folder of broker group {report.broker_group!r} at {report.address} {why}: "
-            "it is an older copy, and messages may be missing in it",
+            f"the data folder of broker group {report.broker_group!r} at {report.address} "
+            f"{problem}: it is an older copy, which may lack messages",
             broker_group=report.broker_group,
             address=report.address,
             log_end=report.log_end,
-            known_log_end=known.log_end,
+            known_log_end=stored.log_end,
         )
 
 
 class KnownBroker(NamedTuple):
-    """A broker group's data folder and address, and whether it reported itself within its ttl."""
+    """A broker group's data folder and address, and whether it has reported itself within
+    its ttl.
+    """
 
     broker_id: str
     address: str
@@ -198,18 +206,20 @@ class KnownBroker(NamedTuple):
 
 
 def find_broker(connection: Connection, broker_group: str) -> KnownBroker | None:
-    """Return what is known of a broker group; None if it has never reported itself."""
-    chosen = sa.select(
+    """Return a broker group's folder, address and liveness; None if it has never reported
+    itself.
+    """
+    query = sa.select(
         brokers.c.broker_id, brokers.c.address, (brokers.c.expires_at > now_ms()).label("alive")
     ).where(brokers.c.broker_group == broker_group)
-    row = connection.execute(chosen).one_or_none()
+    row = connection.execute(query).one_or_none()
     return None if row is None else KnownBroker(row.broker_id, row.address, bool(row.alive))
 
 
 def note_refused(
     connection: Connection, report: BrokerHeartbeat, problem: str = "", *, ttl_ms: int
 ) -> None:
-    """Store for `ttl_ms` that a refused broker reported itself under a group's name, and delete
+    """Store for `ttl_ms` that a broker reported itself for a group and was refused; also delete
     expired rows.
     """
     connection.execute(sa.delete(refused_brokers).where(refused_brokers.c.expires_at <= now_ms()))
@@ -223,11 +233,13 @@ def note_refused(
         "problem": problem[:PROBLEM_CHARS_MAX],
     }
     insert_or_replace(connection, refused_brokers, row)
-    here = sa.and_(
+    condition = sa.and_(
         refused_brokers.c.broker_group == report.broker_group,
         refused_brokers.c.address == report.address,
     )
-    connection.execute(sa.update(refused_brokers).where(here).values(expires_at=now_ms() + ttl_ms))
+    connection.execute(
+        sa.update(refused_brokers).where(condition).values(expires_at=now_ms() + ttl_ms)
+    )
 
 
 refused_now = (
@@ -248,32 +260,32 @@ refused_now = (
 
 
 def refused_views(connection: Connection) -> list[RefusedBroker]:
-    """Return the refused brokers that report themselves, by broker group."""
+    """Return the refused brokers that still report themselves, by broker group."""
     return [refused_view(row) for row in connection.execute(refused_now)]
 
 
 def refused_view(row: sa.Row[Any]) -> RefusedBroker:
-    """Convert a row of `refused_now` to the view for operators."""
+    """Build the operators' view of a row of `refused_now`."""
     return RefusedBroker(
         broker_group=row.broker_group,
         address=row.address,
         problem=row.problem,
         log_end=row.log_end,
         known_log_end=row.known_log_end,
-        advice=_way_out(row),
+        advice=_advice_for(row),
     )
 
 
-def _way_out(row: sa.Row[Any]) -> str:
-    """Return what an operator can do about a row of `refused_now`."""
+def _advice_for(row: sa.Row[Any]) -> str:
+    """Return advice for an operator about a row of `refused_now`."""
     if row.given_up:
         return "start the broker with an empty folder"
     if row.own and row.alive:
         return "stop this broker: the folder is in use elsewhere"
     if row.own:
         return (
-            "start the broker on the folder that was in use last; "
-            f"if that is gone: keylane broker accept {row.broker_group}"
+            "start the broker on the folder that was last in use; "
+            f"if that folder is gone: keylane broker accept {row.broker_group}"
         )
     return (
         "start the broker with the group's own data folder; "
@@ -281,31 +293,31 @@ def _way_out(row: sa.Row[Any]) -> str:
     )
 
 
-def _hosted(connection: Connection, broker_group: str) -> int:
-    there = partitions.c.broker_group == broker_group
-    live = partitions.c.state != PartitionState.EXPIRED
-    count = sa.select(sa.func.count()).select_from(partitions).where(there, live)
+def _count_hosted(connection: Connection, broker_group: str) -> int:
+    on_group = partitions.c.broker_group == broker_group
+    has_data = partitions.c.state != PartitionState.EXPIRED
+    count = sa.select(sa.func.count()).select_from(partitions).where(on_group, has_data)
     return connection.execute(count).scalar_one()
 
 
 def _renew_routes(connection: Connection, broker_group: str) -> list[int]:
-    """Raise the version of every open route with a partition on the broker group; returns the ids
-    of the subjects.
+    """Raise the version of every open route with a partition on the broker group, and return the
+    ids of the subjects.
     """
-    there = partitions.c.broker_group == broker_group
-    inside = sa.select(partitions.c.subject_id).where(there).distinct()
-    raised = (
+    on_group = partitions.c.broker_group == broker_group
+    subject_ids = sa.select(partitions.c.subject_id).where(on_group).distinct()
+    raise_versions = (
         sa.update(subjects)
-        .where(subjects.c.subject_id.in_(inside), subjects.c.route_version > 0)
+        .where(subjects.c.subject_id.in_(subject_ids), subjects.c.route_version > 0)
         .values(route_version=subjects.c.route_version + 1)
         .returning(subjects.c.subject_id)
     )
-    return list(connection.execute(raised).scalars())
+    return list(connection.execute(raise_versions).scalars())
 
 
 def writable_groups(connection: Connection) -> dict[BrokerGroup, int]:
-    """Return broker group → number of its open partitions, fewest first, for the groups that are
-    available, writable and not cordoned.
+    """Return broker group → number of its open and planned partitions, fewest first, for groups
+    that are available, writable and not cordoned.
     """
     count = (
         sa.select(sa.func.count())
@@ -315,18 +327,18 @@ def writable_groups(connection: Connection) -> dict[BrokerGroup, int]:
         )
         .scalar_subquery()
     )
-    chosen = (
+    query = (
         sa.select(brokers.c.broker_group, count.label("load"))
         .where(brokers.c.expires_at > now_ms(), brokers.c.writable, brokers.c.readable)
         .where(sa.not_(brokers.c.cordoned))
         .order_by(count, brokers.c.broker_group)
     )
-    return {BrokerGroup(row.broker_group): row.load for row in connection.execute(chosen)}
+    return {BrokerGroup(row.broker_group): row.load for row in connection.execute(query)}
 
 
 class LastReport(NamedTuple):
-    """The time since a broker group's last report, and until it counts as silent, in milliseconds;
-    it is silent at 0 or less.
+    """Milliseconds since a broker group's last report, and until it counts as silent; at 0 or less
+    it is silent.
     """
 
     since_ms: int
@@ -334,13 +346,13 @@ class LastReport(NamedTuple):
 
     @property
     def age(self) -> str:
-        """The age of the report, for people."""
+        """The age of the report, as a phrase for error messages."""
         return f"reported itself {seconds(self.since_ms)} ago, within its ttl"
 
     @property
     def ask_again(self) -> str:
-        """The time at which the group will count as silent if it is dead, for people."""
-        return f"ask again once it is silent, at the latest in {-(-self.left_ms // 1000)} s"
+        """Advice for error messages: when the group will count as silent if it is dead."""
+        return f"try again once it is silent, at the latest in {-(-self.left_ms // 1000)} s"
 
 
 def last_report(connection: Connection, broker_group: str) -> LastReport:
@@ -350,35 +362,21 @@ def last_report(connection: Connection, broker_group: str) -> LastReport:
     Raises:
         NotFoundError: it has never reported itself.
     """
-    since, left = now_ms() - brokers.c.seen_at, brokers.c.expires_at - now_ms()
-    chosen = sa.select(since, left).where(brokers.c.broker_group == broker_group)
-    row = connection.execute(chosen).one_or_none()
+    since_ms, left_ms = now_ms() - brokers.c.seen_at, brokers.c.expires_at - now_ms()
+    query = sa.select(since_ms, left_ms).where(brokers.c.broker_group == broker_group)
+    row = connection.execute(query).one_or_none()
     if row is None:
         raise unknown_group(connection, broker_group)
     return LastReport(max(0, row[0]), row[1])
 
 
-def broker_alive(connection: Connection, broker_group: str) -> bool:
-    """
-    Return whether a broker group has reported itself within its ttl.
-
-    Raises:
-        NotFoundError: it has never reported itself.
-    """
-    chosen = sa.select(brokers.c.expires_at > now_ms()).where(
-        brokers.c.broker_group == broker_group
-    )
-    alive = connection.execute(chosen).scalar_one_or_none()
-    if alive is None:
-        raise unknown_group(connection, broker_group)
-    return bool(alive)
-
-
 def unknown_group(connection: Connection, broker_group: str) -> NotFoundError:
-    """Make the error for a broker group that has never reported itself; it lists the known ones."""
-    known = connection.execute(sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group))
+    """Build the error for a broker group that has never reported itself; it lists the
+    known ones.
+    """
+    names = connection.execute(sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group))
     text = (
-        f"there is no broker group {broker_group!r}; the known ones are: {listed(known.scalars())}"
+        f"there is no broker group {broker_group!r}; the known ones are: {listed(names.scalars())}"
     )
     return NotFoundError(Reason.BROKER_GROUP_UNKNOWN, text, broker_group=broker_group)
 
@@ -392,45 +390,51 @@ def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> 
         NotFoundError: it has never reported itself.
     """
     check_name("broker group", broker_group)
-    here = brokers.c.broker_group == broker_group
+    condition = brokers.c.broker_group == broker_group
     wait_turn(connection, alone=True)
-    # FOR UPDATE waits for plans, see `lock_brokers`; the update alone does not.
-    connection.execute(sa.select(brokers.c.broker_group).where(here).with_for_update()).all()
-    if not connection.execute(sa.update(brokers).where(here).values(cordoned=cordoned)).rowcount:
+    # FOR UPDATE waits for concurrent plans, see `lock_brokers`; the UPDATE alone would not.
+    connection.execute(sa.select(brokers.c.broker_group).where(condition).with_for_update()).all()
+    if not connection.execute(
+        sa.update(brokers).where(condition).values(cordoned=cordoned)
+    ).rowcount:
         raise unknown_group(connection, broker_group)
 
 
 def lock_brokers(connection: Connection, *, alone: bool = False) -> None:
     """
-    Lock every broker group's row until the transaction ends; call it before a subject is locked.
+    Lock every broker group's row until the transaction ends. Must be called before a subject is
+    locked.
 
-    A plan of partitions and a cordon of their host exclude each other, so that the later one sees
-    the earlier one. Renewals of brokers do not wait for plans: with FOR SHARE, which overlapping
-    plans can hold without a gap, they might wait for ever.
+    Planning partitions and cordoning a broker exclude each other, so the later one sees the earlier
+    one. Renewals of brokers do not wait for plans: with FOR SHARE, which overlapping plans can hold
+    without a gap, they might wait forever.
 
     Args:
-        alone: exclude other plans too.
+        alone: exclude other plans, too.
     """
     wait_turn(connection, alone=alone)
-    rows = sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group)
-    connection.execute(rows.with_for_update(read=not alone, key_share=not alone)).all()
+    query = sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group)
+    connection.execute(query.with_for_update(read=not alone, key_share=not alone)).all()
 
 
-TURN = 0x6B65796C616E6562
-"""Key of the advisory lock of `wait_turn`; migrations have another one."""
+ADVISORY_LOCK_KEY = 0x6B65796C616E6562
+"""Key of the advisory lock of `wait_turn`; migrations use a different one."""
 
 
 def wait_turn(connection: Connection, *, alone: bool) -> None:
     """
-    Wait in turn for the locks of broker rows; call it before any other lock.
+    Wait in line for the locks of broker rows. Must be called before any other lock is taken.
 
-    PostgreSQL lets transactions that share a row lock overtake one that waits to hold it alone, so
-    that a stream of rounds and plans would block the report of a restarted broker. Its advisory
-    locks are granted in turn.
+    On PostgreSQL, transactions that share a row lock overtake one that waits for an exclusive lock,
+    so a stream of rounds and plans would block the report of a restarted broker. Advisory locks are
+    granted in order of arrival.
+
+    Args:
+        alone: the transaction needs an exclusive lock.
     """
     if connection.dialect.name == "postgresql":
-        turn = sa.func.pg_advisory_xact_lock if alone else sa.func.pg_advisory_xact_lock_shared
-        connection.execute(sa.select(turn(TURN)))
+        acquire = sa.func.pg_advisory_xact_lock if alone else sa.func.pg_advisory_xact_lock_shared
+        connection.execute(sa.select(acquire(ADVISORY_LOCK_KEY)))
 
 
 def read_openings(
@@ -438,38 +442,34 @@ def read_openings(
 ) -> dict[int, str]:
     """
     Return partition id → opening of its broker group's data folder; "" if the broker did not report
-    it.
+    one.
 
     Args:
-        lock: until the transaction ends, no other opening can report itself and no older copy can
-            be accepted; renewals do not wait. Call it before a subject is locked.
+        lock: until the transaction ends, prevent reports of other openings and the acceptance of
+            older copies, but not renewals. Must be called before a subject is locked.
     """
-    if lock:  # also without ids: what the transaction writes afterwards may lock broker rows
+    if lock:  # even without ids: later writes of the transaction may lock broker rows
         wait_turn(connection, alone=False)
     if not ids:
         return {}
-    rows = connection.execute(_openings_locked if lock else _openings, {"ids": sorted(ids)})
+    rows = connection.execute(
+        _openings_locked_query if lock else _openings_query, {"ids": sorted(ids)}
+    )
     return {row.partition_id: row.opening for row in rows}
 
 
-_openings = (
+_openings_query = (
     sa.select(partitions.c.partition_id, brokers.c.opening)
     .join(brokers, brokers.c.broker_group == partitions.c.broker_group)
     .where(partitions.c.partition_id.in_(sa.bindparam("ids", expanding=True)))
     .order_by(brokers.c.broker_group)
 )
-_openings_locked = _openings.with_for_update(read=True, key_share=True, of=brokers)
-
-
-def is_cordoned(connection: Connection, broker_group: str) -> bool:
-    """Return whether a broker group is cordoned."""
-    chosen = sa.select(brokers.c.cordoned).where(brokers.c.broker_group == broker_group)
-    return bool(connection.execute(chosen).scalar_one_or_none())
+_openings_locked_query = _openings_query.with_for_update(read=True, key_share=True, of=brokers)
 
 
 def broker_views(connection: Connection) -> list[BrokerView]:
-    """Return every broker group that ever reported itself, by name."""
-    chosen = sa.select(
+    """Return every broker group that has ever reported itself, by name."""
+    query = sa.select(
         brokers.c.broker_group,
         brokers.c.address,
         (brokers.c.expires_at > now_ms()).label("available"),
@@ -490,27 +490,27 @@ def broker_views(connection: Connection) -> list[BrokerView]:
             writable=bool(row.writable),
             problem=row.problem,
         )
-        for row in connection.execute(chosen)
+        for row in connection.execute(query)
     ]
 
 
-def no_host(connection: Connection, *, without: str = "") -> UnavailableError:
-    """Make the error for new partitions that no broker group can host, with the reason of each
-    group other than `without`.
+def no_host(connection: Connection, *, excluded: str = "") -> UnavailableError:
+    """Build the error for new partitions that no broker group can host. It states the reason for
+    each group except `excluded`.
     """
-    views = [view for view in broker_views(connection) if view.broker_group != without]
+    views = [view for view in broker_views(connection) if view.broker_group != excluded]
     states = [
         f"{view.broker_group} is cordoned"
         if view.available and view.writable
         else f"{view.broker_group} {'' if view.available else 'is '}{view.state}"
         for view in views
     ]
-    other = "other " if without else ""
+    qualifier = "other " if excluded else ""
     if not states:
         return UnavailableError(
-            Reason.NOT_ENOUGH_BROKERS, f"no {other}broker has reported itself yet"
+            Reason.NOT_ENOUGH_BROKERS, f"no {qualifier}broker has reported itself yet"
         )
     return UnavailableError(
         Reason.NOT_ENOUGH_BROKERS,
-        f"no {other}broker group can take new partitions: {listed(states)}",
+        f"no {qualifier}broker group can take new partitions: {listed(states)}",
     )

@@ -1,14 +1,15 @@
-"""Partitions whose loss an operator has accepted because their disk is gone. SQL, synchronous.
+"""Marks partitions as lost, once an operator has accepted that their disk is gone. SQL,
+synchronous.
 
 Invariants
-    A lost partition is expired: it is never read and nothing waits for its end. Its parents are
+    A lost partition is expired: it is never read, and nothing waits for its end. Its parents are
     still read before its children.
-    The data folder that had it is refused from then on, so that no message is acked there and never
-    read. Its broker group is silent until an empty folder reports itself: a partition planned there
-    would prevent that folder from being accepted.
-    A folder is refused too if its loss let a partition open whose broker does not know every
-    consumer group.
-    The unread messages of each group in a lost partition are stored with its loss, as long as the
+    The data folder that had the partition is refused from then on, because messages acked there
+    would never be read. Its broker group counts as silent until an empty folder reports itself:
+    otherwise a new partition could be planned on the group, and the empty folder would be refused.
+    A data folder is also refused if, because of its loss, a partition was opened whose broker does
+    not know every consumer group.
+    The number of messages that each group has not read in a lost partition is stored as long as the
     group exists.
 """
 
@@ -38,67 +39,71 @@ from ..sql.schema import (
 
 
 def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
-    """Mark partitions as lost, and refuse the data folders that had them."""
+    """Mark partitions as lost, and refuse the data folders that contained them."""
     if not ids:
         return
-    here = partitions.c.partition_id.in_(ids)
-    gone = {"state": PartitionState.EXPIRED, "lost": True, "abandoned": True}
-    connection.execute(sa.update(partitions).where(here).values(gone))
+    condition = partitions.c.partition_id.in_(ids)
+    lost_state = {"state": PartitionState.EXPIRED, "lost": True, "abandoned": True}
+    connection.execute(sa.update(partitions).where(condition).values(lost_state))
     refuse_folders(connection, ids)
     rows = [
-        {"group_id": row.group_id, "partition_id": row.partition_id, "messages_max": row.left}
-        for row in connection.execute(_unread(ids))
+        {"group_id": row.group_id, "partition_id": row.partition_id, "messages_max": row.unread}
+        for row in connection.execute(_unread_query(ids))
     ]
     insert_new(connection, given_up, rows)
-    waits = sa.and_(steps.c.partition_id.in_(ids), steps.c.action == StepAction.SEAL)
-    connection.execute(sa.update(steps).where(waits).values(done=True))
+    seal_steps = sa.and_(steps.c.partition_id.in_(ids), steps.c.action == StepAction.SEAL)
+    connection.execute(sa.update(steps).where(seal_steps).values(done=True))
 
 
 def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
-    """Refuse the data folders of these partitions from now on."""
-    for some in portions(ids):
-        there = sa.select(partitions.c.broker_group).where(partitions.c.partition_id.in_(some))
+    """Refuse the data folders of these partitions, permanently."""
+    for chunk in portions(ids):
+        broker_groups = sa.select(partitions.c.broker_group).where(
+            partitions.c.partition_id.in_(chunk)
+        )
         folders = sa.select(brokers.c.broker_id, brokers.c.broker_group).where(
-            brokers.c.broker_group.in_(there), brokers.c.broker_id != ""
+            brokers.c.broker_group.in_(broker_groups), brokers.c.broker_id != ""
         )
         rows = [dict(row) for row in connection.execute(folders).mappings()]
         if rows:
             insert_new(connection, lost_folders, rows)
-            lost = brokers.c.broker_id.in_(row["broker_id"] for row in rows)
-            connection.execute(sa.update(brokers).where(lost).values(expires_at=0))
+            condition = brokers.c.broker_id.in_(row["broker_id"] for row in rows)
+            connection.execute(sa.update(brokers).where(condition).values(expires_at=0))
 
 
-def _unread(ids: Collection[int]) -> sa.Select[Any]:
+def _unread_query(ids: Collection[int]) -> sa.Select[Any]:
     """
-    Select the groups, by name, that have not drained these partitions, with the largest number of
-    messages that each has not read.
+    Build a query for the groups that have not drained these partitions, each with the maximum
+    number of its unread messages.
 
-    A group's cursor is known only if its start was not stored at the broker yet: the broker has the
-    cursor, and is gone.
+    The exact number is unknown, because only the lost broker had the group's cursor, unless the
+    group's start was not yet stored there.
     """
-    through = sa.select(sa.literal(1)).where(
+    is_drained = sa.select(sa.literal(1)).where(
         drained.c.group_id == groups.c.group_id,
         drained.c.partition_id == partitions.c.partition_id,
     )
-    begins = sa.and_(
+    has_start = sa.and_(
         starts.c.group_id == groups.c.group_id, starts.c.partition_id == partitions.c.partition_id
     )
-    left = partitions.c.end_offset - sa.func.coalesce(starts.c.cursor, 0)
+    unread = partitions.c.end_offset - sa.func.coalesce(starts.c.cursor, 0)
     return (
-        sa.select(partitions.c.partition_id, groups.c.group_id, groups.c.name, left.label("left"))
+        sa.select(
+            partitions.c.partition_id, groups.c.group_id, groups.c.name, unread.label("unread")
+        )
         .join(groups, groups.c.subject_id == partitions.c.subject_id)
-        .outerjoin(starts, begins)
+        .outerjoin(starts, has_start)
         .where(
             partitions.c.partition_id.in_(ids),
             sa.not_(groups.c.deleting),
-            sa.not_(sa.exists(through.correlate(groups, partitions))),
+            sa.not_(sa.exists(is_drained.correlate(groups, partitions))),
         )
         .order_by(groups.c.name)
     )
 
 
-_given_up = sa.select(
-    given_up.c.partition_id, groups.c.name, given_up.c.messages_max.label("left")
+_given_up_query = sa.select(
+    given_up.c.partition_id, groups.c.name, given_up.c.messages_max.label("unread")
 ).join(groups, groups.c.group_id == given_up.c.group_id)
 
 
@@ -106,22 +111,22 @@ def read_losses(
     connection: Connection, ids: Collection[int], *, done: bool = False
 ) -> tuple[LossView, ...]:
     """
-    Return the losses that these partitions mean, by id: the end offset, and the groups that have
-    not drained them.
+    Return the loss of each of these partitions, by id: its end offset, and the groups that have not
+    drained it.
 
     Args:
-        done: the partitions are lost already; False: they would be.
+        done: whether the partitions are already lost; if not, the result is a preview.
     """
     if not ids:
         return ()
-    of_groups = _unread(ids)
+    query = _unread_query(ids)
     if done:
-        of_groups = _given_up.where(given_up.c.partition_id.in_(ids)).order_by(groups.c.name)
+        query = _given_up_query.where(given_up.c.partition_id.in_(ids)).order_by(groups.c.name)
     unread: dict[int, tuple[GroupLoss, ...]] = defaultdict(tuple)
-    for row in connection.execute(of_groups):
-        unread[row.partition_id] += (GroupLoss(group=row.name, messages_max=row.left),)
-    here = partitions.c.partition_id.in_(ids)
-    rows = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(here)
+    for row in connection.execute(query):
+        unread[row.partition_id] += (GroupLoss(group=row.name, messages_max=row.unread),)
+    condition = partitions.c.partition_id.in_(ids)
+    rows = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(condition)
     return tuple(
         LossView(
             partition_id=row.partition_id,
@@ -133,7 +138,7 @@ def read_losses(
     )
 
 
-_of_group = (
+_given_up_of_group_query = (
     sa.select(given_up, partitions.c.name, partitions.c.broker_group)
     .join(partitions, partitions.c.partition_id == given_up.c.partition_id)
     .where(given_up.c.group_id == sa.bindparam("of_group"))
@@ -142,7 +147,7 @@ _of_group = (
 
 
 def read_given_up(connection: Connection, group_id: int) -> tuple[GivenUpPartition, ...]:
-    """Return the lost partitions that a group had not drained, by id."""
+    """Return the lost partitions that a group had not drained when they were lost, by id."""
     return tuple(
         GivenUpPartition(
             partition_id=row.partition_id,
@@ -150,5 +155,5 @@ def read_given_up(connection: Connection, group_id: int) -> tuple[GivenUpPartiti
             broker_group=row.broker_group,
             messages_max=row.messages_max,
         )
-        for row in connection.execute(_of_group, {"of_group": group_id})
+        for row in connection.execute(_given_up_of_group_query, {"of_group": group_id})
     )

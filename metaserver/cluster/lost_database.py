@@ -1,10 +1,10 @@
-"""A database that lacks what brokers have: it is empty although they have partitions, or an older
-state was restored. SQL, synchronous.
+"""Detects a database that lacks data that brokers have: it is empty although brokers have
+partitions, or an older backup was restored. SQL, synchronous.
 
 Invariants
-    Calls create nothing in such a database: no subject, no partition, no operation, no consumer
+    Nothing is created in such a database: no subject, no partition, no operation, no consumer
     group.
-    That the database is behind is one row of `facts`, so that all metaservers know it; a comparison
+    A row of `facts` records that the database is behind, so all metaservers know it; a comparison
     with the brokers writes and deletes the row.
 """
 
@@ -19,34 +19,32 @@ from ..sql.dialect import insert_or_replace
 from ..sql.schema import brokers, facts, partitions, subjects
 
 BEHIND = "behind"
-"""Name of the fact that the database lacks what brokers have; its value is a sentence about what is
-missing.
-"""
+"""Name of the fact that the database is behind the brokers; its value describes what is missing."""
 BEHIND_CHARS_MAX = 512
-_subjects = sa.exists(sa.select(subjects.c.subject_id))
-_beside = (
+_has_subjects = sa.exists(sa.select(subjects.c.subject_id))
+_hosting_broker_query = (
     sa.select(brokers.c.broker_group, brokers.c.hosted)
-    .where(brokers.c.hosted > 0, sa.not_(_subjects))
+    .where(brokers.c.hosted > 0, sa.not_(_has_subjects))
     .order_by(brokers.c.broker_group)
     .limit(1)
 )
-_behind = sa.select(facts.c.value).where(facts.c.name == BEHIND)
-_highest = sa.select(sa.func.coalesce(sa.func.max(partitions.c.partition_id), 0))
+_behind_query = sa.select(facts.c.value).where(facts.c.name == BEHIND)
+_highest_id_query = sa.select(sa.func.coalesce(sa.func.max(partitions.c.partition_id), 0))
 
 
 def is_empty(connection: Connection) -> bool:
-    """Return whether the database has no subject."""
-    return not connection.execute(sa.select(_subjects)).scalar_one()
+    """Return whether the database has no subjects."""
+    return not connection.execute(sa.select(_has_subjects)).scalar_one()
 
 
 def database_lost(connection: Connection) -> UnavailableError | None:
-    """Return the error if the database lacks what brokers have, else None."""
-    row = connection.execute(_beside).one_or_none()
+    """Return an error if the database lacks data that brokers have, else None."""
+    row = connection.execute(_hosting_broker_query).one_or_none()
     if row is not None:
         return UnavailableError(
             Reason.DATABASE_BEHIND,
-            f"the database knows no subject, and broker group {row.broker_group!r} has "
-            f"{counted(row.hosted, 'partition')}: it was lost, or is another one",
+            f"the database has no subjects, but broker group {row.broker_group!r} has "
+            f"{counted(row.hosted, 'partition')}: it was lost, or is the wrong database",
             broker_group=row.broker_group,
             partitions=row.hosted,
         )
@@ -55,26 +53,26 @@ def database_lost(connection: Connection) -> UnavailableError | None:
 
 
 def behind_error(lacking: str) -> UnavailableError:
-    """Make the error for a database that is behind; `lacking` is a sentence about what it lacks."""
+    """Build the error for a database that is behind; `lacking` describes what is missing."""
     return UnavailableError(
-        Reason.DATABASE_BEHIND, f"the database is older than what brokers have: {lacking}"
+        Reason.DATABASE_BEHIND, f"the database is older than the brokers' data: {lacking}"
     )
 
 
 def check_not_lost(connection: Connection) -> None:
-    """Raise UnavailableError if the database lacks what brokers have."""
+    """Raise UnavailableError if the database lacks data that brokers have."""
     lost = database_lost(connection)
     if lost is not None:
         raise lost
 
 
 def read_behind(connection: Connection) -> str:
-    """Return what the database lacks according to the last comparison with the brokers, or ""."""
-    return connection.execute(_behind).scalar_one_or_none() or ""
+    """Return what the last comparison with the brokers found missing in the database, or ""."""
+    return connection.execute(_behind_query).scalar_one_or_none() or ""
 
 
 def note_behind(connection: Connection, lacking: str) -> None:
-    """Store what the database lacks; "" deletes the record."""
+    """Store what is missing in the database; "" deletes the record."""
     if lacking:
         insert_or_replace(connection, facts, {"name": BEHIND, "value": lacking[:BEHIND_CHARS_MAX]})
     else:
@@ -83,4 +81,4 @@ def note_behind(connection: Connection, lacking: str) -> None:
 
 def has_higher_id(connection: Connection, highest_id: int) -> bool:
     """Return whether a broker's highest partition id is above every id in the database."""
-    return highest_id > 0 and highest_id > connection.execute(_highest).scalar_one()
+    return highest_id > 0 and highest_id > connection.execute(_highest_id_query).scalar_one()

@@ -1,9 +1,9 @@
-"""Rows of the cluster's members, metaservers and brokers, with their versions. SQL, synchronous.
+"""Tracks the members of a cluster (metaservers and brokers) and their versions. SQL, synchronous.
 
 Invariants
-    A silent broker counts as long as it has partitions: it may return, and has to read what was
-    written meanwhile.
-    The cluster's version is the lowest of all members, and never falls.
+    A silent broker remains a member as long as it has partitions: it may return, and must
+    understand what was written in the meantime.
+    The cluster's version is the lowest of all members' versions, and never decreases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..sql.cluster_facts import OF_CLUSTER, facts_of, raise_version
 from ..sql.dialect import insert_or_replace, now_ms
 from ..sql.schema import brokers, facts, metaservers
 
-_renewed = (
+_renew = (
     sa.update(metaservers)
     .where(metaservers.c.holder == sa.bindparam("of_holder"))
     .values(
@@ -28,10 +28,10 @@ _renewed = (
         expires_at=now_ms() + sa.bindparam("for_ms", type_=sa.BigInteger),
     )
 )
-_METASERVER, _BROKER, _FACT, _ENDED = "metaserver", "broker group", "fact", "ended"
-_known = sa.union_all(
+_METASERVER, _BROKER, _FACT, _EXPIRED = "metaserver", "broker group", "fact", "expired"
+_state_query = sa.union_all(
     sa.select(
-        sa.case((metaservers.c.expires_at > now_ms(), _METASERVER), else_=_ENDED).label("kind"),
+        sa.case((metaservers.c.expires_at > now_ms(), _METASERVER), else_=_EXPIRED).label("kind"),
         metaservers.c.address.label("name"),
         metaservers.c.version.label("value"),
     ),
@@ -40,7 +40,7 @@ _known = sa.union_all(
     ),
     sa.select(sa.literal(_FACT), facts.c.name, facts.c.value).where(facts.c.name.in_(OF_CLUSTER)),
 )
-"""Everything that is known of a cluster in one statement, because each metaserver reads it every
+"""The cluster's members and facts in a single statement, because each metaserver reads them every
 few seconds.
 """
 
@@ -54,23 +54,28 @@ class ClusterState(NamedTuple):
 
     @property
     def raised(self) -> Version:
-        """The version that the cluster gets with these members."""
+        """The version to which these members allow the cluster to be raised."""
         return raised_version(self.version, self.members)
 
 
 def renew_metaserver(
     connection: Connection, *, holder: str, address: str, version: str, ttl_ms: int
 ) -> ClusterState:
-    """Register a metaserver for `ttl_ms`. The write may be lost with the machine, because nothing
-    durable depends on it.
+    """Register a metaserver for `ttl_ms`, and return the cluster's state. The write need not be
+    durable, because nothing durable depends on it.
     """
-    noted = {"of_holder": holder, "at_address": address, "of_version": version, "for_ms": ttl_ms}
-    if not connection.execute(_renewed, noted).rowcount:
+    parameters = {
+        "of_holder": holder,
+        "at_address": address,
+        "of_version": version,
+        "for_ms": ttl_ms,
+    }
+    if not connection.execute(_renew, parameters).rowcount:
         row = {"holder": holder, "address": address, "version": version, "expires_at": 0}
         insert_or_replace(connection, metaservers, row)
-        connection.execute(_renewed, noted)
-    rows = connection.execute(_known).all()
-    if any(row.kind == _ENDED for row in rows):
+        connection.execute(_renew, parameters)
+    rows = connection.execute(_state_query).all()
+    if any(row.kind == _EXPIRED for row in rows):
         connection.execute(sa.delete(metaservers).where(metaservers.c.expires_at <= now_ms()))
     return _state_of(rows)
 
@@ -78,7 +83,7 @@ def renew_metaserver(
 def note_metaserver(
     connection: Connection, *, holder: str, address: str, version: str, ttl_ms: int
 ) -> ClusterState:
-    """Call `renew_metaserver`, and raise the cluster's version if every member has a newer one."""
+    """Call `renew_metaserver`, and raise the cluster's version if all members have a newer one."""
     state = renew_metaserver(
         connection, holder=holder, address=address, version=version, ttl_ms=ttl_ms
     )
@@ -89,20 +94,20 @@ def note_metaserver(
 
 
 def leave(connection: Connection, *, holder: str) -> None:
-    """Delete the registration of a metaserver that ends."""
+    """Delete the registration of a metaserver that stops."""
     connection.execute(sa.delete(metaservers).where(metaservers.c.holder == holder))
 
 
 def read_cluster(connection: Connection) -> ClusterState:
     """Return the cluster's name, version and members."""
-    return _state_of(connection.execute(_known).all())
+    return _state_of(connection.execute(_state_query).all())
 
 
 def _state_of(rows: Sequence[sa.Row[Any]]) -> ClusterState:
-    known = facts_of({row.name: row.value for row in rows if row.kind == _FACT})
+    stored = facts_of({row.name: row.value for row in rows if row.kind == _FACT})
     members = [
         MemberVersion(f"{row.kind} {row.name}", row.value)
         for row in rows
         if row.kind in {_METASERVER, _BROKER}
     ]
-    return ClusterState(known.name, known.version, sorted(members))
+    return ClusterState(stored.name, stored.version, sorted(members))

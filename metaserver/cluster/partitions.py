@@ -1,9 +1,9 @@
-"""Rows of partitions as clients see them, with their parents and their broker's address. SQL,
+"""Reads partitions as clients see them, with their parents and their broker's address. SQL,
 synchronous.
 
 Invariants
-    Partitions are read before their parents: a change between the two reads adds partitions, and no
-    parent to a known one.
+    Partitions are read before their parents: a change between the two reads may add partitions, but
+    no parents to those already read.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ..sql.dialect import now_ms
 from ..sql.schema import brokers, leases, partition_parents, partitions, subjects
 
 HAS_PARENTS = sa.exists().where(partition_parents.c.partition_id == partitions.c.partition_id)
-"""True if a partition continues others, including those that clients do not know."""
-_seen = sa.select(
+"""True if a partition has parents, including those that clients cannot see."""
+_partitions_query = sa.select(
     partitions,
     sa.case((brokers.c.expires_at > now_ms(), brokers.c.address)).label("address"),
 ).join_from(partitions, brokers)
-_with_parents = (
+_parents_query = (
     sa.select(partition_parents.c.partition_id, partition_parents.c.parent_id)
     .join(partitions, partitions.c.partition_id == partition_parents.c.partition_id)
     .order_by(partition_parents.c.parent_id)
@@ -40,23 +40,25 @@ SEEN_PARENT = sa.exists().where(
     _parent_subject.c.subject_id == _parent.c.subject_id,
     _parent_subject.c.hidden_for == "",
 )
-"""True if a row of `partition_parents` names a parent that clients know: not a planned one, nor one
-of a hidden subject.
+"""True if the parent in a row of `partition_parents` is visible to clients: neither planned nor
+part of a hidden subject.
 """
 
 
 class PartitionFilter:
     """
-    A condition on partitions, which may have bind parameters. Create it once, because it holds
-    prepared statements.
+    The statements that read the partitions that meet a condition.
+
+    Create each filter only once, because SQLAlchemy caches its statements. The condition may have
+    bind parameters.
 
     Args:
-        hosted: read every parent, as brokers host them; False: only those that clients know.
+        hosted: include all parents, as brokers know them, and not only those that clients can see.
     """
 
     def __init__(self, condition: sa.ColumnElement[bool], *, hosted: bool = False) -> None:
-        self.partitions = _seen.where(condition).order_by(partitions.c.partition_id)
-        parents = _with_parents.where(condition)
+        self.partitions = _partitions_query.where(condition).order_by(partitions.c.partition_id)
+        parents = _parents_query.where(condition)
         self.parents = parents if hosted else parents.where(SEEN_PARENT)
 
 
@@ -65,30 +67,32 @@ HOSTED_BY_ID = PartitionFilter(partitions.c.partition_id.in_(sa.bindparam("ids")
 
 
 def read_partitions(
-    connection: Connection, choice: PartitionFilter, **values: Any
+    connection: Connection, selected: PartitionFilter, **values: Any
 ) -> tuple[Partition, ...]:
-    """Return the partitions that meet a condition, by id; `values` are its bind parameters."""
-    rows = connection.execute(choice.partitions, values).all()
-    return _complete(rows, _read_parents(connection, choice.parents, values))
+    """Return the partitions that a filter selects, by id; `values` are its bind parameters."""
+    rows = connection.execute(selected.partitions, values).all()
+    return _build_partitions(rows, _read_parents(connection, selected.parents, values))
 
 
 _of_subject = partitions.c.subject_id == sa.bindparam("of_subject")
-_subject_partitions = _seen.where(
+_subject_partitions_query = _partitions_query.where(
     _of_subject, partitions.c.state.in_(sa.bindparam("states"))
 ).order_by(partitions.c.range_start, partitions.c.partition_id)
-_subject_parents = _with_parents.where(_of_subject, SEEN_PARENT)
-# A subject keeps the rows of expired partitions, which become many times as many as the others.
-_kept_parents = _subject_parents.where(partitions.c.state != PartitionState.EXPIRED)
+_subject_parents_query = _parents_query.where(_of_subject, SEEN_PARENT)
+# Rows of expired partitions are kept, and eventually far outnumber the others.
+_unexpired_parents_query = _subject_parents_query.where(
+    partitions.c.state != PartitionState.EXPIRED
+)
 
 
 def is_gone(table: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return the condition that a row of `partitions`, or of an alias of it, was EXPIRED by
-    retention, so that it blocks no child of any group.
+    """Return the condition that a row of `partitions`, or of an alias, was EXPIRED by retention.
+    Such a partition does not block its children.
     """
     return sa.and_(table.c.state == PartitionState.EXPIRED, sa.not_(table.c.lost))
 
 
-_blocking_parents = _with_parents.where(
+_blocking_parents_query = _parents_query.where(
     _of_subject,
     sa.not_(is_gone(partitions)),
     SEEN_PARENT,
@@ -101,38 +105,38 @@ _blocking_parents = _with_parents.where(
 def subject_partitions(
     connection: Connection, subject_id: int, states: Sequence[PartitionState]
 ) -> tuple[Partition, ...]:
-    """Return a subject's partitions in these states, none of which may be EXPIRED, by range and
-    then by id.
+    """Return a subject's partitions in these states, ordered by range and id; EXPIRED is not
+    allowed.
     """
     assert PartitionState.EXPIRED not in states
-    here = {"of_subject": subject_id, "states": states}
-    rows = connection.execute(_subject_partitions, here).all()
-    # A partition that expires between the two statements has no parent left: parents expire first.
-    return _complete(rows, _read_parents(connection, _kept_parents, here))
+    parameters = {"of_subject": subject_id, "states": states}
+    rows = connection.execute(_subject_partitions_query, parameters).all()
+    # A partition that expires between the two statements has no parents: they expire first.
+    return _build_partitions(rows, _read_parents(connection, _unexpired_parents_query, parameters))
 
 
 def blocking_parents(
     connection: Connection, subject_id: int
 ) -> dict[PartitionId, tuple[PartitionId, ...]]:
-    """Return `subject_parents` without partitions and parents that are gone."""
-    return _read_parents(connection, _blocking_parents, {"of_subject": subject_id})
+    """Return `subject_parents` without the partitions and parents that retention has expired."""
+    return _read_parents(connection, _blocking_parents_query, {"of_subject": subject_id})
 
 
 def subject_parents(
     connection: Connection, subject_id: int
 ) -> dict[PartitionId, tuple[PartitionId, ...]]:
-    """Return partition id → its parents that clients know, for those partitions of a subject that
-    have parents.
+    """Return partition id → parents that clients can see, for those partitions of a subject that
+    have any.
     """
-    return _read_parents(connection, _subject_parents, {"of_subject": subject_id})
+    return _read_parents(connection, _subject_parents_query, {"of_subject": subject_id})
 
 
 def select_granted(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    """Make the statement for `granted_partitions`, for the partitions whose leases meet a
-    condition.
-    """
+    """Build the query for `granted_partitions`: the partitions whose leases meet a condition."""
     return (
-        _seen.add_columns(leases.c.token, leases.c.session, HAS_PARENTS.label("has_parents"))
+        _partitions_query.add_columns(
+            leases.c.token, leases.c.session, HAS_PARENTS.label("has_parents")
+        )
         .join(leases, leases.c.partition_id == partitions.c.partition_id)
         .where(condition)
         .order_by(partitions.c.partition_id)
@@ -140,21 +144,19 @@ def select_granted(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
 
 
 def granted_partitions(
-    connection: Connection, granted: sa.Select[Any], **values: Any
+    connection: Connection, query: sa.Select[Any], **values: Any
 ) -> list[tuple[Partition, int, str | None]]:
     """
-    Return the partitions that `granted` selects, by id, with the tokens and sessions of their
-    leases.
+    Return the partitions that a query of `select_granted` finds, by id, each with the token and
+    session of its lease.
 
     `values` are bind parameters.
     """
-    rows = connection.execute(granted, values).all()
+    rows = connection.execute(query, values).all()
     ids = [row.partition_id for row in rows if row.has_parents]
-    known = _read_parents(connection, BY_ID.parents, {"ids": ids}) if ids else {}
-    complete = _complete(rows, known)
-    return [
-        (partition, row.token, row.session) for partition, row in zip(complete, rows, strict=True)
-    ]
+    parents = _read_parents(connection, BY_ID.parents, {"ids": ids}) if ids else {}
+    built = _build_partitions(rows, parents)
+    return [(partition, row.token, row.session) for partition, row in zip(built, rows, strict=True)]
 
 
 def _read_parents(
@@ -166,7 +168,7 @@ def _read_parents(
     return parents
 
 
-def _complete(
+def _build_partitions(
     rows: Sequence[sa.Row[Any]],
     parents: dict[PartitionId, tuple[PartitionId, ...]],
 ) -> tuple[Partition, ...]:

@@ -1,13 +1,13 @@
-"""Logic queues of static subjects: the rows of their chains. SQL, synchronous.
+"""Stores and reads the logic queues of static subjects: chains of partitions. SQL, synchronous.
 
 Invariants
-    A child of a static subject has one parent, and possibly one more of a hidden subject that is to
-    be published before it.
-    A child that continues its parent's queue begins at the logic offset at which the parent was
-    sealed; after a lost parent without a known end, it begins above every offset that the parent
-    can have had.
-    A child of another queue than its parent's is the first partition of a new queue, and begins at
-    logic offset 0.
+    A child in a static subject has one parent, and possibly a second one in a hidden subject whose
+    messages will be published before its own.
+    A child that continues its parent's queue starts at the logic offset at which the parent was
+    sealed; if the parent was lost and its end is unknown, the child starts above every offset that
+    the parent can have had.
+    A child whose queue differs from its parent's is the first partition of a new queue, and starts
+    at logic offset 0.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .subjects import SERVED, open_subject_row
 
 def set_logic_starts(connection: Connection, children: Collection[int]) -> None:
     """
-    Set the logic offset at which each of these children begins, which is the end of its sealed or
-    lost parent.
+    Set the logic offset at which each of these children starts: the end of its sealed or lost
+    parent.
 
     A child that begins a new queue keeps logic offset 0.
     """
@@ -48,7 +48,7 @@ def set_logic_starts(connection: Connection, children: Collection[int]) -> None:
         .where(
             partition_parents.c.partition_id.in_(children),
             child.c.queue == parent.c.queue,
-            child.c.subject_id == parent.c.subject_id,  # not one of a hidden subject
+            child.c.subject_id == parent.c.subject_id,  # not a parent in a hidden subject
         )
     ).all()
     for row in rows:
@@ -57,41 +57,42 @@ def set_logic_starts(connection: Connection, children: Collection[int]) -> None:
         else:
             assert row.lost, f"a parent of {row.partition_id} has no end"
             start = start_behind_loss(row.name)
-        here = partitions.c.partition_id == row.partition_id
-        connection.execute(sa.update(partitions).where(here).values(logic_start=start))
+        condition = partitions.c.partition_id == row.partition_id
+        connection.execute(sa.update(partitions).where(condition).values(logic_start=start))
 
 
 def shift_logic_offsets(
     connection: Connection, subject_id: int, published: Collection[int]
 ) -> None:
     """
-    Shift the logic offsets of a static subject's partitions that follow these.
+    Recompute the logic offsets of published partitions and of all partitions that follow them in
+    their queues.
 
     Args:
-        published: partitions of a hidden subject, whose logic offsets continue those of the
+        published: partitions of a hidden subject; their logic offsets continue those of the
             partitions that they replace.
     """
     set_logic_starts(connection, published)
-    younger = sa.and_(
+    newer = sa.and_(
         partitions.c.subject_id == subject_id, partitions.c.partition_id >= min(published)
     )
-    rows = connection.execute(sa.select(partitions).where(younger)).all()
-    known = {row.partition_id: row for row in rows}
-    lineage = sa.select(partition_parents).where(partition_parents.c.partition_id.in_(known))
+    rows = connection.execute(sa.select(partitions).where(newer)).all()
+    by_id = {row.partition_id: row for row in rows}
+    lineage_query = sa.select(partition_parents).where(partition_parents.c.partition_id.in_(by_id))
     parents: dict[int, int] = {}
-    for line in connection.execute(lineage):
-        parent = known.get(line.parent_id)
-        if parent is not None and parent.queue == known[line.partition_id].queue:
-            parents[line.partition_id] = parent.partition_id
+    for edge in connection.execute(lineage_query):
+        parent = by_id.get(edge.parent_id)
+        if parent is not None and parent.queue == by_id[edge.partition_id].queue:
+            parents[edge.partition_id] = parent.partition_id
     starts = {row.partition_id: row.logic_start for row in rows}
     for partition_id in sorted(parents):  # parents have lower ids
-        parent = known[parents[partition_id]]
+        parent = by_id[parents[partition_id]]
         if parent.end_offset is None:
-            continue  # lost: its child begins above every offset that it can have had
+            continue  # lost: its child already starts above every offset that it can have had
         starts[partition_id] = starts[parent.partition_id] + parent.end_offset
-        here = partitions.c.partition_id == partition_id
+        condition = partitions.c.partition_id == partition_id
         connection.execute(
-            sa.update(partitions).where(here).values(logic_start=starts[partition_id])
+            sa.update(partitions).where(condition).values(logic_start=starts[partition_id])
         )
 
 
@@ -113,19 +114,19 @@ def read_queues(connection: Connection, name: str) -> QueueList:
     return QueueList(
         subject=row.name,
         route_version=row.route_version,
-        queues=[_queue(chain, ends) for _, chain in sorted(chains.items())],
+        queues=[_build_queue(chain, ends) for _, chain in sorted(chains.items())],
     )
 
 
 def end_offsets(connection: Connection, subject_id: int) -> dict[int, int]:
     """Return partition id → end offset, for the partitions of a subject whose end is known."""
-    chosen = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
+    query = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
         partitions.c.subject_id == subject_id, partitions.c.end_offset.is_not(None)
     )
-    return {row.partition_id: row.end_offset for row in connection.execute(chosen)}
+    return {row.partition_id: row.end_offset for row in connection.execute(query)}
 
 
-def _queue(chain: list[Partition], ends: dict[int, int]) -> QueueView:
+def _build_queue(chain: list[Partition], ends: dict[int, int]) -> QueueView:
     segments = []
     for partition in sorted(chain, key=lambda member: (member.logic_start, member.partition_id)):
         end = ends.get(partition.partition_id)

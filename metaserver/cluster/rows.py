@@ -1,4 +1,4 @@
-"""A subject's row. Pure."""
+"""The row of a subject. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...protocol.routing import OrderStrategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectRow:
-    """A subject as stored; `route_version` 0: it is planned and not open yet."""
+    """A subject as stored; with `route_version` 0 it is planned and not open yet."""
 
     subject_id: int
     name: Subject
@@ -24,19 +24,20 @@ class SubjectRow:
     retention: Retention = Retention.ACKED
     static: bool = False
     problem: str = ""
-    """Reason why its creation failed; "": it did not. After a failure the name can be used again.
-    """
+    """Why its creation failed, or ""; after a failure the name can be used again."""
     deleting: bool = False
-    """True while brokers drop its partitions; its name is free afterwards."""
+    """True while brokers drop its partitions; afterwards its name is free."""
     tokens_above: int = 0
-    """Token that no token of its deleted groups exceeds."""
+    """Upper bound of the tokens of its deleted groups."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
     hidden_for: str = ""
-    """Subject in which its messages are to be published; "": it is not hidden."""
+    """Subject in which its messages will be published; "" if it is not hidden."""
     filled_by: str = ""
-    """Job that fills it while it is hidden; "": not stated."""
+    """Job that fills it while it is hidden; "" if unknown."""
 
     @property
     def hosted_name(self) -> str:
-        """Subject under which brokers host its partitions; publishing changes nothing at them."""
+        """Subject name under which brokers host its partitions; it does not change when
+        published.
+        """
         return self.hidden_for or self.name

@@ -1,12 +1,10 @@
-"""Rows of subjects and their routes: planned first, opened when every partition is hosted. SQL,
-synchronous.
+"""Creates subjects and reads their routes: a subject is planned first, and opened once all its
+partitions are hosted. SQL, synchronous.
 
 Invariants
     A route is served only when it is complete: it has exactly one OPEN partition for each logical
     partition.
-    Its version only rises.
-
-Checks the limits on the number of subjects: in the cluster, and of those with a common prefix.
+    The version of a route only rises.
 """
 
 from __future__ import annotations
@@ -59,38 +57,38 @@ def check_subject_room(
     connection: Connection, name: str, *, subjects_max: int, limited: bool
 ) -> None:
     """
-    Check that a subject of this name may be created; an unfinished creation of it does not count.
+    Check that a subject of this name may be created without exceeding a limit.
 
     Args:
-        limited: apply the limits of names, too. They need access control, without which they cannot
-            be changed.
+        subjects_max: the maximum number of subjects in the cluster.
+        limited: also apply the limits on names with a common prefix. They require access control,
+            without which they cannot be changed.
 
     Raises:
-        OverloadedError: there are `subjects_max` other subjects, or a pattern has reached its
-            limit.
+        OverloadedError: there are `subjects_max` other subjects, or a prefix has reached its limit.
     """
     others = sa.select(sa.func.count()).select_from(subjects).where(subjects.c.name != name)
     count = connection.execute(others).scalar_one()
     if count >= subjects_max:
-        raise _no_room("too many subjects", CLUSTER_HINT, count, subjects_max)
+        raise _limit_error("too many subjects", CLUSTER_HINT, count, subjects_max)
     if not limited:
         return
-    chosen = sa.select(name_limits.c.name, name_limits.c.subjects).where(name_limits.c.subjects > 0)
-    # On PostgreSQL plans share the locks of brokers, and two would count the same subjects. All
-    # rows are locked, in one order, because a hidden subject counts under two names.
-    locked = chosen.order_by(name_limits.c.name).with_for_update()
-    limits = {row.name: row.subjects for row in connection.execute(locked)}
+    query = sa.select(name_limits.c.name, name_limits.c.subjects).where(name_limits.c.subjects > 0)
+    # On PostgreSQL, concurrent plans share the locks of brokers, and would count the same subjects.
+    # All rows are locked in order, because a hidden subject counts under two names.
+    locked_query = query.order_by(name_limits.c.name).with_for_update()
+    limits = {row.name: row.subjects for row in connection.execute(locked_query)}
     for pattern, limit in limits_of(name, limits):
         prefix = pattern.removesuffix("*")
-        # LIKE ignores case on SQLite.
-        alike = sa.func.substr(subjects.c.name, 1, len(prefix)) == prefix
-        count = connection.execute(others.where(alike)).scalar_one()
+        # LIKE would ignore case on SQLite.
+        has_prefix = sa.func.substr(subjects.c.name, 1, len(prefix)) == prefix
+        count = connection.execute(others.where(has_prefix)).scalar_one()
         if count >= limit:
-            text = f"{pattern!r} has {counted(count, 'subject')}, and the limit is {limit}"
-            raise _no_room(text, NAMES_HINT.format(pattern), count, limit)
+            message = f"{pattern!r} has {counted(count, 'subject')}, and the limit is {limit}"
+            raise _limit_error(message, NAMES_HINT.format(pattern), count, limit)
 
 
-def _no_room(text: str, hint: str, count: int, limit: int) -> OverloadedError:
+def _limit_error(text: str, hint: str, count: int, limit: int) -> OverloadedError:
     error = OverloadedError(text, subjects=count, limit=limit)
     error.hint = hint
     return error
@@ -100,17 +98,17 @@ SERVED = (PartitionState.OPEN, PartitionState.SEALED)
 """The states of partitions that still have data."""
 
 
-_by_name = sa.select(subjects).where(subjects.c.name == sa.bindparam("of_name"))
-_by_name_locked = _by_name.with_for_update()
+_by_name_query = sa.select(subjects).where(subjects.c.name == sa.bindparam("of_name"))
+_by_name_locked_query = _by_name_query.with_for_update()
 
 
 def find_subject(connection: Connection, name: str, *, lock: bool = False) -> SubjectRow | None:
-    """Return the row of a subject, planned or open, or None; `lock` locks it until the transaction
+    """Return the row of a planned or open subject, or None. `lock` locks it until the transaction
     ends.
     """
     check_name("subject", name)
-    chosen = _by_name_locked if lock else _by_name
-    row = connection.execute(chosen, {"of_name": name}).one_or_none()
+    query = _by_name_locked_query if lock else _by_name_query
+    row = connection.execute(query, {"of_name": name}).one_or_none()
     return None if row is None else _subject_row(row)
 
 
@@ -145,16 +143,16 @@ def open_subject_row(connection: Connection, name: str) -> SubjectRow:
 
     Raises:
         InvalidRequestError, UnavailableError
-        SubjectUnknownError: the subject does not exist, or is planned and not open yet.
-        SubjectDeletedError: it is being deleted.
-        ConflictError: its creation has failed.
+        SubjectUnknownError: the subject does not exist or is not open yet.
+        SubjectDeletedError: the subject is being deleted.
+        ConflictError: the subject's creation failed.
     """
     return check_open(connection, name, find_subject(connection, name))
 
 
 def check_open(connection: Connection, name: str, row: SubjectRow | None) -> SubjectRow:
     """
-    Return the row if the subject is open.
+    Return the row, if the subject is open.
 
     Raises:
         SubjectUnknownError, SubjectDeletedError, ConflictError, UnavailableError
@@ -183,102 +181,109 @@ def check_not_hidden(row: SubjectRow) -> None:
 
 def check_not_deleted(connection: Connection, name: str) -> bool:
     """
-    Return whether an earlier subject of the name was deleted; if so, a later one is planned or
-    open.
+    Check that the subject was not deleted, or that another one was created under its name since.
+
+    Returns:
+        True if an earlier subject of this name was deleted.
 
     Raises:
-        SubjectDeletedError: it was deleted, and no later one was created.
+        SubjectDeletedError: the subject was deleted, and no later one exists.
     """
     deleted = name_was_deleted(connection, name)
     if deleted and find_subject(connection, name) is None:
         raise SubjectDeletedError(
-            f"subject {name!r} was deleted, and messages do not create it again; an operator can",
+            f"subject {name!r} was deleted; sending does not recreate it, but an operator can",
             subject=name,
         )
     return deleted
 
 
 def plan_subject(
-    connection: Connection, ask: CreateSubject, *, subjects_max: int, limited: bool = False
+    connection: Connection, request: CreateSubject, *, subjects_max: int, limited: bool = False
 ) -> SubjectRow:
     """
-    Store a subject and its PLANNED partitions, spread over the available broker groups; changes
-    nothing if it exists.
+    Store a subject and its PLANNED partitions, spread over the available broker groups; idempotent.
+
+    Args:
+        subjects_max, limited: see `check_subject_room`.
 
     Raises:
         ConflictError: the subject exists with other settings.
-        SubjectDeletedError: the earlier subject of this name is being deleted.
-        UnavailableError: no broker group is available.
-        OverloadedError: there are `subjects_max` subjects, or, if `limited`, a pattern has reached
-            its limit.
-        UnavailableError: the database was lost, see `cluster/lost_database.py`.
+        SubjectDeletedError: an earlier subject of this name is being deleted.
+        UnavailableError: no broker group is available, or the database has lost data (see
+            `cluster/lost_database.py`).
+        OverloadedError: a limit on the number of subjects is reached.
     """
-    check_name("subject", ask.subject)
-    split_ranges(ask.partitions)  # refuses impossible counts
-    row = find_subject(connection, ask.subject)
+    check_name("subject", request.subject)
+    split_ranges(request.partitions)  # refuses invalid counts
+    row = find_subject(connection, request.subject)
     if row is None or row.problem:
         check_not_lost(connection)
         lock_brokers(connection)
-        if row is not None:  # another metaserver may have planned it again
-            row = find_subject(connection, ask.subject, lock=True)
+        if row is not None:  # another metaserver may have planned it in the meantime
+            row = find_subject(connection, request.subject, lock=True)
     if row is None or row.problem:
-        hosts = list(writable_groups(connection))[: ask.partitions]
+        hosts = list(writable_groups(connection))[: request.partitions]
         if not hosts:
             raise no_host(connection)
-        check_subject_room(connection, ask.subject, subjects_max=subjects_max, limited=limited)
+        check_subject_room(connection, request.subject, subjects_max=subjects_max, limited=limited)
         settings = {
-            "order_strategy": ask.order_strategy,
-            "partitions_wanted": ask.partitions,
-            "retention": ask.retention,
-            "static": ask.static,
-            "message_bytes_max": ask.message_bytes_max,
+            "order_strategy": request.order_strategy,
+            "partitions_wanted": request.partitions,
+            "retention": request.retention,
+            "static": request.static,
+            "message_bytes_max": request.message_bytes_max,
         }
-        new = {"name": ask.subject, "partitions_named": ask.partitions, "route_version": 0}
-        insert_new(connection, subjects, new | settings)
-        row = find_subject(connection, ask.subject, lock=True)
+        initial = {
+            "name": request.subject,
+            "partitions_named": request.partitions,
+            "route_version": 0,
+        }
+        insert_new(connection, subjects, initial | settings)
+        row = find_subject(connection, request.subject, lock=True)
         assert row is not None
-        named = _begin_again(connection, row, settings) if row.problem else 0
-        row = find_subject(connection, ask.subject)
+        names_used = _reuse_failed_creation(connection, row, settings) if row.problem else 0
+        row = find_subject(connection, request.subject)
         assert row is not None
-        _insert_planned(connection, row, named, hosts)
+        _insert_planned(connection, row, names_used, hosts)
     if row.deleting:
         raise being_deleted(connection, row.subject_id, row.name)
     check_not_hidden(row)
-    _check_settings(row, ask)
+    _check_settings(row, request)
     return row
 
 
-def _check_settings(row: SubjectRow, ask: CreateSubject) -> None:
+def _check_settings(row: SubjectRow, request: CreateSubject) -> None:
     """Check that the subject was created with these settings. Raises ConflictError."""
     pairs = {
-        "order_strategy": (row.order_strategy, ask.order_strategy),
-        "partitions": (row.partitions_wanted, ask.partitions),
-        "retention": (row.retention, ask.retention),
-        "static": (row.static, ask.static),
-        "message_bytes_max": (row.message_bytes_max, ask.message_bytes_max),
+        "order_strategy": (row.order_strategy, request.order_strategy),
+        "partitions": (row.partitions_wanted, request.partitions),
+        "retention": (row.retention, request.retention),
+        "static": (row.static, request.static),
+        "message_bytes_max": (row.message_bytes_max, request.message_bytes_max),
     }
     differences = [
-        f"{name} {there}, not {wanted}".lower()
-        for name, (there, wanted) in pairs.items()
-        if there != wanted
+        f"{name} {stored}, not {requested}".lower()
+        for name, (stored, requested) in pairs.items()
+        if stored != requested
     ]
     if differences:
         raise ConflictError(
             Reason.SUBJECT_EXISTS,
             f"subject {row.name!r} exists; it was created with {'; '.join(differences)}",
             subject=row.name,
-            **{name: there for name, (there, _wanted) in pairs.items()},
+            **{name: stored for name, (stored, _requested) in pairs.items()},
         )
 
 
 def _insert_planned(
-    connection: Connection, row: SubjectRow, named: int, hosts: Sequence[str]
+    connection: Connection, row: SubjectRow, names_used: int, hosts: Sequence[str]
 ) -> None:
-    """Insert the PLANNED partitions of a creation; `named` partition names were used before."""
+    """Insert the PLANNED partitions of a new subject; `names_used` partition names are taken."""
     planned = [
         {
             "subject_id": row.subject_id,
-            "name": partition_name(row.name, named + queue),
+            "name": partition_name(row.name, names_used + queue),
             "queue": queue,
             "range_start": start,
             "range_end": end,
@@ -287,23 +292,25 @@ def _insert_planned(
         }
         for queue, (start, end) in enumerate(split_ranges(row.partitions_wanted))
     ]
-    # Two metaservers may plan at once: the rows of the first one have these names already.
+    # If two metaservers plan concurrently, the rows of the first one already have these names.
     insert_new(connection, partitions, planned)
 
 
-def _begin_again(connection: Connection, row: SubjectRow, settings: Mapping[str, Any]) -> int:
-    """Use the row of a failed creation for a new one; returns the number of partition names used
-    before.
-    """
-    here = subjects.c.subject_id == row.subject_id
-    named: int = connection.execute(sa.select(subjects.c.partitions_named).where(here)).scalar_one()
-    more = {"partitions_named": named + settings["partitions_wanted"], "problem": ""}
-    connection.execute(sa.update(subjects).where(here).values(**settings, **more))
-    return named
+def _reuse_failed_creation(
+    connection: Connection, row: SubjectRow, settings: Mapping[str, Any]
+) -> int:
+    """Reuse the row of a failed creation, and return the number of partition names already used."""
+    condition = subjects.c.subject_id == row.subject_id
+    names_used: int = connection.execute(
+        sa.select(subjects.c.partitions_named).where(condition)
+    ).scalar_one()
+    reset_columns = {"partitions_named": names_used + settings["partitions_wanted"], "problem": ""}
+    connection.execute(sa.update(subjects).where(condition).values(**settings, **reset_columns))
+    return names_used
 
 
 def planned_partitions(connection: Connection, subject_id: int) -> tuple[Partition, ...]:
-    """Return the partitions of a creation that are not open yet."""
+    """Return the partitions of a subject that are planned but not open yet."""
     return subject_partitions(connection, subject_id, [PartitionState.PLANNED])
 
 
@@ -314,7 +321,7 @@ PLANNED = sa.select(subjects.c.name).where(
 
 
 def planned_subjects(connection: Connection) -> list[SubjectRow]:
-    """Return the subjects whose creation is not finished."""
+    """Return the rows of the subjects whose creation is not finished."""
     names = connection.execute(PLANNED).scalars().all()
     rows = [find_subject(connection, name) for name in names]
     return [row for row in rows if row is not None]
@@ -322,30 +329,30 @@ def planned_subjects(connection: Connection) -> list[SubjectRow]:
 
 def open_subject(connection: Connection, name: str, hosted: Collection[int] | None = None) -> bool:
     """
-    Open the partitions of a subject and serve its route.
+    Open the partitions of a planned subject, which begins to serve its route.
 
     Args:
-        hosted: the ids of the partitions that brokers host; None: all of them.
+        hosted: the ids of the partitions that brokers host; None means all of them.
 
     Returns:
-        False if the subject is open or deleted already, or was planned again and has partitions
-        that are not hosted.
+        False if the subject is already open or deleted, or was planned again and has partitions
+        that are not hosted yet.
     """
     row = find_subject(connection, name, lock=True)
     if row is None or row.deleting or row.route_version > 0:
         return False
-    wanted = {
+    planned_ids = {
         partition.partition_id for partition in planned_partitions(connection, row.subject_id)
     }
-    if hosted is not None and not wanted <= set(hosted):
+    if hosted is not None and not planned_ids <= set(hosted):
         return False
-    here = subjects.c.subject_id == row.subject_id
-    planned = sa.and_(
+    condition = subjects.c.subject_id == row.subject_id
+    is_planned = sa.and_(
         partitions.c.subject_id == row.subject_id,
         partitions.c.state == PartitionState.PLANNED,
     )
-    connection.execute(sa.update(partitions).where(planned).values(state=PartitionState.OPEN))
-    connection.execute(sa.update(subjects).where(here).values(route_version=1))
+    connection.execute(sa.update(partitions).where(is_planned).values(state=PartitionState.OPEN))
+    connection.execute(sa.update(subjects).where(condition).values(route_version=1))
     route_table(read_route(connection, name))
     return True
 
@@ -361,16 +368,17 @@ def read_route(
     Return the route of an open subject.
 
     Args:
-        subject_id: id of the subject that the caller knows under this name; 0: it knows none.
+        order_strategy: the strategy that the caller expects, if any.
+        subject_id: id of the subject that the caller knows under this name; 0 if none.
 
     Raises:
         SubjectUnknownError
-        SubjectDeletedError: it is being deleted, or the subject with this id was deleted.
-        ConflictError: the subject has another `order_strategy`.
+        SubjectDeletedError: the subject is being deleted, or the one with this id was deleted.
+        ConflictError: the subject has another order strategy.
     """
     row = find_subject(connection, name)
-    other = subject_id and (row is None or row.subject_id != subject_id)
-    if other and was_deleted(connection, name, subject_id=subject_id):
+    is_another = subject_id and (row is None or row.subject_id != subject_id)
+    if is_another and was_deleted(connection, name, subject_id=subject_id):
         raise SubjectDeletedError(f"subject {name!r} was deleted", subject=name)
     row = check_open(connection, name, row)
     if order_strategy is not None and order_strategy is not row.order_strategy:
@@ -409,32 +417,37 @@ def read_subject(connection: Connection, name: str) -> SubjectView:
     )
 
 
-_route_versions = sa.select(subjects.c.name, subjects.c.route_version).where(
+_route_versions_query = sa.select(subjects.c.name, subjects.c.route_version).where(
     subjects.c.name.in_(sa.bindparam("ids"))
 )
 
 
 def route_versions(connection: Connection, names: Sequence[str]) -> dict[str, int]:
-    """Return subject → present version of its route."""
-    return {row.name: row.route_version for row in rows_of(connection, _route_versions, names)}
+    """Return subject → current version of its route."""
+    return {
+        row.name: row.route_version for row in rows_of(connection, _route_versions_query, names)
+    }
 
 
-_subject_names = sa.select(subjects.c.name).where(subjects.c.subject_id.in_(sa.bindparam("ids")))
+_subject_names_query = sa.select(subjects.c.name).where(
+    subjects.c.subject_id.in_(sa.bindparam("ids"))
+)
 
 
 def subject_names(connection: Connection, ids: list[int]) -> list[Subject]:
     """Return the names of the subjects with these ids."""
-    return [Subject(row.name) for row in rows_of(connection, _subject_names, ids)]
+    return [Subject(row.name) for row in rows_of(connection, _subject_names_query, ids)]
 
 
 def subject_summaries(
     connection: Connection, *, hidden_expires_ms: int = 0
 ) -> list[SubjectSummary]:
     """
-    Return all open subjects, including hidden ones, and those whose creation has failed, by name.
+    Return all open subjects, including hidden ones and those whose creation failed, by name.
 
     Args:
-        hidden_expires_ms: idle time after which hidden subjects are deleted; 0: they are not.
+        hidden_expires_ms: idle time in milliseconds after which hidden subjects are deleted; 0
+            means never.
 
     Raises:
         UnavailableError
@@ -449,7 +462,7 @@ def subject_summaries(
         .scalar_subquery()
         .label("partitions")
     )
-    chosen = (
+    query = (
         sa.select(
             subjects.c.name,
             subjects.c.order_strategy,
@@ -475,5 +488,5 @@ def subject_summaries(
             if row.hidden_for and hidden_expires_ms
             else None,
         )
-        for row in connection.execute(chosen)
+        for row in connection.execute(query)
     ]

@@ -1,4 +1,4 @@
-"""The condition for unfinished operations, for which brokers have something to do. SQL."""
+"""Defines the SQL condition for unfinished operations: those that still have work for brokers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ import sqlalchemy as sa
 from ...protocol.operations import OperationState
 from ..sql.schema import operations, steps
 
-UNDER_WAY = tuple(state for state in OperationState if state is not OperationState.DONE)
-"""States in which brokers may have something to do; the index finds operations by them, because
-ended ones become many.
+UNFINISHED_STATES = tuple(state for state in OperationState if state is not OperationState.DONE)
+"""States in which brokers may have work. The index on the state makes the query independent of the
+growing number of finished operations.
 """
-_steps_left = sa.select(steps.c.operation_id).where(
+_remaining_steps = sa.select(steps.c.operation_id).where(
     steps.c.operation_id == operations.c.operation_id, sa.not_(steps.c.done)
 )
 UNFINISHED = sa.and_(
-    operations.c.state.in_(UNDER_WAY),
-    # A canceled operation without steps left is over. Its row stays for ever and is not read again.
+    operations.c.state.in_(UNFINISHED_STATES),
+    # A canceled operation without remaining steps is finished, but its row is kept.
     sa.or_(
         operations.c.state != OperationState.CANCELED,
-        sa.exists(_steps_left.correlate(operations)),
+        sa.exists(_remaining_steps.correlate(operations)),
     ),
 )
-"""Condition that brokers have something to do for a row of `operations`; a driver may be working on
-it.
-"""
+"""True if brokers still have work for a row of `operations`; a driver may already be running it."""

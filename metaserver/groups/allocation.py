@@ -1,14 +1,14 @@
 """Allocates partitions to sessions: sticky, balanced, with the least movement. Pure.
 
 Invariants
-    Every partition has exactly one session, if there is a session.
+    If there is a session, every partition is assigned to exactly one.
     The sessions' shares differ by at most one, unless a session cannot connect to the broker of a
     partition.
-    Only as many partitions change their session as the shares require.
+    Only as many partitions move as the shares require.
 
-It sets quotas, then keeps partitions, then fills up, as Kafka's sticky assignor does, but without
-its search. A session gives up the partitions that it got last, so that a rolling restart moves the
-same few partitions repeatedly, and no others.
+The algorithm sets a quota for each session, keeps current assignments up to the quota, then assigns
+the rest, like Kafka's sticky assignor but without its search. A session loses its most recently
+assigned partitions first, so a rolling restart keeps moving the same few.
 """
 
 from __future__ import annotations
@@ -30,53 +30,57 @@ def allocate(
     Allocate partitions to sessions.
 
     Args:
-        sessions: the live sessions; among equals the earlier one gets the larger share.
-        partitions: the readable partitions, in the order in which free ones are allocated.
-        current: partition → its present owner, the longest owned first; unknown partitions and
+        sessions: the live sessions; ties for a larger share go to the earlier one.
+        partitions: the readable partitions; unowned ones are assigned in this order.
+        current: partition → its current owner, longest owned first; unknown partitions and
             sessions are ignored.
-        preferred: partition → the session that gets it when it is free, if its share allows: the
-            owner of a parent.
+        preferred: unowned partition → the session that gets it if its quota allows: the owner of
+            a parent.
 
     Returns:
-        Partition → its session; empty without sessions.
+        Partition → its session; empty if there are no sessions.
     """
     if not sessions:
         return {}
-    kept: dict[SessionId, list[PartitionId]] = {session: [] for session in sessions}
-    liked: dict[SessionId, list[PartitionId]] = {session: [] for session in sessions}
-    known = dict.fromkeys(partitions)
+    owned: dict[SessionId, list[PartitionId]] = {session: [] for session in sessions}
+    preferred_by: dict[SessionId, list[PartitionId]] = {session: [] for session in sessions}
+    distinct = dict.fromkeys(partitions)
     for partition, session in current.items():
-        if session in kept and partition in known:
-            kept[session].append(partition)
+        if session in owned and partition in distinct:
+            owned[session].append(partition)
     for partition, session in preferred.items():
-        if session in liked and partition in known and current.get(partition) not in kept:
-            liked[session].append(partition)
+        if (
+            session in preferred_by
+            and partition in distinct
+            and current.get(partition) not in owned
+        ):
+            preferred_by[session].append(partition)
 
-    share, larger = divmod(len(known), len(sessions))
-    # A larger share goes where it saves a movement, then where it keeps a child with its parent's
-    # owner.
+    share, larger = divmod(len(distinct), len(sessions))
+    # A larger share goes first to a session that would otherwise lose a partition, then to one
+    # that would otherwise miss a child of a partition it owns.
     ranked = sorted(
         sessions,
         key=lambda session: (
-            len(kept[session]) <= share,
-            len(kept[session]) + len(liked[session]) <= share,
+            len(owned[session]) <= share,
+            len(owned[session]) + len(preferred_by[session]) <= share,
         ),
     )
-    missing = {}
+    vacancies = {}
     allocated: dict[PartitionId, SessionId] = {}
-    for rank, session in enumerate(ranked):
-        quota = share + (rank < larger)
-        mine = (kept[session] + liked[session])[:quota]
-        allocated |= dict.fromkeys(mine, session)
-        missing[session] = quota - len(mine)
-    free = iter([partition for partition in known if partition not in allocated])
+    for index, session in enumerate(ranked):
+        quota = share + (index < larger)
+        assigned = (owned[session] + preferred_by[session])[:quota]
+        allocated |= dict.fromkeys(assigned, session)
+        vacancies[session] = quota - len(assigned)
+    unassigned = iter([partition for partition in distinct if partition not in allocated])
     for session in sessions:
-        allocated |= {next(free): session for _ in range(missing[session])}
-    assert len(allocated) == len(known)
+        allocated |= {next(unassigned): session for _ in range(vacancies[session])}
+    assert len(allocated) == len(distinct)
     return allocated
 
 
-def pass_on(
+def avoid_unreachable(
     allocated: Mapping[PartitionId, SessionId],
     sessions: Sequence[SessionId],
     *,
@@ -86,28 +90,29 @@ def pass_on(
     """
     Reassign partitions whose sessions cannot connect to their brokers.
 
-    A partition stays with its present owner if that can connect, so that nothing moves back and
-    forth; else the session with the fewest partitions gets it. A partition to which no session can
-    connect stays where it is, because a move would not help.
+    A partition stays with its current owner if that session can connect, so partitions do not
+    move back and forth; otherwise it goes to the connected session with the fewest partitions. A
+    partition that no session can reach stays where it is, because moving it would not help.
 
     Args:
-        allocated: partition → session, without regard to `unreached`.
+        allocated: the result of `allocate`, which ignores `unreached`.
         sessions: the live sessions, as for `allocate`.
+        current: partition → its current owner.
         unreached: partition → sessions that cannot connect to its broker.
     """
-    after = dict(allocated)
-    counts = Counter(after.values())
-    for partition in sorted(unreached.keys() & after.keys()):
-        session, shut_out = after[partition], unreached[partition]
-        able = [each for each in sessions if each not in shut_out]
-        if session in able:
+    result = dict(allocated)
+    counts = Counter(result.values())
+    for partition in sorted(unreached.keys() & result.keys()):
+        session, cut_off = result[partition], unreached[partition]
+        connectable = [candidate for candidate in sessions if candidate not in cut_off]
+        if session in connectable:
             continue
         owner = current.get(partition, session)
-        if owner in (able or sessions):
-            heir = owner
+        if owner in (connectable or sessions):
+            target = owner
         else:
-            heir = min(able or [session], key=lambda each: counts[each])
+            target = min(connectable or [session], key=lambda candidate: counts[candidate])
         counts[session] -= 1
-        counts[heir] += 1
-        after[partition] = heir
-    return after
+        counts[target] += 1
+        result[partition] = target
+    return result

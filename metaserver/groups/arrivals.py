@@ -1,73 +1,71 @@
-"""Settles together the sessions that join a group together, so that partitions do not move from one
-new session to the next. Pure.
+"""Decides how long a group waits for further joins before its leases are settled. Pure.
 
-    join asked ─▶ stored ─┐
-    join asked ─▶ stored ─┼─▶ none is running, and PAUSE_MS of quiet for each ─▶ settled
-    join asked ─▶ stored ─┘   but the first; at most GATHER_MS_MAX in all
+    join requested ─▶ stored ─┐
+    join requested ─▶ stored ─┼─▶ no join in flight, and a quiet time of ─▶ settled
+    join requested ─▶ stored ─┘   QUIET_MS for each session after the first
 
-If sessions were settled one by one, the n-th would take an n-th of all partitions from the earlier
-ones, each of which has to hand over: 200 sessions of 1,000 partitions would cause 5,000 hand-overs
-instead of none.
+Settling many new sessions together avoids moving partitions from one new session to the next. If
+sessions were settled one by one, the n-th would take an n-th of all partitions from the earlier
+ones, each of which must hand them over: 200 sessions of 1,000 partitions would cause 5,000
+hand-overs instead of none.
 
 Invariants
     A session that joins alone does not wait.
-    No session waits for longer than GATHER_MS_MAX, or an eighth of its ttl.
+    No session waits longer than GATHER_MS_MAX or an eighth of its ttl.
 """
 
 from __future__ import annotations
 
 GATHER_MS_MAX = 2_000
-PAUSE_MS = 20
-PAUSE_MS_MAX = 500
-LOOK_MS = 20
-"""Interval, in milliseconds, between two checks while joins are running."""
+QUIET_MS = 20
+QUIET_MS_MAX = 500
+CHECK_MS = 20
+"""Interval in milliseconds between checks while joins are in flight."""
 
 
-class Arrivals:
-    """The running joins of one group, and the number of its sessions that are not settled yet."""
+class JoinWindow:
+    """Tracks one group's joins in flight and its stored sessions that are not settled yet."""
 
     def __init__(self) -> None:
-        self._under_way = 0
-        self._stored = 0
-        self._last_ms = 0
-        self._until_ms = 0
+        self._in_flight = 0
+        self._unsettled = 0
+        self._last_join_ms = 0
+        self._deadline_ms = 0
 
     @property
-    def is_over(self) -> bool:
-        """True if no join is running and no session waits to be settled."""
-        return not (self._under_way or self._stored)
+    def is_idle(self) -> bool:
+        """True if no join is in flight and no session waits to be settled."""
+        return not (self._in_flight or self._unsettled)
 
-    def began(self) -> None:
-        """Register the start of a join."""
-        self._under_way += 1
+    def begin_join(self) -> None:
+        """Record the start of a join."""
+        self._in_flight += 1
 
-    def ended(self, now_ms: int, *, ttl_ms: int | None) -> None:
-        """Register the end of a join that stored a session with this ttl; None: the join failed."""
-        self._under_way -= 1
+    def end_join(self, now_ms: int, *, ttl_ms: int | None) -> None:
+        """Record that a join stored a session with this ttl, or failed (None)."""
+        self._in_flight -= 1
         if ttl_ms is None:
             return
-        until_ms = now_ms + longest_ms(ttl_ms)
-        self._until_ms = min(self._until_ms, until_ms) if self._stored else until_ms
-        self._stored += 1
-        self._last_ms = now_ms
+        deadline_ms = now_ms + gather_ms_max(ttl_ms)
+        self._deadline_ms = min(self._deadline_ms, deadline_ms) if self._unsettled else deadline_ms
+        self._unsettled += 1
+        self._last_join_ms = now_ms
 
     def wait_ms(self, now_ms: int) -> int:
-        """Return the time in milliseconds until the next check; 0: the group has to be
-        settled now.
-        """
-        left_ms = self._until_ms - now_ms
-        if not self._stored or left_ms <= 0:
+        """Return the milliseconds until the next check, or 0 if the group must be settled now."""
+        remaining_ms = self._deadline_ms - now_ms
+        if not self._unsettled or remaining_ms <= 0:
             return 0
-        quiet_ms = min(PAUSE_MS * (self._stored - 1), PAUSE_MS_MAX) - (now_ms - self._last_ms)
-        return min(left_ms, max(quiet_ms, LOOK_MS if self._under_way else 0, 0))
+        quiet_left_ms = min(QUIET_MS * (self._unsettled - 1), QUIET_MS_MAX) - (
+            now_ms - self._last_join_ms
+        )
+        return min(remaining_ms, max(quiet_left_ms, CHECK_MS if self._in_flight else 0, 0))
 
-    def settled(self) -> None:
-        """Register that all stored sessions are about to be settled."""
-        self._stored = 0
+    def begin_settling(self) -> None:
+        """Record that all stored sessions are about to be settled."""
+        self._unsettled = 0
 
 
-def longest_ms(ttl_ms: int) -> int:
-    """Return the longest time, in milliseconds, for which a session with this ttl waits for
-    others.
-    """
+def gather_ms_max(ttl_ms: int) -> int:
+    """Return how long, in milliseconds, a session with this ttl may wait for other joins."""
     return min(GATHER_MS_MAX, ttl_ms // 8)

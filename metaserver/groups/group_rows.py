@@ -1,4 +1,4 @@
-"""The row of a consumer group: it is inserted, and its settings are read. SQL, synchronous."""
+"""Inserts the row of a consumer group, and reads its settings. SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ POLICY_COLUMNS = (
     groups.c.backoff_max_ms,
 )
 
-_WHEN_FULL = "+"
-_FULL = {policy.value[0]: policy for policy in FullPolicy}
+_ON_FULL_SEPARATOR = "+"
+_FULL_POLICIES = {policy.value[0]: policy for policy in FullPolicy}
 
 client_is_suspended = (
     sa.select(sa.literal(1))
@@ -50,7 +50,7 @@ client_is_suspended = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSettings:
-    """The settings of its group that a member gets beside its grants."""
+    """The group settings that a member receives along with its grants."""
 
     strategy: ConsumeStrategy
     policy: GroupPolicy
@@ -83,19 +83,19 @@ def settings_of_member(row: Any) -> MemberSettings:
     )
 
 
-_settings = sa.select(
+_settings_query = sa.select(
     groups.c.strategy,
     groups.c.suspended,
     groups.c.start_at,
     groups.c.start_ms,
     *POLICY_COLUMNS,
 ).where(groups.c.group_id == sa.bindparam("of_group"))
-_unstarted = (
+_unstarted_query = (
     sa.select(starts.c.partition_id)
     .where(starts.c.group_id == sa.bindparam("of_group"))
     .order_by(starts.c.partition_id)
 )
-_suspended_clients = (
+_suspended_clients_query = (
     sa.select(suspended_clients.c.client)
     .where(suspended_clients.c.group_id == sa.bindparam("of_group"))
     .order_by(suspended_clients.c.client)
@@ -106,17 +106,17 @@ def read_stored(
     connection: Connection, group_id: int, *, subject: str, group: str
 ) -> GroupSettings:
     """Return the stored settings of an existing group."""
-    here = {"of_group": group_id}
-    row = connection.execute(_settings, here).one()
+    parameters = {"of_group": group_id}
+    row = connection.execute(_settings_query, parameters).one()
     return GroupSettings(
         subject=subject,
         group=group,
         strategy=ConsumeStrategy(row.strategy),
         policy=policy_of(row),
         start=start_of(row),
-        unstarted=tuple(connection.execute(_unstarted, here).scalars()),
+        unstarted=tuple(connection.execute(_unstarted_query, parameters).scalars()),
         suspended=row.suspended,
-        suspended_clients=tuple(connection.execute(_suspended_clients, here).scalars()),
+        suspended_clients=tuple(connection.execute(_suspended_clients_query, parameters).scalars()),
     )
 
 
@@ -127,10 +127,10 @@ def start_of(row: Any) -> GroupStart:
 
 def policy_of(row: Any) -> GroupPolicy:
     """Build the policy from a row of `groups`."""
-    on_failure, _, on_full = (row.on_failure or "").partition(_WHEN_FULL)
+    on_failure, _, on_full = (row.on_failure or "").partition(_ON_FULL_SEPARATOR)
     return GroupPolicy(
         on_failure=FailurePolicy(on_failure) if on_failure else None,
-        on_full=_FULL[on_full] if on_full else None,
+        on_full=_FULL_POLICIES[on_full] if on_full else None,
         tries_max=row.tries_max,
         backoff_first_ms=row.backoff_first_ms,
         backoff_max_ms=row.backoff_max_ms,
@@ -138,25 +138,27 @@ def policy_of(row: Any) -> GroupPolicy:
 
 
 def policy_values(policy: GroupPolicy) -> dict[str, object]:
-    """Return the columns of a policy; `on_failure` also has `on_full`, as in "park+d"."""
+    """Return the column values of a policy; `on_full` is a suffix of `on_failure`, as in
+    "park+d".
+    """
     values = asdict(policy)
     on_full = values.pop("on_full")
     if on_full is not None:
-        values["on_failure"] = f"{policy.on_failure or ''}{_WHEN_FULL}{on_full[0]}"
+        values["on_failure"] = f"{policy.on_failure or ''}{_ON_FULL_SEPARATOR}{on_full[0]}"
     return values
 
 
 EARLIEST = GroupStart()
-_facts = sa.select(
+_limits_query = sa.select(
     sa.select(sa.func.count())
     .where(groups.c.subject_id == sa.bindparam("of_subject"))
     .scalar_subquery()
-    .label("known"),
+    .label("group_count"),
     sa.select(sa.func.coalesce(sa.func.max(accepted_folders.c.fence), 0))
     .scalar_subquery()
     .label("fence"),
 )
-"""Number of groups of a subject, and the fence up to which brokers refuse tokens; see
+"""The number of groups of a subject, and the fence up to which brokers refuse tokens; see
 catalogue/accepted.py.
 """
 
@@ -171,7 +173,7 @@ def insert_group(
     version: int = 0,
 ) -> bool:
     """
-    Insert an unsettled group; does nothing if the name exists.
+    Insert an unsettled group, unless the name exists.
 
     Returns:
         True if it was inserted.
@@ -179,18 +181,18 @@ def insert_group(
     Raises:
         ConflictError: the subject is hidden.
         OverloadedError: the subject has the maximum number of groups.
-        UnavailableError: the database lacks what brokers have.
+        UnavailableError: the database has lost data that brokers still have.
     """
     check_not_hidden(subject)
     check_not_lost(connection)
-    facts = connection.execute(_facts, {"of_subject": subject.subject_id}).one()
-    if facts.known >= GROUPS_PER_SUBJECT_MAX:
+    limits = connection.execute(_limits_query, {"of_subject": subject.subject_id}).one()
+    if limits.group_count >= GROUPS_PER_SUBJECT_MAX:
         raise too_many_groups("the subject", GROUPS_PER_SUBJECT_MAX)
     row = {
         "subject_id": subject.subject_id,
         "name": name,
         "strategy": strategy,
-        "last_token": max(facts.fence, subject.tokens_above),
+        "last_token": max(limits.fence, subject.tokens_above),
         "version": version,
         "settled": False,
         "route_version": 0,

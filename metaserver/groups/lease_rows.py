@@ -1,15 +1,13 @@
-"""Settles, releases and drains leases: SQL around the decisions of `leases.py`, synchronous.
+"""Settles and releases leases, and stores reports of sessions about them. SQL around the decisions
+of `leases.py`, synchronous.
 
 Invariants
-    Every change of a group's leases holds the lock of the group's row, so that it sees the whole of
-    the previous change.
+    Every transaction that changes a group's leases locks the group's row, so it sees the complete
+    previous change.
     A token is stored in the transaction that grants it.
 
-Stores the brokers to which sessions cannot connect.
-
-A consumer that a broker refuses, or that the network separates from it, can still renew its leases
-at the metaserver. It reports the broker in its heartbeats, and its partitions there are granted to
-sessions that can connect.
+A consumer that cannot connect to a broker can still renew its leases at the metaserver. It reports
+the broker in its heartbeats, and its partitions there are granted to sessions that can connect.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ from ..sql.schema import (
 )
 from .leases import (
     EVERYBODY,
-    PartitionFacts,
+    GroupPartition,
     PartitionLease,
     grant,
     raise_token_floor,
@@ -67,7 +65,7 @@ from .leases import (
 )
 from .locked_group import (
     LockedGroup,
-    lock_able_sessions,
+    lock_active_sessions,
     lock_group,
     raise_versions,
     read_leases,
@@ -78,24 +76,26 @@ from .locked_group import (
     sweep_members,
     valid_ids,
 )
-from .parked_ancestors import TakenOver, read_taken_over
+from .parked_ancestors import AdoptedAncestor, read_adopted
 from .sessions import live_members, live_session, live_sessions
 
-_set_unreached = sa.update(sessions).where(sessions.c.session == sa.bindparam("of_session"))
-_unreached = sa.select(sessions.c.session, sessions.c.unreached).where(
+_update_unreached = sa.update(sessions).where(sessions.c.session == sa.bindparam("of_session"))
+_unreached_query = sa.select(sessions.c.session, sessions.c.unreached).where(
     sessions.c.group_id == sa.bindparam("of_group"), sessions.c.unreached != ""
 )
-_hosted = sa.select(partitions.c.partition_id, partitions.c.broker_group).where(
+_hosted_query = sa.select(partitions.c.partition_id, partitions.c.broker_group).where(
     partitions.c.subject_id == sa.bindparam("of_subject"),
     partitions.c.broker_group.in_(sa.bindparam("names", expanding=True)),
     partitions.c.state.in_([PartitionState.OPEN, PartitionState.SEALED]),
 )
 
 
-def note_unreached(connection: Connection, session: str, broker_groups: Collection[str]) -> int:
+def store_unreached(connection: Connection, session: str, broker_groups: Collection[str]) -> int:
     """
-    Store the broker groups to which a session cannot connect, and mark its group unsettled; returns
-    the group's id.
+    Store the broker groups to which a session cannot connect, and mark its group unsettled.
+
+    Returns:
+        The group's id.
 
     Raises:
         SessionUnknownError: the session has ended.
@@ -104,7 +104,7 @@ def note_unreached(connection: Connection, session: str, broker_groups: Collecti
     lock_group(connection, group_id)
     live_session(connection, session)  # the session may have ended before the group was locked
     names = " ".join(sorted(set(broker_groups)))
-    connection.execute(_set_unreached, {"of_session": session, "unreached": names})
+    connection.execute(_update_unreached, {"of_session": session, "unreached": names})
     mark_unsettled(connection, group_id)
     return group_id
 
@@ -112,17 +112,17 @@ def note_unreached(connection: Connection, session: str, broker_groups: Collecti
 def read_unreached(
     connection: Connection, group_id: int, subject_id: int
 ) -> dict[PartitionId, set[SessionId]]:
-    """Return partition → sessions of the group that get no connection to its broker."""
-    rows = connection.execute(_unreached, {"of_group": group_id}).all()
+    """Return partition → sessions of the group that cannot connect to its broker."""
+    rows = connection.execute(_unreached_query, {"of_group": group_id}).all()
     if not rows:
         return {}
-    shut_out: dict[str, set[SessionId]] = {}
+    cut_off: dict[str, set[SessionId]] = {}
     for session, names in rows:
         for name in names.split():
-            shut_out.setdefault(name, set()).add(SessionId(session))
-    which = {"of_subject": subject_id, "names": sorted(shut_out)}
-    hosted = connection.execute(_hosted, which)
-    return {PartitionId(partition_id): shut_out[name] for partition_id, name in hosted}
+            cut_off.setdefault(name, set()).add(SessionId(session))
+    parameters = {"of_subject": subject_id, "names": sorted(cut_off)}
+    hosted = connection.execute(_hosted_query, parameters)
+    return {PartitionId(partition_id): cut_off[name] for partition_id, name in hosted}
 
 
 log = logging.getLogger("keylane.metaserver")
@@ -130,7 +130,7 @@ log = logging.getLogger("keylane.metaserver")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Changes that waiting heartbeats need: new versions of sessions' grants, and sessions that
+    """Changes to publish to waiting heartbeats: new versions of sessions' grants, and sessions that
     ended.
     """
 
@@ -143,45 +143,49 @@ NO_CHANGES = Changes(versions={})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseOutcome:
-    """The result of releases: the changes, and the error of each refused one."""
+    """The result of releases: the changes, and the error for each refused release."""
 
     changes: Changes
     refused: Mapping[ReleaseGrant, KeylaneError]
 
 
-def settle_group(connection: Connection, group_id: int, *, anew: bool = False) -> Changes:
+def settle_group(connection: Connection, group_id: int, *, force: bool = False) -> Changes:
     """
-    End expired sessions, then withdraw and grant leases so that they fit the sessions and
+    End expired sessions, then withdraw and grant leases to match the live sessions and the readable
     partitions.
 
     Does nothing if the group was deleted.
 
     Args:
-        anew: settle the group even if it is settled already.
+        force: settle the group even if it is marked as settled.
     """
     try:
         group = lock_group(connection, group_id)
     except GroupUnknownError:
         return NO_CHANGES
     members, ended = sweep_members(connection, group_id)
-    now = _circumstances(connection, group)
-    if not group.shared and now.rebuilt_left_ms > 0:
-        if anew:
+    context = _read_context(connection, group)
+    if not group.shared and context.rebuilt_left_ms > 0:
+        if force:
             mark_unsettled(connection, group_id)
-        return Changes(versions={}, ended=ended)  # it stays unsettled, and is settled again later
-    moved = group.route_version != now.route_version
-    if group.settled and not ended and not moved and not anew:
+        return Changes(versions={}, ended=ended)  # it stays unsettled, and is retried later
+    route_changed = group.route_version != context.route_version
+    if group.settled and not ended and not route_changed and not force:
         return NO_CHANGES
-    held = read_leases(connection, group_id)
-    begun = {key for key, lease in held.items() if lease.session or lease.wanted}
-    waits = now.resetting or now.being_replaced
-    readable = [] if waits else _read_readable(connection, group, begun, now.retention)
+    stored = read_leases(connection, group_id)
+    assigned = {key for key, lease in stored.items() if lease.session or lease.wanted}
+    is_paused = context.resetting or context.being_replaced
+    readable = (
+        []
+        if is_paused
+        else _read_readable_partitions(connection, group, assigned, context.retention)
+    )
     if group.shared:
-        settlement = settle_shared(held, readable, last_token=group.last_token)
-        moved = moved or bool(settlement.leases)
+        settlement = settle_shared(stored, readable, last_token=group.last_token)
+        route_changed = route_changed or bool(settlement.leases)
     else:
         settlement = settle_leases(
-            held,
+            stored,
             list(members),
             readable,
             suspended={session for session, suspended in members.items() if suspended},
@@ -189,8 +193,8 @@ def settle_group(connection: Connection, group_id: int, *, anew: bool = False) -
             last_token=group.last_token,
         )
     store_leases(connection, group_id, settlement.leases)
-    # A new route version may mean a new address: the grants of every session are sent again.
-    changed = set(members) if moved else settlement.sessions
+    # A new route version may contain a new broker address, so all sessions get their grants again.
+    changed = set(members) if route_changed else settlement.sessions
     version = group.version + 1
     set_group(
         connection,
@@ -198,27 +202,26 @@ def settle_group(connection: Connection, group_id: int, *, anew: bool = False) -
         version=version,
         last_token=settlement.last_token,
         settled=True,
-        route_version=now.route_version,
+        route_version=context.route_version,
     )
     raise_versions(connection, changed, version)
     return Changes(versions=dict.fromkeys(changed, version), ended=ended)
 
 
-def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> ReleaseOutcome:
+def release_leases(connection: Connection, requests: Sequence[ReleaseGrant]) -> ReleaseOutcome:
     """
-    Release leases that sessions have handed over, and grant each to the session for which it was
-    withdrawn.
+    Release leases that sessions have handed over, and grant each one to the session for which it
+    was withdrawn.
 
-    One transaction serves all of them, because a hand-over often concerns many partitions, and a
+    All releases share one transaction, because a hand-over often concerns many partitions, and a
     new session gets partitions from many others.
 
-    Args:
-        asks: the releases; `refused` of the result has those with a token that their session
-            was not granted, and those of sessions that have ended.
+    Releases by ended sessions, and those with a token that the session was never granted, are in
+    `refused` of the result.
     """
     refused: dict[ReleaseGrant, KeylaneError] = {}
     versions: dict[SessionId, int] = {}
-    ids = {ask.session for ask in asks}
+    ids = {request.session for request in requests}
     for group_id in sorted({row.group_id for row in live_sessions(connection, ids).values()}):
         try:
             group = lock_group(connection, group_id)
@@ -226,51 +229,61 @@ def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Rele
             continue
         # Some sessions may have ended before the group was locked.
         live = live_sessions(connection, ids)
-        here = [
-            ask for ask in asks if ask.session in live and live[ask.session].group_id == group_id
+        of_group = [
+            request
+            for request in requests
+            if request.session in live and live[request.session].group_id == group_id
         ]
-        release_here = _renew_tokens if group.shared else _release
-        outcome = release_here(connection, group, here)
-        ids -= {ask.session for ask in here}
+        release_in_group = _renew_tokens if group.shared else _release
+        outcome = release_in_group(connection, group, of_group)
+        ids -= {request.session for request in of_group}
         refused |= outcome.refused
         versions |= outcome.changes.versions
-    refused |= {ask: SessionUnknownError(session=ask.session) for ask in asks if ask.session in ids}
+    refused |= {
+        request: SessionUnknownError(session=request.session)
+        for request in requests
+        if request.session in ids
+    }
     return ReleaseOutcome(changes=Changes(versions=versions), refused=refused)
 
 
 def _release(
-    connection: Connection, group: LockedGroup, asks: Sequence[ReleaseGrant]
+    connection: Connection, group: LockedGroup, requests: Sequence[ReleaseGrant]
 ) -> ReleaseOutcome:
+    """Free the leases of an exclusive group, and grant each to the session that wants it, unless
+    that session is suspended or has ended.
+    """
     refused: dict[ReleaseGrant, KeylaneError] = {}
-    free: dict[PartitionId, PartitionLease] = {}
+    freed: dict[PartitionId, PartitionLease] = {}
     last_token = group.last_token
-    held = read_leases_of(connection, group.group_id, [ask.partition_id for ask in asks])
-    for ask in asks:
-        partition_id = PartitionId(ask.partition_id)
+    stored = read_leases_of(
+        connection, group.group_id, [request.partition_id for request in requests]
+    )
+    for request in requests:
+        partition_id = PartitionId(request.partition_id)
         try:
-            lease = free.get(partition_id, held.get(partition_id))
-            left = release(lease, SessionId(ask.session), ask.token)
+            lease = freed.get(partition_id, stored.get(partition_id))
+            freed_lease = release(lease, SessionId(request.session), request.token)
         except TokenUnknownError as error:
-            refused[ask] = error
+            refused[request] = error
         else:
-            free |= {} if left is None else {partition_id: left}
-            last_token = _token_floor(last_token, ask.fence)
-    if not free:
+            freed |= {} if freed_lease is None else {partition_id: freed_lease}
+            last_token = _token_floor(last_token, request.fence)
+    if not freed:
         return ReleaseOutcome(changes=NO_CHANGES, refused=refused)
-    # The session for which a lease was withdrawn may have been suspended since, before the group is
-    # settled.
-    wanted = {lease.wanted for lease in free.values() if lease.wanted}
-    able = lock_able_sessions(connection, wanted)
+    # The session for which a lease was withdrawn may have been suspended in the meantime.
+    wanted = {lease.wanted for lease in freed.values() if lease.wanted}
+    active = lock_active_sessions(connection, wanted)
     changed: set[SessionId] = set()
-    for partition_id, lease in sorted(free.items()):
-        granted = grant(lease, last_token=last_token) if lease.wanted in able else None
+    for partition_id, lease in sorted(freed.items()):
+        granted = grant(lease, last_token=last_token) if lease.wanted in active else None
         if granted is not None and granted.session is not None:
-            free[partition_id] = granted
+            freed[partition_id] = granted
             last_token = granted.token
             changed.add(granted.session)
-    store_leases(connection, group.group_id, free.values())
+    store_leases(connection, group.group_id, freed.values())
     version = group.version + 1
-    settled = group.settled and all(lease.session for lease in free.values())
+    settled = group.settled and all(lease.session for lease in freed.values())
     set_group(connection, group.group_id, version=version, last_token=last_token, settled=settled)
     raise_versions(connection, changed, version)
     return ReleaseOutcome(
@@ -279,25 +292,25 @@ def _release(
 
 
 def _renew_tokens(
-    connection: Connection, group: LockedGroup, asks: Sequence[ReleaseGrant]
+    connection: Connection, group: LockedGroup, requests: Sequence[ReleaseGrant]
 ) -> ReleaseOutcome:
-    """Replace tokens of a shared group that brokers refuse; every session of the group gets new
-    ones.
-    """
-    held = read_leases_of(connection, group.group_id, [ask.partition_id for ask in asks])
+    """Replace tokens of a shared group that brokers refuse; all its sessions get the new ones."""
+    stored = read_leases_of(
+        connection, group.group_id, [request.partition_id for request in requests]
+    )
     refused: dict[ReleaseGrant, KeylaneError] = {}
     renewed: dict[PartitionId, PartitionLease] = {}
     last_token = group.last_token
-    for ask in asks:
-        partition_id = PartitionId(ask.partition_id)
-        floor = _token_floor(last_token, ask.fence)
+    for request in requests:
+        partition_id = PartitionId(request.partition_id)
+        floor = _token_floor(last_token, request.fence)
         try:
-            lease = renew_token(held.get(partition_id), ask.token, last_token=floor)
+            lease = renew_token(stored.get(partition_id), request.token, last_token=floor)
         except TokenUnknownError as error:
-            refused[ask] = error
+            refused[request] = error
             continue
         if lease is not None:
-            renewed[partition_id] = held[partition_id] = lease
+            renewed[partition_id] = stored[partition_id] = lease
             last_token = lease.token
     if not renewed:
         return ReleaseOutcome(changes=NO_CHANGES, refused=refused)
@@ -311,22 +324,22 @@ def _renew_tokens(
     )
 
 
-_withdrawn = (
+_withdrawn_query = (
     sa.select(leases.c.session, leases.c.partition_id, leases.c.token)
     .where(leases.c.session.in_(sa.bindparam("ids")), leases.c.withdrawn)
     .order_by(leases.c.partition_id)
 )
 
 
-def release_unheld(connection: Connection, asks: Sequence[Heartbeat]) -> Changes:
+def release_unheld(connection: Connection, heartbeats: Sequence[Heartbeat]) -> Changes:
     """
-    Release the leases that sessions were asked to hand over and do not hold.
+    Release withdrawn leases that their sessions do not report as held.
 
-    Either the grant was withdrawn before its session learned of it, or the release was lost.
-    Sessions that have ended, or do not know their latest grants and may still take them, are
-    skipped.
+    Either the grant was withdrawn before the session received it, or the release request was lost.
+    Ended sessions are skipped, and so are those that have not received their latest grants, because
+    they may still begin to use them.
     """
-    by_session = {ask.session: ask for ask in asks}
+    by_session = {heartbeat.session: heartbeat for heartbeat in heartbeats}
     for group_id in sorted(
         {row.group_id for row in live_sessions(connection, by_session).values()}
     ):
@@ -334,36 +347,40 @@ def release_unheld(connection: Connection, asks: Sequence[Heartbeat]) -> Changes
             lock_group(connection, group_id)
         except GroupUnknownError:
             continue
-    current = [
+    up_to_date = [
         session
         for session, row in live_sessions(connection, by_session).items()
         if row.grants_version == by_session[session].known_version
     ]
-    lost = [
+    releases = [
         ReleaseGrant(session=row.session, partition_id=row.partition_id, token=row.token)
-        for row in connection.execute(_withdrawn, {"ids": current})
+        for row in connection.execute(_withdrawn_query, {"ids": up_to_date})
         if (row.partition_id, row.token) not in set(by_session[row.session].holding or ())
     ]
-    return release_leases(connection, lost).changes if lost else NO_CHANGES
+    return release_leases(connection, releases).changes if releases else NO_CHANGES
 
 
-_drained = sa.select(drained.c.partition_id).where(drained.c.group_id == sa.bindparam("of_group"))
-_drained_of = _drained.where(drained.c.partition_id.in_(sa.bindparam("ids", expanding=True)))
-_heard = sa.select(heard.c.partition_id).where(heard.c.group_id == sa.bindparam("of_group"))
-_newly_drained = (
+_drained_query = sa.select(drained.c.partition_id).where(
+    drained.c.group_id == sa.bindparam("of_group")
+)
+_drained_by_id = _drained_query.where(
+    drained.c.partition_id.in_(sa.bindparam("ids", expanding=True))
+)
+_heard_query = sa.select(heard.c.partition_id).where(heard.c.group_id == sa.bindparam("of_group"))
+_newly_drained_query = (
     sa.select(leases.c.partition_id, leases.c.token)
     .join(partitions, partitions.c.partition_id == leases.c.partition_id)
     .where(
         leases.c.group_id == sa.bindparam("of_group"),
         sa.or_(leases.c.session == sa.bindparam("of_session"), leases.c.wanted == EVERYBODY),
         leases.c.partition_id.in_(sa.bindparam("ids")),
-        leases.c.partition_id.not_in(_drained),
+        leases.c.partition_id.not_in(_drained_query),
         partitions.c.state == PartitionState.SEALED,
     )
 )
 
 
-def note_drained(
+def store_drained(
     connection: Connection,
     session: str,
     ids: Collection[int],
@@ -371,17 +388,17 @@ def note_drained(
     holding: Collection[tuple[int, int]] | None = None,
 ) -> int | None:
     """
-    Store that a group has acked sealed partitions to their end, as reported by a session that holds
-    or shares them.
+    Store that a group has acked sealed partitions to their end, as reported by a session.
 
-    Partitions that are not SEALED or not held by the session are ignored: their present owner will
-    report them.
+    Partitions that are not SEALED, or not granted to the session, are ignored: their current owner
+    will report them.
 
     Args:
-        parked: ids of those partitions on which the group has parked messages.
-        holding: (partition id, token) of the leases that the session reports; None: it reports
-            none. A report under an earlier token may be older than a reset of the cursor during the
-            session.
+        ids: the drained partitions.
+        parked: ids of those on which the group has parked messages.
+        holding: (partition id, token) of the leases that the session reports as held, or None if it
+            does not report them. A drained partition with another token is ignored, because its
+            report may be older than a reset of the cursor.
 
     Returns:
         The id of the group if a partition is newly drained, else None.
@@ -391,13 +408,11 @@ def note_drained(
     """
     group_id = live_session(connection, session).group_id
     lock_group(connection, group_id)
-    live_session(
-        connection, session
-    )  # a reset may have ended the session before the group was locked
-    which = {"of_group": group_id, "of_session": session, "ids": valid_ids(ids)}
+    live_session(connection, session)  # it may have ended before the group was locked
+    parameters = {"of_group": group_id, "of_session": session, "ids": valid_ids(ids)}
     rows = [
         {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked}
-        for partition_id, token in connection.execute(_newly_drained, which)
+        for partition_id, token in connection.execute(_newly_drained_query, parameters)
         if holding is None or (partition_id, token) in holding
     ]
     insert_new(connection, drained, rows)
@@ -407,10 +422,10 @@ def note_drained(
     return group_id
 
 
-_held = select_granted(
+_held_query = select_granted(
     sa.and_(leases.c.session.in_(sa.bindparam("ids")), sa.not_(leases.c.withdrawn))
 )
-_shared = select_granted(
+_shared_query = select_granted(
     sa.and_(leases.c.group_id == sa.bindparam("of_group"), leases.c.wanted == EVERYBODY)
 )
 
@@ -429,35 +444,37 @@ def read_grants(connection: Connection, session: str) -> Grants:
 
 
 def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[SessionId, Grants]:
-    """Return the grants of sessions of one group; sessions that have ended are left out."""
-    # The versions are read first: after a change in between, the grants are newer than their
-    # version, and are sent once more.
+    """Return session → grants, for sessions of one group; ended sessions are omitted."""
+    # Versions are read before grants: if a change comes in between, the grants are newer than their
+    # version, and are only sent once more.
     members = live_members(connection, ids)
     if not members:
         return {}
     row, settings = members[0]
     if settings.strategy is ConsumeStrategy.SHARED:
-        granted = granted_partitions(connection, _shared, of_group=row.group_id)
+        granted = granted_partitions(connection, _shared_query, of_group=row.group_id)
         to_all = [(partition, token) for partition, token, _ in granted]
         off = OperatorSwitch.OFF
-        held = {
+        grants_of = {
             row.session: to_all
             for row, settings in members
             if settings.suspended_by is off and not row.suspended
         }
     else:
-        held = {}
-        granted = granted_partitions(connection, _held, ids=[row.session for row, _ in members])
+        grants_of = {}
+        granted = granted_partitions(
+            connection, _held_query, ids=[row.session for row, _ in members]
+        )
         for partition, token, session in granted:
-            held.setdefault(SessionId(session or ""), []).append((partition, token))
-    parked = read_taken_over(connection, row.group_id, [partition for partition, *_ in granted])
+            grants_of.setdefault(SessionId(session or ""), []).append((partition, token))
+    parked = read_adopted(connection, row.group_id, [partition for partition, *_ in granted])
     return {
         row.session: Grants(
             version=row.grants_version,
             ttl_ms=row.ttl_ms,
             grants=tuple(
                 _grant(partition, token, parked.get(partition.partition_id, ()))
-                for partition, token in held.get(row.session, ())
+                for partition, token in grants_of.get(row.session, ())
             ),
             policy=settings.policy,
             suspended_by=settings.suspended_by,
@@ -468,19 +485,19 @@ def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[Sessi
     }
 
 
-def _grant(partition: Partition, token: int, parked: Collection[TakenOver]) -> Grant:
-    ranges = tuple(each.ranges for each in parked)
+def _grant(partition: Partition, token: int, parked: Collection[AdoptedAncestor]) -> Grant:
+    ranges = tuple(ancestor.ranges for ancestor in parked)
     return Grant(
         partition=partition,
         token=token,
-        parked_parents=tuple(each.partition for each in parked),
-        parked_tokens=tuple(each.token for each in parked),
+        parked_parents=tuple(ancestor.partition for ancestor in parked),
+        parked_tokens=tuple(ancestor.token for ancestor in parked),
         parked_ranges=ranges if any(ranges) else (),
     )
 
 
-class _Circumstances(NamedTuple):
-    """The facts outside a group's own rows on which its leases depend; read once the group is
+class _GroupContext(NamedTuple):
+    """State outside the group's own rows on which its leases depend; read after the group is
     locked.
     """
 
@@ -489,18 +506,18 @@ class _Circumstances(NamedTuple):
     retention: Retention
     """The retention of the group's subject."""
     resetting: bool
-    """True while an operator resets the group's cursors under live sessions, which are granted
-    nothing meanwhile.
+    """True while an operator resets the group's cursors under live sessions; nothing is granted
+    meanwhile.
     """
     rebuilt_left_ms: int
-    """Time, in milliseconds, for which sessions from before a rebuild may still be at work."""
+    """Milliseconds for which sessions from before a rebuild may still be active."""
     being_replaced: bool
-    """True while a publication replaces the subject's messages. The place where its groups continue
-    is fixed already, so that nothing is granted until they continue there.
+    """True while a publication replaces the subject's messages. The offsets at which its groups
+    continue are already fixed, so nothing is granted until they are in effect.
     """
 
 
-_around = sa.select(
+_context_query = sa.select(
     subjects.c.route_version,
     subjects.c.retention,
     sa.exists()
@@ -513,10 +530,12 @@ _around = sa.select(
 ).where(subjects.c.subject_id == sa.bindparam("of_subject"))
 
 
-def _circumstances(connection: Connection, group: LockedGroup) -> _Circumstances:
-    which = {"of_group": group.group_id, "of_subject": group.subject_id}
-    row = connection.execute(_around, which | {"of_name": rebuilt_duty(group.group_id)}).one()
-    return _Circumstances(
+def _read_context(connection: Connection, group: LockedGroup) -> _GroupContext:
+    parameters = {"of_group": group.group_id, "of_subject": group.subject_id}
+    row = connection.execute(
+        _context_query, parameters | {"of_name": rebuilt_duty(group.group_id)}
+    ).one()
+    return _GroupContext(
         route_version=row.route_version,
         retention=Retention(row.retention),
         resetting=bool(row.resetting),
@@ -525,7 +544,7 @@ def _circumstances(connection: Connection, group: LockedGroup) -> _Circumstances
     )
 
 
-_partition_facts = (
+_candidates_query = (
     sa.select(
         partitions.c.partition_id,
         partitions.c.state,
@@ -533,70 +552,75 @@ _partition_facts = (
         partitions.c.end_offset,
         partitions.c.lost,
         HAS_PARENTS.label("has_parents"),
-        sa.exists(_heard.where(heard.c.partition_id == partitions.c.partition_id)).label("heard"),
+        sa.exists(_heard_query.where(heard.c.partition_id == partitions.c.partition_id)).label(
+            "heard"
+        ),
         sa.exists()
         .where(
             starts.c.group_id == sa.bindparam("of_group"),
             starts.c.partition_id == partitions.c.partition_id,
         )
-        .label("starting"),
-        sa.exists(_drained.where(drained.c.partition_id == partitions.c.partition_id)).label(
+        .label("start_pending"),
+        sa.exists(_drained_query.where(drained.c.partition_id == partitions.c.partition_id)).label(
             "drained"
         ),
     )
     .where(
         partitions.c.subject_id == sa.bindparam("of_subject"),
         partitions.c.state != PartitionState.PLANNED,
-        sa.not_(
-            is_gone(partitions)
-        ),  # expired ones block nothing, and there are more and more of them
+        sa.not_(is_gone(partitions)),  # they block nothing, and accumulate
     )
     .order_by(partitions.c.range_start, partitions.c.partition_id)
 )
 
 
-def _read_readable(
+def _read_readable_partitions(
     connection: Connection,
     group: LockedGroup,
-    begun: Collection[PartitionId],
+    assigned: Collection[PartitionId],
     retention: Retention,
-) -> list[PartitionFacts]:
-    here = {"of_group": group.group_id}
-    rows = connection.execute(_partition_facts, here | {"of_subject": group.subject_id}).all()
-    # Lineage is read after the facts, because it is written before its partition and never changes.
+) -> list[GroupPartition]:
+    """Read the state on which `readable_partitions` depends, and return its result."""
+    parameters = {"of_group": group.group_id}
+    rows = connection.execute(
+        _candidates_query, parameters | {"of_subject": group.subject_id}
+    ).all()
+    # Lineage is read after the partitions: it is written before its partition, and never changes.
     has_parents = any(row.has_parents for row in rows)
     parents = blocking_parents(connection, group.subject_id) if has_parents else {}
-    facts = [
-        PartitionFacts(
+    candidates = [
+        GroupPartition(
             partition_id=PartitionId(row.partition_id),
             state=PartitionState(row.state),
             parents=parents.get(row.partition_id, ()),
             abandoned=row.abandoned,
             ended=row.abandoned and row.end_offset is not None and not row.lost,
-            begun=row.partition_id in begun,
+            assigned=row.partition_id in assigned,
             lost=row.lost,
             heard=row.heard or retention is not Retention.ACKED,
-            starting=row.starting,
+            start_pending=row.start_pending,
         )
         for row in rows
     ]
-    passed = {PartitionId(row.partition_id) for row in rows if row.drained}
-    # Some parents are not among the facts. Other drained partitions are not read: nothing depends
-    # on them.
-    if outside := {parent for each in facts for parent in each.parents} - {
+    drained_ids = {PartitionId(row.partition_id) for row in rows if row.drained}
+    # Some parents are not among the candidates. Other drained partitions do not matter.
+    if outside := {parent for candidate in candidates for parent in candidate.parents} - {
         row.partition_id for row in rows
     }:
-        of_parents = connection.execute(_drained_of, here | {"ids": sorted(outside)})
-        passed |= set(of_parents.scalars())
-    return readable_partitions(facts, passed)
+        drained_parents = connection.execute(_drained_by_id, parameters | {"ids": sorted(outside)})
+        drained_ids |= set(drained_parents.scalars())
+    return readable_partitions(candidates, drained_ids)
 
 
 def _token_floor(last_token: FencingToken, fence: int) -> FencingToken:
+    """Call `raise_token_floor`, and log a warning if a broker has seen a token that was never
+    granted.
+    """
     floor = raise_token_floor(last_token, fence)
     if fence > last_token:
         log.warning(
-            "a session reports that a broker has seen token %d, above the last one granted, %d; "
-            "the next token follows %d",
+            "a session reports that a broker has seen token %d, above the last granted token %d; "
+            "tokens continue after %d",
             fence,
             last_token,
             floor,

@@ -1,22 +1,22 @@
-"""Decides about leases: which partitions a group may read, which session gets which, and when a
-hand-over is done. Pure.
+"""Decides which partitions a group may read, which session leases each of them, and when a
+hand-over is complete. Pure.
 
-    free ──grant, token + 1──▶ held ──another session is wanted──▶ withdrawn
+    free ──grant, token + 1──▶ held ──wanted by another session──▶ withdrawn
      ▲                          │ session ends                       │ release, or session ends
      └──────────────────────────┴────────────────────────────────────┘
 
-A group whose strategy is SHARED has no holders: each readable partition is granted to every
-session, under one token.
+In a SHARED group a lease has no holder: each readable partition is granted to every session, under
+one token.
 
 Invariants
-    A held or withdrawn lease is granted to another session only after it is free.
-    A withdrawn lease never becomes held again: the same session gets it back only with a higher
-    token.
-    Every grant takes a token above all earlier ones.
-    A partition is granted only when the group has drained all its parents and their ancestors.
-    Instead of an abandoned parent, that parent's own parents have to be drained.
-    A partition is granted only when its broker knows the group, and has stored where the group
-    begins on it.
+    A held or withdrawn lease must become free before it is granted to another session.
+    A withdrawn lease is never held again under its token: its session can only get a new grant,
+    with a higher token.
+    The token of every grant is above all earlier tokens of the group.
+    A partition is granted only when the group has drained all its parents and their ancestors. If a
+    parent is abandoned, its own parents must be drained instead.
+    A partition is granted only when its broker knows the group, and has stored the offset at which
+    the group starts.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ...protocol.errors import TokenUnknownError
 from ...protocol.ids import FencingToken, PartitionId, SessionId
 from ...protocol.limits import TOKEN_STEP_MAX
 from ...protocol.routing import PartitionState
-from .allocation import allocate, pass_on
+from .allocation import allocate, avoid_unreachable
 
 FENCE_BELIEVED_MAX = TOKEN_STEP_MAX // 2
-"""Highest token that a reported fence can set. Brokers accept as many grants after it even if they
-have seen no token, and grants alone never reach it.
+"""Highest token that a reported fence can cause. It leaves room for as many further grants before
+brokers refuse tokens as impossible, and grants alone never reach it.
 """
 EVERYBODY = SessionId("*")
 """The `wanted` of a lease of a SHARED group."""
@@ -48,94 +48,100 @@ class PartitionLease:
     """Token of the last grant; 0 before the first."""
     session: SessionId | None = None
     wanted: SessionId | None = None
-    """Session to which the lease is granted once it is free."""
+    """Session that is granted the lease once it is free."""
     withdrawn: bool = False
-    """True if the holder was asked to hand it over."""
+    """True if the holder was asked to release it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionFacts:
-    """The facts that decide whether a group may read a partition."""
+class GroupPartition:
+    """A partition as seen by one group: the facts that decide whether the group may read it."""
 
     partition_id: PartitionId
     state: PartitionState
     parents: tuple[PartitionId, ...] = ()
     abandoned: bool = False
     """True if an operation continued without its broker: its children are readable although its end
-    is unknown.
+    offset is unknown.
     """
     ended: bool = False
-    """True if it was abandoned, and its broker has returned and sealed it, so that its end is
-    known.
+    """True if it was abandoned, but its broker has since returned and sealed it, so its end offset
+    is known.
     """
-    begun: bool = False
-    """True if a session of the group holds it or is about to."""
+    assigned: bool = False
+    """True if its lease is held by, or promised to, a session of the group."""
     lost: bool = False
-    """True if its loss was accepted: its data is gone, but its parents may still be unread."""
+    """True if an operator accepted its loss: its data is gone, but its parents may be unread."""
     heard: bool = True
-    """True if its broker has the group on its disk, or if retention is by time alone and does not
-    wait for groups.
+    """True if its broker has stored the group, or if retention is by time alone and does not wait
+    for groups.
     """
-    starting: bool = False
-    """True if its broker has not stored yet where the group begins."""
+    start_pending: bool = False
+    """True if its broker has not stored the group's start offset yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """The changes that settling a group's leases makes."""
+    """The result of settling a group's leases."""
 
     leases: tuple[PartitionLease, ...]
+    """The leases that changed."""
     sessions: frozenset[SessionId]
     """The sessions whose grants changed."""
     last_token: FencingToken
 
 
 def readable_partitions(
-    partitions: Iterable[PartitionFacts], drained: Collection[PartitionId]
-) -> list[PartitionFacts]:
+    partitions: Iterable[GroupPartition], drained: Collection[PartitionId]
+) -> list[GroupPartition]:
     """
     Return the partitions that a group may read now.
 
-    These are OPEN or SEALED, and not drained by the group; their broker knows the group and its
-    start; and no parent blocks them.
+    They are OPEN or SEALED, the group has not drained them, their broker knows the group and its
+    start offset, and no ancestor blocks them.
 
-    A parent blocks its children unless the group has drained it, its loss was accepted, or it was
-    abandoned. The parents of a lost or abandoned partition still block. Once the end of an
-    abandoned partition is known, it blocks the children that the group has not begun. The parents
-    of a drained partition block too if they were reset without it, unless they are abandoned.
+    A partition blocks its children until the group has drained it, unless it is lost or abandoned.
+    The parents of a lost or abandoned partition still block. Once the end of an abandoned partition
+    is known, it blocks those children that are not assigned to a session yet. The parents of a
+    drained partition block too if they were reset without it, unless they are abandoned.
 
     Args:
-        partitions: the partitions of the subject, and as parents only partitions among them or
-            drained ones; those whose data has expired (`is_gone`) are left out, because they block
-            nothing.
-        drained: the partitions that the group has drained; those that are neither in `partitions`
-            nor parents of them may be left out.
+        partitions: the subject's partitions, without those whose data has expired (`is_gone`),
+            because they block nothing. Each parent must be in `partitions` or in `drained`.
+        drained: the partitions that the group has drained; only `partitions` and their parents are
+            needed.
     """
-    facts = {partition.partition_id: partition for partition in partitions}
-    passed = set(drained)
-    blocking: dict[bool, set[PartitionId]] = {True: set(), False: set()}
-    """Whether the children are begun → partitions that block them, by themselves or by their
-    ancestors.
+    by_id = {partition.partition_id: partition for partition in partitions}
+    drained_ids = set(drained)
+    blockers_by_assigned: dict[bool, set[PartitionId]] = {True: set(), False: set()}
+    """Whether a child is assigned → the partitions that block it, directly or through an
+    ancestor.
     """
 
-    def blocks(parent_id: PartitionId, begun: bool) -> bool:
-        return parent_id in blocking[begun] or not (parent_id in facts or parent_id in passed)
+    def blocks(parent_id: PartitionId, assigned: bool) -> bool:
+        return parent_id in blockers_by_assigned[assigned] or not (
+            parent_id in by_id or parent_id in drained_ids
+        )
 
-    for number, each in sorted(facts.items()):  # parents have lower ids
-        for begun, those in blocking.items():
-            stays = number not in passed and (not each.abandoned or (each.ended and not begun))
-            seen_begun = begun or number in passed
-            if stays or any(blocks(parent_id, seen_begun) for parent_id in each.parents):
-                those.add(number)
+    for partition_id, candidate in sorted(by_id.items()):  # parents have lower ids
+        for assigned, blockers in blockers_by_assigned.items():
+            blocks_itself = partition_id not in drained_ids and (
+                not candidate.abandoned or (candidate.ended and not assigned)
+            )
+            assigned_below = assigned or partition_id in drained_ids
+            if blocks_itself or any(
+                blocks(parent_id, assigned_below) for parent_id in candidate.parents
+            ):
+                blockers.add(partition_id)
 
     return [
         partition
-        for partition in facts.values()
+        for partition in by_id.values()
         if partition.state in {PartitionState.OPEN, PartitionState.SEALED}
-        and partition.partition_id not in passed
-        and (partition.heard or partition.begun)
-        and not partition.starting
-        and not any(blocks(parent_id, partition.begun) for parent_id in partition.parents)
+        and partition.partition_id not in drained_ids
+        and (partition.heard or partition.assigned)
+        and not partition.start_pending
+        and not any(blocks(parent_id, partition.assigned) for parent_id in partition.parents)
     ]
 
 
@@ -143,98 +149,98 @@ def drained_through(
     at_end: Collection[int], parents: Mapping[int, Collection[int]]
 ) -> frozenset[int]:
     """
-    Return those partitions that a group has drained, among the ones whose end it has reached.
+    Return those partitions in `at_end` that a group has drained.
 
-    A group drains a partition after all its parents. An empty partition has its end at offset 0: if
-    it counted as drained before its parents, it would unblock its children too early.
+    A partition counts as drained only after all its parents. A group is always at the end of an
+    empty partition: without this rule, it would unblock its children too early.
 
     Args:
         at_end: ids of the partitions whose end the group has reached.
-        parents: partition id → its parents that may block.
+        parents: partition id → the parents that may block it.
     """
-    through: set[int] = set()
+    drained: set[int] = set()
     for partition_id in sorted(at_end):  # parents have lower ids
-        if through.issuperset(parents.get(partition_id, ())):
-            through.add(partition_id)
-    return frozenset(through)
+        if drained.issuperset(parents.get(partition_id, ())):
+            drained.add(partition_id)
+    return frozenset(drained)
 
 
 def settle_leases(
     leases: Mapping[PartitionId, PartitionLease],
     sessions: Sequence[SessionId],
-    readable: Sequence[PartitionFacts],
+    readable: Sequence[GroupPartition],
     *,
     suspended: Collection[SessionId] = (),
     unreached: Mapping[PartitionId, Collection[SessionId]] = MappingProxyType({}),
     last_token: FencingToken,
 ) -> Settlement:
     """
-    Free the leases of ended sessions, allocate the readable partitions, and withdraw and grant
-    leases.
+    Free the leases of ended sessions, allocate the readable partitions, then withdraw and grant
+    leases accordingly.
 
     Args:
         leases: all leases of the group.
         sessions: the live sessions, in the order of joining.
-        readable: the partitions that `readable_partitions` returned.
+        readable: the result of `readable_partitions`.
         suspended: live sessions that are granted nothing; their leases are withdrawn.
-        unreached: partition → sessions that cannot connect to its broker; others get it, if there
-            are any.
-        last_token: the highest token that the group was ever granted.
+        unreached: partition → sessions that cannot connect to its broker; it is granted to others
+            if there are any.
+        last_token: the highest token ever granted in the group.
     """
     live = set(sessions)
-    after = {
+    updated = {
         key: lease
         if lease.session is None or lease.session in live
         else replace(lease, session=None, withdrawn=False)
         for key, lease in leases.items()
     }
-    able = [session for session in sessions if session not in suspended]
-    owners = _owners(after.values(), set(able))
+    active = [session for session in sessions if session not in suspended]
+    owners = _owners(updated.values(), set(active))
     target = allocate(
-        able,
+        active,
         [partition.partition_id for partition in readable],
         current=owners,
-        preferred=_heirs(after, readable, set(able)),
+        preferred=_parent_owners(updated, readable, set(active)),
     )
-    target = pass_on(target, able, current=owners, unreached=unreached)
+    target = avoid_unreachable(target, active, current=owners, unreached=unreached)
     changed: set[SessionId] = set()
-    for partition_id in after.keys() | target.keys():
-        lease = after.get(partition_id) or PartitionLease(partition_id=partition_id)
+    for partition_id in updated.keys() | target.keys():
+        lease = updated.get(partition_id) or PartitionLease(partition_id=partition_id)
         wanted = target.get(partition_id)
         if lease.session is not None and lease.session != wanted and not lease.withdrawn:
             changed.add(lease.session)
             lease = replace(lease, withdrawn=True)
-        after[partition_id] = replace(lease, wanted=wanted)
+        updated[partition_id] = replace(lease, wanted=wanted)
     for partition_id in sorted(target):
-        granted = grant(after[partition_id], last_token=last_token)
+        granted = grant(updated[partition_id], last_token=last_token)
         if granted is not None:
-            after[partition_id] = granted
+            updated[partition_id] = granted
             last_token = granted.token
             changed.add(target[partition_id])
-    rows = tuple(lease for key, lease in sorted(after.items()) if lease != leases.get(key))
+    rows = tuple(lease for key, lease in sorted(updated.items()) if lease != leases.get(key))
     return Settlement(leases=rows, sessions=frozenset(changed), last_token=last_token)
 
 
 def settle_shared(
     leases: Mapping[PartitionId, PartitionLease],
-    readable: Sequence[PartitionFacts],
+    readable: Sequence[GroupPartition],
     *,
     last_token: FencingToken,
 ) -> Settlement:
-    """Return `settle_leases` for a SHARED group: every session is granted every readable partition,
-    and `sessions` of the result is empty.
+    """Settle the leases of a SHARED group: every session is granted every readable partition; the
+    result lists no sessions.
     """
-    open_to_all = {partition.partition_id for partition in readable}
+    readable_ids = {partition.partition_id for partition in readable}
     changed = []
-    for partition_id in sorted(leases.keys() | open_to_all):
-        before = leases.get(partition_id)
-        lease = before or PartitionLease(partition_id=partition_id)
-        wanted = EVERYBODY if partition_id in open_to_all else None
+    for partition_id in sorted(leases.keys() | readable_ids):
+        stored = leases.get(partition_id)
+        lease = stored or PartitionLease(partition_id=partition_id)
+        wanted = EVERYBODY if partition_id in readable_ids else None
         lease = replace(lease, session=None, wanted=wanted, withdrawn=False)
-        if wanted is not None and (before is None or before.wanted != EVERYBODY):
+        if wanted is not None and (stored is None or stored.wanted != EVERYBODY):
             last_token = FencingToken(last_token + 1)
             lease = replace(lease, token=last_token)
-        if lease != before:
+        if lease != stored:
             changed.append(lease)
     return Settlement(leases=tuple(changed), sessions=frozenset(), last_token=last_token)
 
@@ -243,10 +249,10 @@ def renew_token(
     lease: PartitionLease | None, token: int, *, last_token: FencingToken
 ) -> PartitionLease | None:
     """
-    Return a SHARED group's lease under the next token, because its broker refuses `token`.
+    Return a SHARED group's lease with the next token, because its broker refuses `token`.
 
     Returns:
-        None if the lease has a newer token already.
+        The new lease; None if it already has a newer token.
 
     Raises:
         TokenUnknownError: the token was never granted.
@@ -259,8 +265,8 @@ def renew_token(
 
 
 def grant(lease: PartitionLease, *, last_token: FencingToken) -> PartitionLease | None:
-    """Return the lease as granted to its wanted session under the next token; None if it is not
-    free.
+    """Return the lease, granted to its wanted session with the next token; None if it is not free
+    or no session wants it.
     """
     if lease.session is not None or lease.wanted is None:
         return None
@@ -270,18 +276,17 @@ def grant(lease: PartitionLease, *, last_token: FencingToken) -> PartitionLease 
 
 def raise_token_floor(last_token: FencingToken, fence: int) -> FencingToken:
     """
-    Return the token after which the group's tokens continue, given that a broker is said to have
-    seen `fence`.
+    Return the token after which the group's tokens must continue, given a reported broker fence.
 
-    The tokens of a database that was restored from a copy may be below that fence. The result is so
-    low that no broker refuses later tokens as impossible.
+    Tokens in a database that was restored from a backup may be below the fence. The result is
+    capped so that no broker refuses later tokens as impossible.
     """
     return FencingToken(max(last_token, min(fence, FENCE_BELIEVED_MAX)))
 
 
 def release(lease: PartitionLease | None, session: SessionId, token: int) -> PartitionLease | None:
     """
-    Return the lease as free; None if it was released already, so that a retry is harmless.
+    Return the freed lease; None if it was already released, which makes a retry harmless.
 
     Raises:
         TokenUnknownError: the token was never granted, or was granted to another session.
@@ -298,35 +303,37 @@ def release(lease: PartitionLease | None, session: SessionId, token: int) -> Par
 def _owners(
     leases: Iterable[PartitionLease], live: Collection[SessionId]
 ) -> dict[PartitionId, SessionId]:
-    """Return partition → present owner, the longest owned first, and leases in a hand-over last."""
-    held = []
-    moving = []
+    """Return partition → current owner, longest owned first; leases promised to a session come
+    last.
+    """
+    owned = []
+    promised = []
     for lease in leases:
         if lease.withdrawn and lease.wanted in live:
-            moving.append(lease)
+            promised.append(lease)
         elif lease.session is not None:
-            held.append(lease)
+            owned.append(lease)
         elif lease.wanted in live:
-            moving.append(lease)
-    held.sort(key=lambda lease: lease.token)
-    moving.sort(key=lambda lease: lease.partition_id)
-    owners = {lease.partition_id: lease.session for lease in held}
-    owners |= {lease.partition_id: lease.wanted for lease in moving}
+            promised.append(lease)
+    owned.sort(key=lambda lease: lease.token)
+    promised.sort(key=lambda lease: lease.partition_id)
+    owners = {lease.partition_id: lease.session for lease in owned}
+    owners |= {lease.partition_id: lease.wanted for lease in promised}
     return {key: session for key, session in owners.items() if session is not None}
 
 
-def _heirs(
+def _parent_owners(
     leases: Mapping[PartitionId, PartitionLease],
-    readable: Sequence[PartitionFacts],
+    readable: Sequence[GroupPartition],
     live: Collection[SessionId],
 ) -> dict[PartitionId, SessionId]:
-    """Return child partition → the session that holds a parent of it, because that session has
-    state of the same keys.
+    """Return partition → the session that holds one of its parents, and so has state for
+    its keys.
     """
-    heirs = {}
+    preferred = {}
     for partition in readable:
         for parent in partition.parents:
             lease = leases.get(parent)
             if lease is not None and lease.session is not None and lease.session in live:
-                heirs[partition.partition_id] = lease.session
-    return heirs
+                preferred[partition.partition_id] = lease.session
+    return preferred

@@ -1,6 +1,4 @@
-"""Reads and stores the rows of one locked consumer group: its sessions and leases. SQL,
-synchronous.
-"""
+"""Reads and stores the sessions and leases of one locked consumer group. SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -31,26 +29,26 @@ class LockedGroup:
     version: int
     settled: bool
     route_version: int
-    """Route version with which the group was settled."""
+    """The route version at which the group was last settled."""
     shared: bool
 
 
-# It reads the group's row alone: a statement that has waited for a lock sees the locked row as it
-# is now, but all others as they were when it began. A later statement reads what the previous
-# transaction has stored elsewhere.
-_locked_group = (
+# Reads only the group's row: after waiting for a lock, a statement sees the current version of the
+# locked row, but all other rows as they were when it began. Later statements see everything that
+# the previous transaction stored.
+_lock_group_query = (
     sa.select(groups).where(groups.c.group_id == sa.bindparam("of_group")).with_for_update()
 )
 
 
 def lock_group(connection: Connection, group_id: int) -> LockedGroup:
     """
-    Lock a group, and read it; others that lock it wait until this transaction ends.
+    Lock a group until this transaction ends, and return its row.
 
     Raises:
-        GroupUnknownError: it was deleted.
+        GroupUnknownError: the group was deleted.
     """
-    row = connection.execute(_locked_group, {"of_group": group_id}).one_or_none()
+    row = connection.execute(_lock_group_query, {"of_group": group_id}).one_or_none()
     if row is None:
         raise GroupUnknownError(f"consumer group {group_id} was deleted")
     return LockedGroup(
@@ -64,15 +62,15 @@ def lock_group(connection: Connection, group_id: int) -> LockedGroup:
     )
 
 
-_set_group = sa.update(groups).where(groups.c.group_id == sa.bindparam("of_group"))
+_update_group = sa.update(groups).where(groups.c.group_id == sa.bindparam("of_group"))
 
 
 def set_group(connection: Connection, group_id: int, **columns: int | bool) -> None:
     """Update columns of the group's row."""
-    connection.execute(_set_group, {"of_group": group_id, **columns})
+    connection.execute(_update_group, {"of_group": group_id, **columns})
 
 
-_members = (
+_members_query = (
     sa.select(
         sessions.c.session,
         sa.or_(sessions.c.suspended, groups.c.suspended, client_is_suspended).label("suspended"),
@@ -85,20 +83,20 @@ _members = (
 
 
 def read_members(connection: Connection, group_id: int) -> dict[SessionId, bool]:
-    """Return session → whether it is suspended, by itself or an operator, for the sessions of a
-    group in the order of joining.
+    """Return the group's sessions in the order of joining: session → whether it is suspended, by
+    itself or by an operator.
     """
-    rows = connection.execute(_members, {"of_group": group_id})
+    rows = connection.execute(_members_query, {"of_group": group_id})
     return {SessionId(row.session): row.suspended for row in rows}
 
 
 def sweep_members(
     connection: Connection, group_id: int
 ) -> tuple[dict[SessionId, bool], list[SessionId]]:
-    """End the expired sessions of a group; returns the others as `read_members` does, and the ended
+    """End the group's expired sessions; return the live ones as `read_members` does, and the ended
     ones.
     """
-    rows = connection.execute(_members, {"of_group": group_id}).all()
+    rows = connection.execute(_members_query, {"of_group": group_id}).all()
     members = {SessionId(row.session): row.suspended for row in rows}
     ended = sweep_sessions(connection, group_id) if any(row.expired for row in rows) else []
     for session in ended:
@@ -106,87 +104,89 @@ def sweep_members(
     return members, ended
 
 
-_sessions_locked = lock_in_order(sessions.c.session.in_(sa.bindparam("ids")))
+_lock_sessions = lock_in_order(sessions.c.session.in_(sa.bindparam("ids")))
 _group_is_suspended = (
     sa.select(sa.literal(1))
     .where(groups.c.group_id == sessions.c.group_id, groups.c.suspended)
     .correlate(sessions)
     .exists()
 )
-_able_locked = lock_in_order(
+_lock_active = lock_in_order(
     sessions.c.session.in_(sa.bindparam("ids")),
     sa.not_(sa.or_(sessions.c.suspended, _group_is_suspended, client_is_suspended)),
 )
 
 
-def lock_able_sessions(connection: Connection, ids: Collection[SessionId]) -> set[SessionId]:
-    """Lock those sessions that exist and are not suspended by themselves or an operator, and return
-    them.
+def lock_active_sessions(connection: Connection, ids: Collection[SessionId]) -> set[SessionId]:
+    """Lock and return those sessions that exist and are suspended neither by themselves nor by an
+    operator.
     """
-    rows = connection.execute(_able_locked, {"ids": list(ids)}).scalars()
+    rows = connection.execute(_lock_active, {"ids": list(ids)}).scalars()
     return {SessionId(session) for session in rows}
 
 
-_changed = _sessions_locked.cte("changed")
-_set_versions = (
+_sessions_to_update = _lock_sessions.cte("sessions_to_update")
+_update_versions = (
     sa.update(sessions)
-    .where(sessions.c.session.in_(sa.select(_changed.c.session)))
+    .where(sessions.c.session.in_(sa.select(_sessions_to_update.c.session)))
     .values(grants_version=sa.bindparam("to_version"))
 )
 
 
 def raise_versions(connection: Connection, changed: Collection[SessionId], version: int) -> None:
-    """Store that the grants of these sessions have changed, under this version."""
+    """Store a new version of these sessions' grants."""
     if changed:
-        connection.execute(_set_versions, {"ids": list(changed), "to_version": version})
+        connection.execute(_update_versions, {"ids": list(changed), "to_version": version})
 
 
-_of_groups = lock_in_order(sessions.c.group_id.in_(sa.bindparam("ids"))).cte("of_groups")
-_every_session = lock_in_order()
-"""Locks every session; used if there are more groups than a statement can name."""
-_version = sa.select(groups.c.version).where(groups.c.group_id == sessions.c.group_id)
-_set_group_versions = (
+_sessions_of_groups = lock_in_order(sessions.c.group_id.in_(sa.bindparam("ids"))).cte(
+    "sessions_of_groups"
+)
+_lock_all_sessions = lock_in_order()
+"""Locks every session; used if there are more groups than one statement can list."""
+_group_version = sa.select(groups.c.version).where(groups.c.group_id == sessions.c.group_id)
+_update_group_versions = (
     sa.update(sessions)
-    .where(sessions.c.session.in_(sa.select(_of_groups.c.session)))
-    .values(grants_version=_version.scalar_subquery())
+    .where(sessions.c.session.in_(sa.select(_sessions_of_groups.c.session)))
+    .values(grants_version=_group_version.scalar_subquery())
 )
 
 
 def raise_group_versions(connection: Connection, group_ids: Collection[int]) -> None:
-    """Store that the grants of every session of these groups have changed, each under its group's
-    version.
-
-    All sessions are locked before the first is changed, because group by group they would be locked
-    in another order than heartbeats use.
     """
-    parts = list(portions(group_ids))
-    if len(parts) > 1:
-        connection.execute(_every_session)
-    for some in parts:
-        connection.execute(_set_group_versions, {"ids": some})
+    Set the grants version of every session of these groups to its group's version.
+
+    All sessions are locked before the first is changed; locking them group by group would not
+    follow the order in which heartbeats lock them.
+    """
+    chunks = list(portions(group_ids))
+    if len(chunks) > 1:
+        connection.execute(_lock_all_sessions)
+    for chunk in chunks:
+        connection.execute(_update_group_versions, {"ids": chunk})
 
 
-_leases = sa.select(leases).where(leases.c.group_id == sa.bindparam("of_group"))
-_some_leases = _leases.where(leases.c.partition_id.in_(sa.bindparam("ids")))
+_leases_query = sa.select(leases).where(leases.c.group_id == sa.bindparam("of_group"))
+_leases_by_id = _leases_query.where(leases.c.partition_id.in_(sa.bindparam("ids")))
 
 
 def read_leases(connection: Connection, group_id: int) -> dict[PartitionId, PartitionLease]:
-    """Return all leases of a group by partition id."""
-    rows = connection.execute(_leases, {"of_group": group_id})
+    """Return partition id → lease, for all leases of a group."""
+    rows = connection.execute(_leases_query, {"of_group": group_id})
     return {row.partition_id: _lease(row) for row in rows}
 
 
 def read_leases_of(
     connection: Connection, group_id: int, ids: Collection[int]
 ) -> dict[PartitionId, PartitionLease]:
-    """Return partition id → lease of a group; partitions without a lease are left out."""
-    which = {"of_group": group_id, "ids": valid_ids(ids)}
-    return {row.partition_id: _lease(row) for row in connection.execute(_some_leases, which)}
+    """Return partition id → lease of a group; partitions without a lease are omitted."""
+    parameters = {"of_group": group_id, "ids": valid_ids(ids)}
+    return {row.partition_id: _lease(row) for row in connection.execute(_leases_by_id, parameters)}
 
 
 def valid_ids(ids: Collection[int]) -> list[int]:
-    """Return the numbers that can be partition ids; a database refuses the others."""
-    return [number for number in ids if 0 < number <= MAX_I64]
+    """Return those numbers that can be partition ids; the database would refuse the others."""
+    return [partition_id for partition_id in ids if 0 < partition_id <= MAX_I64]
 
 
 def store_leases(connection: Connection, group_id: int, rows: Collection[PartitionLease]) -> None:
@@ -195,7 +195,7 @@ def store_leases(connection: Connection, group_id: int, rows: Collection[Partiti
 
 
 def _lease_row(group_id: int, lease: PartitionLease) -> dict[str, Any]:
-    """Return the columns of a lease; `asdict` copies each value, and takes ten times as long."""
+    """Return the column values of a lease, ten times as fast as `asdict`, which copies each one."""
     return {
         "group_id": group_id,
         "partition_id": lease.partition_id,

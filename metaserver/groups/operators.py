@@ -2,15 +2,13 @@
 policy and its suspension. SQL, synchronous.
 
 Invariants
-    A change raises the version of every session's grants in its transaction, so that each member
-    gets it with its next heartbeat, from any metaserver.
-    The switches of operators and the switch of a session's own code are separate: a session has
-    grants only if none is set.
-
-Invariants
-    Sessions, strategy and tokens change in one transaction: no session that joined under the old
-    strategy has a grant afterwards.
-    Every later token is above all earlier ones, so that the first new Acquire of a partition fences
+    A change of the policy or a suspension raises the version of every session's grants in the same
+    transaction, so each member gets it with its next heartbeat, from any metaserver.
+    Suspension by an operator and by a session's own code are separate: a session has grants only if
+    neither applies.
+    A change of the strategy ends all sessions in the same transaction: no session that joined under
+    the old strategy has a grant afterwards.
+    Tokens continue after a change of the strategy, so the first new Acquire of a partition fences
     its old owner.
 """
 
@@ -50,7 +48,7 @@ def group_settings(connection: Connection, subject: str, group: str) -> GroupSet
 
 
 def set_policy(
-    connection: Connection, subject: str, group: str, ask: SetGroup
+    connection: Connection, subject: str, group: str, request: SetGroup
 ) -> tuple[int, Changes]:
     """
     Change the stored failure policy of a group.
@@ -59,24 +57,24 @@ def set_policy(
         The id of the group, and the new versions of its members' grants.
 
     Raises:
-        InvalidRequestError, SubjectUnknownError, GroupUnknownError
-        InvalidRequestError: the fields contradict each other; nothing was changed.
-        InvalidRequestError: messages of the group are not set aside for retry.
+        SubjectUnknownError, GroupUnknownError
+        InvalidRequestError: the group's name is invalid, the resulting fields contradict each
+            other, or the group cannot use the failure policy RETRY. Nothing was changed.
     """
-    group_id = _lock(connection, subject, group)
-    here = groups.c.group_id == group_id
-    before = policy_of(connection.execute(sa.select(*POLICY_COLUMNS).where(here)).one())
-    policy = changed_policy(before, ask)
-    if ask.on_failure is FailurePolicy.RETRY:
-        _check_retries(connection, subject, group, group_id)
-    connection.execute(sa.update(groups).where(here).values(policy_values(policy)))
-    return group_id, _notify_members(connection, group_id)
+    group_id = _lock_group_by_name(connection, subject, group)
+    condition = groups.c.group_id == group_id
+    current = policy_of(connection.execute(sa.select(*POLICY_COLUMNS).where(condition)).one())
+    policy = changed_policy(current, request)
+    if request.on_failure is FailurePolicy.RETRY:
+        _check_retry_allowed(connection, subject, group, group_id)
+    connection.execute(sa.update(groups).where(condition).values(policy_values(policy)))
+    return group_id, _raise_member_versions(connection, group_id)
 
 
-def _check_retries(connection: Connection, subject: str, group: str, group_id: int) -> None:
-    """Check that messages of the group can be set aside for retry. Raises InvalidRequestError."""
-    chosen = sa.select(groups.c.strategy).where(groups.c.group_id == group_id)
-    shared = connection.execute(chosen).scalar_one() == ConsumeStrategy.SHARED
+def _check_retry_allowed(connection: Connection, subject: str, group: str, group_id: int) -> None:
+    """Check that the group can use the failure policy RETRY. Raises InvalidRequestError."""
+    query = sa.select(groups.c.strategy).where(groups.c.group_id == group_id)
+    shared = connection.execute(query).scalar_one() == ConsumeStrategy.SHARED
     strict = open_subject_row(connection, subject).order_strategy is OrderStrategy.STRICT
     if strict and not shared:
         raise InvalidRequestError(
@@ -84,17 +82,17 @@ def _check_retries(connection: Connection, subject: str, group: str, group_id: i
         )
 
 
-def changed_policy(before: GroupPolicy, ask: SetGroup) -> GroupPolicy:
+def changed_policy(current: GroupPolicy, request: SetGroup) -> GroupPolicy:
     """
-    Return the policy after a change.
+    Return the policy that results from a change.
 
     Raises:
-        InvalidRequestError: its fields contradict each other.
+        InvalidRequestError: the resulting fields contradict each other.
     """
-    kept = {} if ask.forget else asdict(before)
-    given = {name: value for name, value in asdict(ask).items() if name in asdict(before)}
+    base = {} if request.forget else asdict(current)
+    changes = {name: value for name, value in asdict(request).items() if name in asdict(current)}
     policy = GroupPolicy(
-        **kept | {name: value for name, value in given.items() if value is not None}
+        **base | {name: value for name, value in changes.items() if value is not None}
     )
     first_ms, max_ms = policy.backoff_first_ms, policy.backoff_max_ms
     if (first_ms is None) != (max_ms is None):
@@ -104,41 +102,43 @@ def changed_policy(before: GroupPolicy, ask: SetGroup) -> GroupPolicy:
     if first_ms is not None and max_ms is not None and first_ms > max_ms:
         raise InvalidRequestError(
             Reason.POLICY_INVALID,
-            f"backoff_first_ms is {first_ms}, and backoff_max_ms only {max_ms}",
+            f"backoff_first_ms ({first_ms}) is greater than backoff_max_ms ({max_ms})",
         )
     return policy
 
 
 def suspend_members(
-    connection: Connection, subject: str, group: str, ask: SuspendGroup
+    connection: Connection, subject: str, group: str, request: SuspendGroup
 ) -> tuple[int, Changes]:
     """
-    Suspend or resume a group or a client of it; a repeat changes nothing.
+    Suspend or resume a group or one of its clients; idempotent.
 
     Returns:
-        The id of the group, which has to be settled, and the new versions of its members' grants.
+        The id of the group, which must be settled next, and the new versions of its members'
+        grants.
 
     Raises:
-        InvalidRequestError, SubjectUnknownError, GroupUnknownError
-        InvalidRequestError: the client's name contains a NUL.
-        OverloadedError: SUSPENDED_CLIENTS_MAX clients are suspended.
+        SubjectUnknownError, GroupUnknownError
+        InvalidRequestError: the group's name is invalid, or the client's name contains a NUL.
+        OverloadedError: SUSPENDED_CLIENTS_MAX clients are already suspended.
     """
-    group_id = _lock(connection, subject, group)
-    if ask.client is None:
-        here = groups.c.group_id == group_id
-        connection.execute(sa.update(groups).where(here).values(suspended=ask.suspended))
+    group_id = _lock_group_by_name(connection, subject, group)
+    if request.client is None:
+        condition = groups.c.group_id == group_id
+        connection.execute(sa.update(groups).where(condition).values(suspended=request.suspended))
     else:
-        _switch_client(connection, group_id, ask.client, suspended=ask.suspended)
-    return group_id, _notify_members(connection, group_id)
+        _switch_client(connection, group_id, request.client, suspended=request.suspended)
+    return group_id, _raise_member_versions(connection, group_id)
 
 
 def _switch_client(connection: Connection, group_id: int, client: str, *, suspended: bool) -> None:
+    """Suspend or resume a client of a group."""
     if "\0" in client:
         raise InvalidRequestError("the client's name contains a NUL")
     of_group = suspended_clients.c.group_id == group_id
     if not suspended:
-        here = sa.and_(of_group, suspended_clients.c.client == client)
-        connection.execute(sa.delete(suspended_clients).where(here))
+        condition = sa.and_(of_group, suspended_clients.c.client == client)
+        connection.execute(sa.delete(suspended_clients).where(condition))
         return
     insert_new(connection, suspended_clients, {"group_id": group_id, "client": client})
     count = sa.select(sa.func.count()).select_from(suspended_clients).where(of_group)
@@ -146,14 +146,15 @@ def _switch_client(connection: Connection, group_id: int, client: str, *, suspen
         raise OverloadedError(Reason.SUSPENDED_CLIENTS, limit=SUSPENDED_CLIENTS_MAX)
 
 
-def _lock(connection: Connection, subject: str, group: str) -> int:
+def _lock_group_by_name(connection: Connection, subject: str, group: str) -> int:
+    """Lock a group until the transaction ends, and return its id."""
     row = open_subject_row(connection, subject)
     group_id, _ = find_group(connection, row.subject_id, subject, group)
     lock_group(connection, group_id)
     return group_id
 
 
-def _notify_members(connection: Connection, group_id: int) -> Changes:
+def _raise_member_versions(connection: Connection, group_id: int) -> Changes:
     mark_unsettled(connection, group_id)
     raise_group_versions(connection, [group_id])
     return Changes(versions=grants_versions(connection, [group_id]))
@@ -163,22 +164,24 @@ def switch_group(
     connection: Connection, subject: str, group: str, strategy: ConsumeStrategy
 ) -> Changes:
     """
-    End the sessions of a group and give it another strategy; does nothing if it has that strategy.
+    Change a group's strategy and end its sessions; does nothing if it already has that strategy.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, GroupUnknownError
     """
     row = open_subject_row(connection, subject)
     group_id, _ = find_group(connection, row.subject_id, subject, group)
-    here = groups.c.group_id == group_id
-    locked = connection.execute(sa.select(groups.c.strategy).where(here).with_for_update()).one()
+    condition = groups.c.group_id == group_id
+    locked = connection.execute(
+        sa.select(groups.c.strategy).where(condition).with_for_update()
+    ).one()
     if locked.strategy == strategy:
         return NO_CHANGES
-    chosen = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
-    ended = [SessionId(session) for session in connection.execute(chosen).scalars()]
+    query = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
+    ended = [SessionId(session) for session in connection.execute(query).scalars()]
     end_sessions(connection, ended)
-    free = sa.update(leases).where(leases.c.group_id == group_id)
-    connection.execute(free.values(session=None, wanted=None, withdrawn=False))
-    connection.execute(sa.update(groups).where(here).values(strategy=strategy))
+    free_leases = sa.update(leases).where(leases.c.group_id == group_id)
+    connection.execute(free_leases.values(session=None, wanted=None, withdrawn=False))
+    connection.execute(sa.update(groups).where(condition).values(strategy=strategy))
     mark_unsettled(connection, group_id)
     return Changes(versions={}, ended=ended)

@@ -1,18 +1,21 @@
-"""Finds the ancestors whose parked messages a granted partition adopts: SQL around one decision,
+"""Finds the ancestors whose parked messages a granted partition adopts. SQL around one decision,
 synchronous.
 
-    parent: drained, with parked messages
-        ─▶ always, but messages that were adopted already are not asked for again
-    further ancestor: it alone was reset, and messages were parked there after the partitions in
-    between were last granted
-        ─▶ adopted past these
-    all partitions in between are lost, with the messages that their owners had adopted
-        ─▶ adopted past these
+Messages that a group has parked on a drained partition are adopted by the owner of a descendant:
+
+    parked on a parent
+        ─▶ always adopted; messages that were adopted earlier are not requested again
+    parked on a further ancestor that was reset alone, after the partitions in between were last
+    granted
+        ─▶ adopted directly, skipping the partitions in between
+    parked on a further ancestor, and all partitions in between are lost, along with the messages
+    that their owners had adopted
+        ─▶ adopted directly, skipping the partitions in between
 
 Invariant
-    Messages that an owner of a partition in between could adopt come by way of that partition
-    alone, unless it is lost: then the messages that the ancestor still has are handled, perhaps
-    again.
+    Messages that an owner of a partition in between could adopt are adopted only through that
+    partition. If it is lost, the messages that the ancestor still has are handled, perhaps for a
+    second time.
 """
 
 from __future__ import annotations
@@ -33,110 +36,116 @@ Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of logical partitions."""
 
 
-class TakenOver(NamedTuple):
+class AdoptedAncestor(NamedTuple):
     """An ancestor from which a partition adopts parked messages."""
 
     partition: Partition
     token: int
     """Token of the group's last lease of the ancestor."""
     ranges: Ranges
-    """Ranges that are adopted; (): the range of the adopting partition."""
+    """Ranges to adopt; empty: the whole range of the adopting partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ancestor:
-    """A partition in its role as an ancestor, for one group."""
+    """A partition as a possible ancestor, as seen by one group."""
 
     range_start: int
     range_end: int
     parents: tuple[PartitionId, ...] = ()
     token: int = 0
-    """Token of the last lease; 0: there was none, or the partition is lost with the unfinished work
-    of its owners.
+    """Token of the last lease; 0 if there was none, or if the partition was lost along with
+    unfinished work of its owners.
     """
     passed: bool = False
-    """True if the group has drained it or its loss was accepted, so that its children are read."""
-    left: bool = False
-    """True if the group has drained it and left parked messages there."""
+    """True if the group may read its children, because it is drained or its loss was accepted."""
+    has_parked: bool = False
+    """True if the group has drained it but still has parked messages there."""
 
 
-def taken_over(partition: Partition, known: Mapping[PartitionId, Ancestor]) -> dict[int, Ranges]:
+def adopted_ranges(
+    partition: Partition, ancestors: Mapping[PartitionId, Ancestor]
+) -> dict[int, Ranges]:
     """
-    Return the ancestors whose parked messages of the group a partition adopts: id → ranges, as in
-    `TakenOver`.
+    Return ancestor id → ranges of parked messages that a partition adopts, as in `AdoptedAncestor`.
 
-    An ancestor beyond the parents counts if its last lease is later than those of all partitions in
-    between, because then none of these was granted after messages were parked there.
+    An ancestor beyond the parents counts if its last lease is newer than those of all partitions in
+    between: then none of them was granted after messages were parked there.
     """
-    parents = [parent for parent in partition.parents if parent in known]
-    direct: dict[int, Ranges] = {parent: () for parent in parents if known[parent].left}
-    latest = max((each.token for each in known.values() if each.left), default=0)
-    todo = [
-        (parent, *_common(partition, known[parent]), known[parent].token)
+    parents = [parent for parent in partition.parents if parent in ancestors]
+    direct: dict[int, Ranges] = {parent: () for parent in parents if ancestors[parent].has_parked}
+    latest_token = max(
+        (ancestor.token for ancestor in ancestors.values() if ancestor.has_parked), default=0
+    )
+    stack = [
+        (parent, *_overlap(partition, ancestors[parent]), ancestors[parent].token)
         for parent in parents
-        if known[parent].passed
+        if ancestors[parent].passed
     ]
-    seen = set(todo)
-    past: dict[int, set[tuple[int, int]]] = {}
-    while todo:
-        below, start, end, newest = todo.pop()
-        if newest >= latest:
+    visited = set(stack)
+    beyond_parents: dict[int, set[tuple[int, int]]] = {}
+    while stack:
+        descendant_id, start, end, newest_token = stack.pop()
+        if newest_token >= latest_token:
             continue
-        for number in known[below].parents:
-            ancestor = known.get(number)
+        for ancestor_id in ancestors[descendant_id].parents:
+            ancestor = ancestors.get(ancestor_id)
             if ancestor is None:
                 continue
-            part = max(start, ancestor.range_start), min(end, ancestor.range_end)
-            if (
-                part[0] >= part[1]
-            ):  # an empty range would be merged to (), which means the whole range
-                continue
-            if ancestor.left and ancestor.token > newest and number not in direct:
-                past.setdefault(number, set()).add(part)
-            step = (number, *part, max(newest, ancestor.token))
-            if ancestor.passed and step not in seen:
-                seen.add(step)
-                todo.append(step)
-    return direct | {number: _merged(parts) for number, parts in past.items()}
+            overlap = max(start, ancestor.range_start), min(end, ancestor.range_end)
+            if overlap[0] >= overlap[1]:
+                continue  # an empty range would be merged to (), which means the whole range
+            if ancestor.has_parked and ancestor.token > newest_token and ancestor_id not in direct:
+                beyond_parents.setdefault(ancestor_id, set()).add(overlap)
+            entry = (ancestor_id, *overlap, max(newest_token, ancestor.token))
+            if ancestor.passed and entry not in visited:
+                visited.add(entry)
+                stack.append(entry)
+    return direct | {
+        ancestor_id: _merge_ranges(ranges) for ancestor_id, ranges in beyond_parents.items()
+    }
 
 
-def noted_at_end(
+def finished_at_end(
     at_end: Iterable[Partition],
-    known: Mapping[PartitionId, Ancestor],
+    ancestors: Mapping[PartitionId, Ancestor],
     parked: Collection[int],
 ) -> list[int]:
     """
-    Return, by id, those partitions at whose end a group is and that need no further owner.
+    Return the ids of those partitions in `at_end` that the group has finished, in ascending order.
 
-    The others, and their children, first need an owner that adopts the messages left by ancestors.
+    The others, and their children, still need an owner that adopts parked messages of ancestors.
 
     Args:
-        at_end: sealed partitions whose parents the group has drained, or whose parents are among
-            them.
-        parked: ids of those that leave parked messages to their children.
+        at_end: sealed partitions that the group has acked to their end; each of their parents is
+            drained or among them.
+        parked: ids of those on which the group has parked messages.
     """
-    facts = dict(known)
-    noted: list[int] = []
+    updated = dict(ancestors)
+    finished: list[int] = []
     waiting: set[int] = set()
-    for partition in sorted(at_end, key=lambda each: each.partition_id):
-        number = partition.partition_id
-        if taken_over(partition, facts) or not waiting.isdisjoint(partition.parents):
-            waiting.add(number)
+    for partition in sorted(at_end, key=lambda candidate: candidate.partition_id):
+        partition_id = partition.partition_id
+        if adopted_ranges(partition, updated) or not waiting.isdisjoint(partition.parents):
+            waiting.add(partition_id)
             continue
-        noted.append(number)
-        if number in facts:
-            facts[number] = replace(facts[number], passed=True, left=number in parked)
-    return noted
+        finished.append(partition_id)
+        if partition_id in updated:
+            updated[partition_id] = replace(
+                updated[partition_id], passed=True, has_parked=partition_id in parked
+            )
+    return finished
 
 
-def _common(partition: Partition, ancestor: Ancestor) -> tuple[int, int]:
+def _overlap(partition: Partition, ancestor: Ancestor) -> tuple[int, int]:
     start = max(partition.range_start, ancestor.range_start)
     return start, min(partition.range_end, ancestor.range_end)
 
 
-def _merged(parts: Iterable[tuple[int, int]]) -> Ranges:
+def _merge_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Merge overlapping and adjacent ranges; empty ones are dropped."""
     merged: list[tuple[int, int]] = []
-    for start, end in sorted(part for part in parts if part[0] < part[1]):
+    for start, end in sorted(bounds for bounds in ranges if bounds[0] < bounds[1]):
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:
@@ -145,26 +154,26 @@ def _merged(parts: Iterable[tuple[int, int]]) -> Ranges:
 
 
 # ── SQL ───────────────────────────────────────────────────────────────────────────────────────────
-_token = sa.func.coalesce(leases.c.token, 0)
-_is_open = sa.or_(drained.c.partition_id.is_(None), drained.c.parked)
-_token_kept = sa.case((sa.and_(partitions.c.lost, _is_open), 0), else_=_token)
-"""Token of the last lease, but 0 for a lost partition whose work is unknown; the work of one that
-was drained and left nothing is done.
+_lease_token = sa.func.coalesce(leases.c.token, 0)
+_may_have_work = sa.or_(drained.c.partition_id.is_(None), drained.c.parked)
+_surviving_token = sa.case((sa.and_(partitions.c.lost, _may_have_work), 0), else_=_lease_token)
+"""Token of the last lease; 0 for a lost partition, unless it was drained without parked messages,
+so that its work is known to be complete.
 """
-_of_lease = sa.and_(
+_lease_join = sa.and_(
     leases.c.group_id == sa.bindparam("of_group"),
     leases.c.partition_id == partitions.c.partition_id,
 )
-_of_drained = sa.and_(
+_drained_join = sa.and_(
     drained.c.group_id == sa.bindparam("of_group"),
     drained.c.partition_id == partitions.c.partition_id,
 )
-_left = (
+_parked_query = (
     sa.select(
         drained.c.partition_id,
         drained.c.parked,
-        _token.label("token"),
-        _token_kept.label("token_kept"),
+        _lease_token.label("token"),
+        _surviving_token.label("surviving_token"),
     )
     .join(partitions, partitions.c.partition_id == drained.c.partition_id)
     .outerjoin(
@@ -179,8 +188,10 @@ _left = (
         sa.or_(drained.c.parked, drained.c.partition_id.in_(sa.bindparam("parents"))),
     )
 )
-_subject = sa.select(groups.c.subject_id).where(groups.c.group_id == sa.bindparam("of_group"))
-_known = (
+_subject_of_group = sa.select(groups.c.subject_id).where(
+    groups.c.group_id == sa.bindparam("of_group")
+)
+_ancestors_query = (
     sa.select(
         partitions.c.partition_id,
         partitions.c.range_start,
@@ -189,16 +200,16 @@ _known = (
         partitions.c.lost,
         drained.c.partition_id.is_not(None).label("drained"),
         sa.func.coalesce(drained.c.parked, sa.false()).label("parked"),
-        _token_kept.label("token"),
+        _surviving_token.label("token"),
     )
-    .outerjoin(leases, _of_lease)
-    .outerjoin(drained, _of_drained)
+    .outerjoin(leases, _lease_join)
+    .outerjoin(drained, _drained_join)
     .where(
-        partitions.c.subject_id == _subject.scalar_subquery(),
+        partitions.c.subject_id == _subject_of_group.scalar_subquery(),
         partitions.c.state != PartitionState.PLANNED,
     )
 )
-_any_left = (
+_any_parked_query = (
     sa.select(drained.c.partition_id)
     .join(partitions, partitions.c.partition_id == drained.c.partition_id)
     .where(
@@ -210,73 +221,82 @@ _any_left = (
 )
 
 
-def read_taken_over(
-    connection: Connection, group_id: int, held: Collection[Partition]
-) -> dict[PartitionId, list[TakenOver]]:
-    """Return granted partition id → the ancestors from which it adopts parked messages, the parents
-    first.
+def read_adopted(
+    connection: Connection, group_id: int, granted: Collection[Partition]
+) -> dict[PartitionId, list[AdoptedAncestor]]:
+    """Return granted partition id → the ancestors whose parked messages it adopts,
+    parents first.
     """
-    parents = {parent for partition in held for parent in partition.parents}
+    parents = {parent for partition in granted for parent in partition.parents}
     if not parents:
         return {}
-    rows = connection.execute(_left, {"of_group": group_id, "parents": sorted(parents)}).all()
+    rows = connection.execute(
+        _parked_query, {"of_group": group_id, "parents": sorted(parents)}
+    ).all()
     tokens = {row.partition_id: row.token for row in rows}
-    left = {row.partition_id for row in rows if row.parked}
-    if not left:
+    parked = {row.partition_id for row in rows if row.parked}
+    if not parked:
         return {}
-    kept = {row.partition_id: row.token_kept for row in rows}
-    # A partition is usually granted later than all its ancestors, and nothing more has to be read.
-    if any(_may_reach_past_parents(partition, left, kept) for partition in held):
-        known = _read_known(connection, group_id)
-        sources = {partition.partition_id: taken_over(partition, known) for partition in held}
-    else:
-        sources = {
-            partition.partition_id: {parent: () for parent in partition.parents if parent in left}
-            for partition in held
+    remaining_tokens = {row.partition_id: row.surviving_token for row in rows}
+    # Usually a partition is granted after all its ancestors, and nothing more must be read.
+    if any(_may_reach_past_parents(partition, parked, remaining_tokens) for partition in granted):
+        ancestors = _read_ancestors(connection, group_id)
+        adopted = {
+            partition.partition_id: adopted_ranges(partition, ancestors) for partition in granted
         }
-    ids = sorted({number for each in sources.values() for number in each})
-    read = {each.partition_id: each for each in read_partitions(connection, BY_ID, ids=ids)}
+    else:
+        adopted = {
+            partition.partition_id: {parent: () for parent in partition.parents if parent in parked}
+            for partition in granted
+        }
+    ids = sorted({ancestor_id for ranges_by_id in adopted.values() for ancestor_id in ranges_by_id})
+    by_id = {
+        ancestor.partition_id: ancestor for ancestor in read_partitions(connection, BY_ID, ids=ids)
+    }
     return {
-        key: [
-            TakenOver(read[PartitionId(number)], tokens[number], ranges)
-            for number, ranges in each.items()
-            if number in read
+        partition_id: [
+            AdoptedAncestor(by_id[PartitionId(ancestor_id)], tokens[ancestor_id], ranges)
+            for ancestor_id, ranges in ranges_by_id.items()
+            if ancestor_id in by_id
         ]
-        for key, each in sources.items()
+        for partition_id, ranges_by_id in adopted.items()
     }
 
 
 def _may_reach_past_parents(
-    partition: Partition, left: Collection[int], tokens: Mapping[int, int]
+    partition: Partition, parked: Collection[int], tokens: Mapping[int, int]
 ) -> bool:
-    """Return whether an ancestor that left messages may have a later lease than a parent; it may
-    turn out to be an ancestor of other partitions.
+    """Return whether any partition with parked messages that may be a further ancestor has a newer
+    lease than a parent. This cheap check may have false positives.
     """
     if not partition.parents:
         return False
-    least = min(tokens.get(parent, 0) for parent in partition.parents)
-    highest = max(partition.parents)
+    oldest_token = min(tokens.get(parent, 0) for parent in partition.parents)
+    newest_parent = max(partition.parents)
     return any(
-        tokens[each] > least and each < highest and each not in partition.parents for each in left
+        tokens[ancestor_id] > oldest_token
+        and ancestor_id < newest_parent
+        and ancestor_id not in partition.parents
+        for ancestor_id in parked
     )
 
 
 def need_no_owner(
     connection: Connection, group_id: int, at_end: Sequence[int], parked: Collection[int]
 ) -> Sequence[int]:
-    """Return `noted_at_end` for a locked group."""
+    """Read the state that `finished_at_end` needs for a locked group, and return its result."""
     if not at_end:
         return at_end
-    if not parked and connection.execute(_any_left, {"of_group": group_id}).first() is None:
+    if not parked and connection.execute(_any_parked_query, {"of_group": group_id}).first() is None:
         return at_end
-    chosen = read_partitions(connection, BY_ID, ids=list(at_end))
-    return noted_at_end(chosen, _read_known(connection, group_id), parked)
+    candidates = read_partitions(connection, BY_ID, ids=list(at_end))
+    return finished_at_end(candidates, _read_ancestors(connection, group_id), parked)
 
 
-def _read_known(connection: Connection, group_id: int) -> dict[PartitionId, Ancestor]:
-    here = {"of_group": group_id}
-    rows = connection.execute(_known, here).all()
-    subject_id = connection.execute(_subject, here).scalar_one()
+def _read_ancestors(connection: Connection, group_id: int) -> dict[PartitionId, Ancestor]:
+    parameters = {"of_group": group_id}
+    rows = connection.execute(_ancestors_query, parameters).all()
+    subject_id = connection.execute(_subject_of_group, parameters).scalar_one()
     parents = subject_parents(connection, subject_id)
     return {
         PartitionId(row.partition_id): Ancestor(
@@ -285,7 +305,7 @@ def _read_known(connection: Connection, group_id: int) -> dict[PartitionId, Ance
             parents=parents.get(row.partition_id, ()),
             token=row.token,
             passed=row.drained or row.lost,
-            left=bool(row.parked) and row.state != PartitionState.EXPIRED,
+            has_parked=bool(row.parked) and row.state != PartitionState.EXPIRED,
         )
         for row in rows
     }

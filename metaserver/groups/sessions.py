@@ -1,14 +1,12 @@
-"""Rows of consumer sessions: joined, renewed, ended. SQL, synchronous.
+"""Begins, renews and ends consumer sessions. SQL, synchronous.
 
 Invariants
-    A session is live while `expires_at` is after the database's time.
+    A session is live while `expires_at` is later than the database's clock.
     Only live sessions are renewed: an expired one stays dead even before its row is deleted.
     The transaction that begins or ends a session marks its group unsettled.
 
-Checks whether a principal may have one more consumer.
-
-Two simultaneous joins in different groups may both get the last place, because their transactions
-do not wait for each other.
+The quota of a principal is not exact: two concurrent joins in different groups may both get the
+last session that it allows, because their transactions do not wait for each other.
 """
 
 from __future__ import annotations
@@ -63,32 +61,34 @@ if TYPE_CHECKING:
 
 RETRY_AFTER_MS = 5_000
 
-_quotas = sa.select(access_quotas.c.name, access_quotas.c.sessions).where(
+_quotas_query = sa.select(access_quotas.c.name, access_quotas.c.sessions).where(
     access_quotas.c.kind == PRINCIPAL,
     access_quotas.c.name.in_((EVERYBODY, sa.bindparam("of_principal"))),
 )
-_live_of_principal = sa.select(sa.func.count()).where(
+_principal_sessions_query = sa.select(sa.func.count()).where(
     sessions.c.principal == sa.bindparam("of_principal"), sessions.c.expires_at > now_ms()
 )
 
 
-def check_session_quota(connection: Connection, principal: str, *, more: int = 1) -> None:
+def check_session_quota(connection: Connection, principal: str, *, count: int = 1) -> None:
     """
-    Check that a principal may begin `more` sessions; "" has no limit.
+    Check that a principal may begin `count` more sessions; "" has no limit.
 
     Raises:
-        QuotaExceededError: it would have more than its quota, or, if it has none, than the quota of
-            EVERYBODY.
+        QuotaExceededError: it would exceed its quota, or EVERYBODY's if it has none of its own.
     """
     if not principal:
         return
-    who = {"of_principal": principal}
-    limits = {row.name: row.sessions for row in connection.execute(_quotas, who)}
+    parameters = {"of_principal": principal}
+    limits = {row.name: row.sessions for row in connection.execute(_quotas_query, parameters)}
     limit = limits.get(principal, limits.get(EVERYBODY, 0))
-    if limit and connection.execute(_live_of_principal, who).scalar_one() + more > limit:
+    if (
+        limit
+        and connection.execute(_principal_sessions_query, parameters).scalar_one() + count > limit
+    ):
         raise QuotaExceededError(
             Reason.SESSION_QUOTA,
-            f"{principal!r} has {limit} consumers, and may have no more",
+            f"{principal!r} already has {limit} consumers, the maximum",
             principal=principal,
             limit=limit,
             retry_after_ms=RETRY_AFTER_MS,
@@ -96,8 +96,8 @@ def check_session_quota(connection: Connection, principal: str, *, more: int = 1
 
 
 PREDECESSORS_MAX = 16
-"""Number of earlier sessions of an instance that are remembered; calls of still earlier ones are
-older than any call waits.
+"""Number of earlier sessions that an instance's session remembers; calls from even older ones must
+have timed out by now.
 """
 _SESSION = re.compile(r"[0-9a-f]{16,64}")
 
@@ -112,24 +112,24 @@ class SessionRow:
     grants_version: int
     suspended: bool = False
     handing_over: bool = False
-    """True if it was asked to hand over a lease and has not released it; set by `renew_sessions`
-    only.
-    """
+    """True if a lease was withdrawn from it and not released yet; set by `renew_sessions` only."""
     new_group: bool = False
-    """True if its group was created with it; set by `join_group` only."""
+    """True if its join created the group; set by `join_group` only."""
     unheard: tuple[Announcement, ...] = ()
-    """Partitions of a new group whose brokers do not know it yet; set by `join_group` only."""
+    """Partitions of a new group whose brokers do not know the group yet; set by
+    `join_group` only.
+    """
     start: GroupStart | None = None
-    """Place where its group began; set by `join_group` only."""
+    """Where its group starts; set by `join_group` only."""
     replaced: tuple[SessionId, ...] = ()
-    """Sessions of the same instance that ended with this join; set by `join_group` only."""
+    """Sessions of the same instance that this join ended; set by `join_group` only."""
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     """Order strategy of its subject; set by `join_group` only."""
     unreached: tuple[str, ...] = ()
     """Broker groups to which it cannot connect."""
 
 
-_row = sa.select(
+_session_query = sa.select(
     sessions.c.session,
     sessions.c.group_id,
     sessions.c.ttl_ms,
@@ -137,11 +137,11 @@ _row = sa.select(
     sessions.c.suspended,
     sessions.c.unreached,
 )
-_named = sa.and_(
+_named_group = sa.and_(
     groups.c.subject_id == sa.bindparam("of_subject"), groups.c.name == sa.bindparam("of_name")
 )
-_group_id = sa.select(groups.c.group_id).where(_named)
-_locked_group = (
+_group_id_query = sa.select(groups.c.group_id).where(_named_group)
+_lock_group_query = (
     sa.select(
         groups.c.group_id,
         groups.c.version,
@@ -151,22 +151,24 @@ _locked_group = (
         sa.or_(groups.c.deleting, subjects.c.deleting).label("deleting"),
     )
     .join(subjects, subjects.c.subject_id == groups.c.subject_id)
-    .where(_named)
+    .where(_named_group)
     .with_for_update(of=groups)
 )
-_joined_before = _row.add_columns((sessions.c.expires_at > now_ms()).label("alive")).where(
-    sessions.c.session == sa.bindparam("of_session")
+_existing_session_query = _session_query.add_columns(
+    (sessions.c.expires_at > now_ms()).label("alive")
+).where(sessions.c.session == sa.bindparam("of_session"))
+_member_count_query = sa.select(sa.func.count()).where(
+    sessions.c.group_id == sa.bindparam("of_group")
 )
-_members = sa.select(sa.func.count()).where(sessions.c.group_id == sa.bindparam("of_group"))
-_pending_reset = sa.select(
+_reset_running_query = sa.select(
     sa.exists().where(
         live_resets.c.group_id == sa.bindparam("of_group"), live_resets.c.answer.is_(None)
     )
 )
-"""True if a reset with live sessions is running: further sessions may join, and are granted nothing
+"""True if a reset with live sessions is running: more sessions may join, but are granted nothing
 until it is done.
 """
-_other_filter = (
+_other_filter_query = (
     sa.select(sessions.c.filter, sessions.c.client)
     .where(
         sessions.c.group_id == sa.bindparam("of_group"),
@@ -175,204 +177,222 @@ _other_filter = (
     )
     .limit(1)
 )
-_joined = sa.insert(sessions).values(expires_at=now_ms() + sa.bindparam("for_ms"))
+_insert_session = sa.insert(sessions).values(expires_at=now_ms() + sa.bindparam("for_ms"))
 
 
 def join_group(
-    connection: Connection, ask: Join, *, sessions_max: int, principal: str = ""
+    connection: Connection, request: Join, *, sessions_max: int, principal: str = ""
 ) -> SessionRow:
     """
     Begin a session, unless it is live. The first session of a group creates the group.
 
+    Args:
+        sessions_max: the maximum number of sessions in a group.
+        principal: whose quota counts the session; "" has no limit.
+
     Raises:
-        InvalidRequestError, SubjectUnknownError
-        InvalidRequestError: the session belongs to another group.
-        ConflictError: the group has another strategy.
-        ConflictError: a live session of the group has another filter.
-        QuotaExceededError: `principal` has the maximum number of sessions; "" has no limit.
+        SubjectUnknownError
+        InvalidRequestError: a name is invalid, or the session belongs to another group.
+        ConflictError: the group has another strategy, or a live session with another filter.
+        QuotaExceededError: `principal` has the maximum number of sessions.
         OverloadedError: the group has `sessions_max` sessions, or the subject has too many groups.
-        BusyError: the group's cursors are being set.
-        SubjectDeletedError, GroupDeletedError: it is being deleted, or the client's earlier session
-            was of one that was deleted.
-        GroupUnknownError: the group does not exist, and would not begin at the earliest message, so
-            that `starts/` has to make it.
-        FencedError: another live session has the instance, and this client joins once more;
-            see `_replace_instance`.
+        BusyError: the group's cursors are being reset.
+        SubjectDeletedError, GroupDeletedError: the subject or group is being deleted, or was
+            deleted since the client's previous session joined it.
+        GroupUnknownError: the group does not exist, and its start is not the earliest message, so
+            `starts/` must create it first.
+        FencedError: another session has replaced this instance; see `_replace_instance`.
     """
-    _check_texts(ask)
-    _check_same_subject(connection, ask)
-    subject = open_subject_row(connection, ask.subject)
-    new_group, group = _lock_or_create_group(connection, subject, ask)
+    _check_names(request)
+    _check_same_subject(connection, request)
+    subject = open_subject_row(connection, request.subject)
+    new_group, group = _lock_or_create_group(connection, subject, request)
     group_id, start = group.group_id, start_of(group)
-    known = connection.execute(_joined_before, {"of_session": ask.session}).one_or_none()
-    if known is not None and known.group_id != group_id:
-        raise InvalidRequestError("this session has joined another group", session=ask.session)
-    if known is not None and known.alive:
-        return replace(_session_row(known), start=start, order_strategy=subject.order_strategy)
+    existing = connection.execute(
+        _existing_session_query, {"of_session": request.session}
+    ).one_or_none()
+    if existing is not None and existing.group_id != group_id:
+        raise InvalidRequestError("this session has joined another group", session=request.session)
+    if existing is not None and existing.alive:
+        return replace(_session_row(existing), start=start, order_strategy=subject.order_strategy)
     replaced: tuple[SessionId, ...] = ()
     predecessors = ""
-    if not new_group:  # a new one has no sessions, and no reset
+    if not new_group:  # a new group has neither sessions nor a reset
         _check_not_reset(connection, group_id)
-        if known is not None:  # it has expired: its leases are freed before it begins again
-            end_sessions(connection, [SessionId(ask.session)])
-        replaced, predecessors = _replace_instance(connection, group_id, ask)
-        _check_members(connection, group_id, ask, sessions_max)
+        if existing is not None:  # it has expired, but its leases may not be free yet
+            end_sessions(connection, [SessionId(request.session)])
+        replaced, predecessors = _replace_instance(connection, group_id, request)
+        _check_capacity(connection, group_id, request, sessions_max)
     check_session_quota(connection, principal)
     version = group.version if new_group else group.version + 1
     row = {
-        **_columns_of(ask),
+        **_join_columns(request),
         "group_id": group_id,
         "joined": version,
         "grants_version": version,
         "predecessors": predecessors,
         "principal": principal,
     }
-    connection.execute(_joined, row)
-    if not new_group:  # a new one is not settled yet
+    connection.execute(_insert_session, row)
+    if not new_group:  # a new group is unsettled anyway
         mark_unsettled(connection, group_id)
     return SessionRow(
-        session=SessionId(ask.session),
+        session=SessionId(request.session),
         group_id=group_id,
-        ttl_ms=ask.ttl_ms,
+        ttl_ms=request.ttl_ms,
         grants_version=version,
-        suspended=ask.suspended,
+        suspended=request.suspended,
         new_group=new_group,
-        unheard=_unheard(connection, group_id) if new_group else (),
+        unheard=_read_unheard(connection, group_id) if new_group else (),
         start=start,
         replaced=replaced,
         order_strategy=subject.order_strategy,
     )
 
 
-class JoinAsk(NamedTuple):
-    """A join, and the principal whose quota counts it; "": no quota."""
+class PendingJoin(NamedTuple):
+    """A join, and the principal whose quota counts it; "" has no quota."""
 
     join: Join
     principal: str
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Equal for joins of one group for which every check has the same result."""
-        ask = self.join
-        own = ask.session if ask.instance else ""
-        return ask.strategy, ask.filter, ask.group_id, repr(ask.start), self.principal, own
+        """A key that is equal for joins of one group for which every check has the same result."""
+        request = self.join
+        instance_session = request.session if request.instance else ""
+        return (
+            request.strategy,
+            request.filter,
+            request.group_id,
+            repr(request.start),
+            self.principal,
+            instance_session,
+        )
 
 
-def join_together(
-    connection: Connection, asks: Sequence[JoinAsk], *, sessions_max: int
+def join_batch(
+    connection: Connection, joins: Sequence[PendingJoin], *, sessions_max: int
 ) -> dict[str, SessionRow | KeylaneError]:
     """
-    Call `join_group` for several sessions of one group; each gets a row or an error of its own.
+    Call `join_group` for several sessions of one group; return session → its row or its error.
 
-    Many consumers often start at once and differ only in their ids: then one of them is checked,
-    and all others are stored in one statement.
+    Consumers that start together often differ only in their session ids: then only the first is
+    checked, and the others are inserted with one statement.
     """
-    answers: dict[str, SessionRow | KeylaneError] = {}
-    by_session = {ask.join.session: ask for ask in asks}
-    known = set(connection.execute(_known, {"ids": list(by_session)}).scalars())
-    kinds: dict[tuple[object, ...], list[JoinAsk]] = {}
-    for session, ask in by_session.items():
-        kind = (*ask.kind, session) if session in known else ask.kind
-        kinds.setdefault(kind, []).append(ask)
-    for alike in kinds.values():
-        for at, ask in enumerate(alike):
+    results: dict[str, SessionRow | KeylaneError] = {}
+    by_session = {join.join.session: join for join in joins}
+    existing_ids = set(connection.execute(_existing_ids_query, {"ids": list(by_session)}).scalars())
+    by_kind: dict[tuple[object, ...], list[PendingJoin]] = {}
+    for session, join in by_session.items():
+        kind = (*join.kind, session) if session in existing_ids else join.kind
+        by_kind.setdefault(kind, []).append(join)
+    for identical in by_kind.values():
+        for index, join in enumerate(identical):
             row: SessionRow | KeylaneError
             try:
                 with connection.begin_nested():
                     row = join_group(
-                        connection, ask.join, sessions_max=sessions_max, principal=ask.principal
+                        connection, join.join, sessions_max=sessions_max, principal=join.principal
                     )
             except KeylaneError as error:
                 row = error
-            answers[ask.join.session] = row
-            rest = alike[at + 1 :]
-            if isinstance(row, KeylaneError) or not rest:
+            results[join.join.session] = row
+            remaining = identical[index + 1 :]
+            if isinstance(row, KeylaneError) or not remaining:
                 continue
-            if _is_room(connection, row.group_id, rest, sessions_max):
-                answers |= _join_alike(connection, row, rest)
+            if _has_capacity(connection, row.group_id, remaining, sessions_max):
+                results |= _insert_identical(connection, row, remaining)
                 break
-    return answers
+    return results
 
 
-_known = sa.select(sessions.c.session).where(sessions.c.session.in_(sa.bindparam("ids")))
+_existing_ids_query = sa.select(sessions.c.session).where(
+    sessions.c.session.in_(sa.bindparam("ids"))
+)
 
 
-def _is_room(
-    connection: Connection, group_id: int, asks: Sequence[JoinAsk], sessions_max: int
+def _has_capacity(
+    connection: Connection, group_id: int, joins: Sequence[PendingJoin], sessions_max: int
 ) -> bool:
-    """Return whether the group and the principal may have these sessions too."""
-    members: int = connection.execute(_members, {"of_group": group_id}).scalar_one()
+    """Return whether the group and the principal may have all of these sessions as well."""
+    member_count: int = connection.execute(_member_count_query, {"of_group": group_id}).scalar_one()
     try:
-        check_session_quota(connection, asks[0].principal, more=len(asks))
+        check_session_quota(connection, joins[0].principal, count=len(joins))
     except QuotaExceededError:
         return False
-    return members + len(asks) <= sessions_max
+    return member_count + len(joins) <= sessions_max
 
 
-def _join_alike(
-    connection: Connection, first: SessionRow, asks: Sequence[JoinAsk]
+def _insert_identical(
+    connection: Connection, template: SessionRow, joins: Sequence[PendingJoin]
 ) -> dict[str, SessionRow | KeylaneError]:
-    """Begin sessions whose joins differ from that of `first`, which has just begun, in nothing that
-    is checked.
+    """Begin sessions whose joins would pass the same checks as that of `template`, which has just
+    begun.
     """
-    version = first.grants_version
-    begun = {
-        "group_id": first.group_id,
+    version = template.grants_version
+    common_columns = {
+        "group_id": template.group_id,
         "joined": version,
         "grants_version": version,
         "predecessors": "",
     }
-    rows = [{**_columns_of(ask.join), **begun, "principal": ask.principal} for ask in asks]
-    connection.execute(_joined, rows)
-    mark_unsettled(connection, first.group_id)
+    rows = [
+        {**_join_columns(join.join), **common_columns, "principal": join.principal}
+        for join in joins
+    ]
+    connection.execute(_insert_session, rows)
+    mark_unsettled(connection, template.group_id)
     return {
-        ask.join.session: replace(
-            first,
-            session=SessionId(ask.join.session),
-            ttl_ms=ask.join.ttl_ms,
-            suspended=ask.join.suspended,
+        join.join.session: replace(
+            template,
+            session=SessionId(join.join.session),
+            ttl_ms=join.join.ttl_ms,
+            suspended=join.join.suspended,
             new_group=False,
             unheard=(),
         )
-        for ask in asks
+        for join in joins
     }
 
 
-def _columns_of(ask: Join) -> dict[str, object]:
-    """What the row of a session has from its join."""
+def _join_columns(request: Join) -> dict[str, object]:
+    """Return the columns of a session's row that come from its join."""
     return {
-        "session": ask.session,
-        "client": ask.client,
-        "ttl_ms": ask.ttl_ms,
-        "suspended": ask.suspended,
-        "instance": ask.instance,
-        "filter": ask.filter,
-        "for_ms": ask.ttl_ms,
+        "session": request.session,
+        "client": request.client,
+        "ttl_ms": request.ttl_ms,
+        "suspended": request.suspended,
+        "instance": request.instance,
+        "filter": request.filter,
+        "for_ms": request.ttl_ms,
     }
 
 
-def _check_texts(ask: Join) -> None:
+def _check_names(request: Join) -> None:
     """Check the names in a join. Raises InvalidRequestError."""
-    check_name("consumer group", ask.group)
-    if ask.instance:
-        check_name("instance", ask.instance)
+    check_name("consumer group", request.group)
+    if request.instance:
+        check_name("instance", request.instance)
 
 
-def _check_members(connection: Connection, group_id: int, ask: Join, sessions_max: int) -> None:
-    """Check that a session fits the live ones. Raises ConflictError, OverloadedError."""
-    _check_filter(connection, group_id, ask)
-    if connection.execute(_members, {"of_group": group_id}).scalar_one() >= sessions_max:
+def _check_capacity(
+    connection: Connection, group_id: int, request: Join, sessions_max: int
+) -> None:
+    """Check that a session may join the live ones. Raises ConflictError, OverloadedError."""
+    _check_filter(connection, group_id, request)
+    if connection.execute(_member_count_query, {"of_group": group_id}).scalar_one() >= sessions_max:
         raise OverloadedError("too many consumers in this group", limit=sessions_max)
 
 
-def _unheard(connection: Connection, group_id: int) -> tuple[Announcement, ...]:
-    """Read the brokers to notify in the durable transaction that makes the group: after a crash no
-    broker has a group that SQL lacks.
+def _read_unheard(connection: Connection, group_id: int) -> tuple[Announcement, ...]:
+    """Return which brokers to notify. Called in the durable transaction that creates the group, so
+    that even after a crash no broker has a group that SQL lacks.
     """
     return tuple(unheard_partitions(connection, group_id=group_id))
 
 
-_of_instance = sa.select(
+_instance_sessions_query = sa.select(
     sessions.c.session,
     sessions.c.heard,
     sessions.c.predecessors,
@@ -381,7 +401,7 @@ _of_instance = sa.select(
     sessions.c.group_id == sa.bindparam("of_group"),
     sessions.c.instance == sa.bindparam("of_instance"),
 )
-_inherited = (
+_transfer_leases = (
     sa.update(leases)
     .where(leases.c.group_id == sa.bindparam("of_group"), leases.c.wanted.in_(sa.bindparam("ids")))
     .values(wanted=sa.bindparam("heir"))
@@ -389,210 +409,225 @@ _inherited = (
 
 
 def _replace_instance(
-    connection: Connection, group_id: int, ask: Join
+    connection: Connection, group_id: int, request: Join
 ) -> tuple[tuple[SessionId, ...], str]:
     """
-    End the earlier sessions of an instance; their leases, and those they were about to get, are
-    granted to the new session instead.
+    End the earlier sessions of an instance; leases promised to them are promised to the new session
+    instead.
 
     Returns:
-        The ended sessions, and those that the new one has to remember.
+        The ended sessions, and the space-separated predecessors to store with the new session.
 
     Raises:
-        FencedError: one of them is live, and this client joins once more, so that the other
-            process started later; or one of them has replaced this session, whose late call this
-            is.
-        BusyError: the live one has sent no heartbeat since its join, which may be a late call
-            of a process that is gone.
+        FencedError: the request is a rejoin while another session of the instance is live, so the
+            other process started later; or the request is late, and its session was already
+            replaced.
+        BusyError: the request is a rejoin, and the live session has sent no heartbeat yet: its
+            join may be a late request of a process that no longer exists.
     """
-    if not ask.instance:
+    if not request.instance:
         return (), ""
-    here = {"of_group": group_id, "of_instance": ask.instance}
-    known = connection.execute(_of_instance, here).all()
-    live = [session for session in known if session.alive]
-    late = any(ask.session in session.predecessors.split() for session in known)
-    if late or (ask.again and any(session.heard for session in live)):
+    parameters = {"of_group": group_id, "of_instance": request.instance}
+    predecessor_rows = connection.execute(_instance_sessions_query, parameters).all()
+    live = [session for session in predecessor_rows if session.alive]
+    was_replaced = any(
+        request.session in session.predecessors.split() for session in predecessor_rows
+    )
+    if was_replaced or (request.again and any(session.heard for session in live)):
         raise FencedError(
-            Reason.INSTANCE_TAKEN, instance=ask.instance, subject=ask.subject, group=ask.group
+            Reason.INSTANCE_TAKEN,
+            instance=request.instance,
+            subject=request.subject,
+            group=request.group,
         )
-    if ask.again and live:
+    if request.again and live:
         error = BusyError(
             Reason.GROUP_BUSY,
-            f"a session with the instance name {ask.instance!r} has joined, and was not "
-            "heard since",
+            f"a session with the instance name {request.instance!r} has joined, but has not "
+            "sent a heartbeat yet",
         )
-        error.hint = "Join again in a moment: it sends its first heartbeat, or ends with its ttl."
+        error.hint = (
+            "Join again in a moment: the session sends its first heartbeat, or expires after its "
+            "ttl."
+        )
         raise error
-    ids = [SessionId(session.session) for session in known]
+    ids = [SessionId(session.session) for session in predecessor_rows]
     if ids:
-        heirs = {"of_group": group_id, "ids": ids, "heir": ask.session}
-        connection.execute(_inherited, heirs)
+        transfer = {"of_group": group_id, "ids": ids, "heir": request.session}
+        connection.execute(_transfer_leases, transfer)
         end_sessions(connection, ids)
-    earlier = [each for session in known for each in session.predecessors.split()]
-    return tuple(ids), " ".join((earlier + ids)[-PREDECESSORS_MAX:])
+    remembered = [
+        predecessor for session in predecessor_rows for predecessor in session.predecessors.split()
+    ]
+    return tuple(ids), " ".join((remembered + ids)[-PREDECESSORS_MAX:])
 
 
 def _check_not_reset(connection: Connection, group_id: int) -> None:
-    """Check that the group's cursors are not being set. Raises BusyError."""
+    """Check that the group's cursors are not being reset. Raises BusyError."""
     left_ms = duty_left_ms(connection, reset_duty(group_id))
-    if left_ms and not connection.execute(_pending_reset, {"of_group": group_id}).scalar_one():
+    if (
+        left_ms
+        and not connection.execute(_reset_running_query, {"of_group": group_id}).scalar_one()
+    ):
         raise BusyError(
             Reason.GROUP_BUSY,
-            "the progress of this consumer group is being set; join again in a moment",
+            "the progress of this consumer group is being reset; join again in a moment",
             left_ms=left_ms,
         )
 
 
-def _check_filter(connection: Connection, group_id: int, ask: Join) -> None:
-    """Check that no live session has another filter. Raises ConflictError."""
-    which = {"of_group": group_id, "of_filter": ask.filter}
-    other = connection.execute(_other_filter, which).first()
-    if other is not None:
+def _check_filter(connection: Connection, group_id: int, request: Join) -> None:
+    """Check that no live session has a different filter. Raises ConflictError."""
+    parameters = {"of_group": group_id, "of_filter": request.filter}
+    conflicting = connection.execute(_other_filter_query, parameters).first()
+    if conflicting is not None:
         raise ConflictError(
             Reason.GROUP_FILTER,
-            f"this consumer of group {ask.group!r} has {_shown(ask.filter)}; {other.client!r:.80}, "
-            f"another member, "
-            f"has {_shown(other.filter)}",
-            stored=other.filter,
-            asked=ask.filter,
-            client=other.client,
+            f"this consumer of group {request.group!r} has {_describe_filter(request.filter)}; "
+            f"{conflicting.client!r:.80}, another member, has "
+            f"{_describe_filter(conflicting.filter)}",
+            stored=conflicting.filter,
+            asked=request.filter,
+            client=conflicting.client,
         )
 
 
-def _shown(text: str) -> str:
+def _describe_filter(text: str) -> str:
     return text or "no filter"
 
 
-def _check_same_subject(connection: Connection, ask: Join) -> None:
-    """Check that the subject of the client's earlier session was not deleted; a later one of its
-    name is another one. Raises SubjectDeletedError.
+def _check_same_subject(connection: Connection, request: Join) -> None:
+    """Check that the subject of the client's earlier session was not deleted, even if another one
+    was created under its name since. Raises SubjectDeletedError.
     """
-    if not ask.group_id:  # it joins for the first time
+    if not request.group_id:  # it joins for the first time
         return
-    gone = subject_of_deleted_group(connection, ask.subject, ask.group_id)
-    if gone is None:
+    deleted_subject_id = subject_of_deleted_group(connection, request.subject, request.group_id)
+    if deleted_subject_id is None:
         return
-    row = find_subject(connection, ask.subject)
-    if row is None or row.subject_id != gone:
+    row = find_subject(connection, request.subject)
+    if row is None or row.subject_id != deleted_subject_id:
         raise SubjectDeletedError(
-            f"subject {ask.subject!r} was deleted since this consumer joined its group "
-            f"{ask.group!r}",
-            subject=ask.subject,
+            f"subject {request.subject!r} was deleted since this consumer joined its group "
+            f"{request.group!r}",
+            subject=request.subject,
         )
 
 
 def _lock_or_create_group(
-    connection: Connection, subject: SubjectRow, ask: Join
+    connection: Connection, subject: SubjectRow, request: Join
 ) -> tuple[bool, sa.Row[Any]]:
     """
-    Lock the group of a join; create it if there is none.
+    Lock the group of a join, and create it if it does not exist.
 
     Returns:
-        True if it was created, and its row.
+        Whether the group was created, and its row.
 
     Raises:
         ConflictError, OverloadedError, GroupDeletedError
-        GroupUnknownError: the group does not exist, and would not begin at the earliest message.
+        GroupUnknownError: the group does not exist, and its start is not the earliest message.
     """
     subject_id = subject.subject_id
-    named = {"of_subject": subject_id, "of_name": ask.group}
-    known_id = connection.execute(_group_id, named).scalar_one_or_none()
+    parameters = {"of_subject": subject_id, "of_name": request.group}
+    known_id = connection.execute(_group_id_query, parameters).scalar_one_or_none()
     new_group = known_id is None
-    gone = ask.group_id not in {0, known_id}
-    if gone and was_deleted(connection, ask.subject, group_id=ask.group_id):
+    group_replaced = request.group_id not in {0, known_id}
+    if group_replaced and was_deleted(connection, request.subject, group_id=request.group_id):
         raise GroupDeletedError(
-            f"consumer group {ask.group!r} was deleted since this consumer joined it",
-            subject=ask.subject,
-            group=ask.group,
+            f"consumer group {request.group!r} was deleted since this consumer joined it",
+            subject=request.subject,
+            group=request.group,
         )
     if new_group:
-        if ask.start not in {None, EARLIEST}:
+        if request.start not in {None, EARLIEST}:
             raise GroupUnknownError(
-                f"consumer group {ask.group!r} is made before its first session joins",
-                subject=ask.subject,
-                group=ask.group,
+                f"consumer group {request.group!r} must be created before its first session joins",
+                subject=request.subject,
+                group=request.group,
             )
-        new_group = insert_group(connection, subject, ask.group, strategy=ask.strategy, version=1)
-    group = connection.execute(_locked_group, named).one()
+        new_group = insert_group(
+            connection, subject, request.group, strategy=request.strategy, version=1
+        )
+    group = connection.execute(_lock_group_query, parameters).one()
     if group.deleting:
         raise GroupDeletedError(
-            f"consumer group {ask.group!r} is being deleted; join again when its brokers have "
+            f"consumer group {request.group!r} is being deleted; join again when its brokers have "
             f"forgotten it",
-            subject=ask.subject,
-            group=ask.group,
+            subject=request.subject,
+            group=request.group,
             left=removals_left(connection, subject_id, group.group_id),
         )
-    if group.strategy != ask.strategy:
+    if group.strategy != request.strategy:
         raise ConflictError(
             Reason.GROUP_STRATEGY,
-            f"group {ask.group!r} is {group.strategy}, this consumer {ask.strategy}",
+            f"group {request.group!r} is {group.strategy}, but this consumer is {request.strategy}",
             stored=group.strategy,
-            asked=ask.strategy.value,
+            asked=request.strategy.value,
         )
     return new_group, group
 
 
 def lock_in_order(*conditions: sa.ColumnElement[bool], skip_locked: bool = False) -> sa.Select[Any]:
-    """Select sessions and lock them in ascending order, because transactions with different orders
-    would deadlock.
+    """Build a query that selects and locks sessions in ascending order, so that transactions do not
+    deadlock.
     """
-    chosen = sa.select(sessions.c.session).where(*conditions)
-    return chosen.order_by(sessions.c.session).with_for_update(skip_locked=skip_locked)
+    query = sa.select(sessions.c.session).where(*conditions)
+    return query.order_by(sessions.c.session).with_for_update(skip_locked=skip_locked)
 
 
-_asked_and_live = (sessions.c.session.in_(sa.bindparam("ids")), sessions.c.expires_at > now_ms())
-_live = sa.select(sessions.c.session, sessions.c.group_id).where(*_asked_and_live)
-_asked_to_hand_over = sa.select(leases.c.session).where(
+_listed_and_live = (sessions.c.session.in_(sa.bindparam("ids")), sessions.c.expires_at > now_ms())
+_live_groups_query = sa.select(sessions.c.session, sessions.c.group_id).where(*_listed_and_live)
+_withdrawn_from = sa.select(leases.c.session).where(
     leases.c.session.in_(sa.bindparam("ids")), leases.c.withdrawn
 )
 
 
-def _renewal(*, skip_locked: bool) -> ReturningUpdate[Any]:
-    renewable = lock_in_order(*_asked_and_live, skip_locked=skip_locked).cte("renewable")
+def _renew_statement(*, skip_locked: bool) -> ReturningUpdate[Any]:
+    renewable = lock_in_order(*_listed_and_live, skip_locked=skip_locked).cte("renewable")
     return (
         sa.update(sessions)
         .where(sessions.c.session.in_(sa.select(renewable.c.session)))
         .values(expires_at=now_ms() + sessions.c.ttl_ms, heard=True)
         .returning(
-            *_row.selected_columns,
-            # Not correlated: in RETURNING, SQLite's columns have no table, and would be those of
-            # the leases.
-            sessions.c.session.in_(_asked_to_hand_over).label("handing_over"),
+            *_session_query.selected_columns,
+            # Not correlated: in RETURNING, SQLite's columns have no table name, and would resolve
+            # to those of the leases.
+            sessions.c.session.in_(_withdrawn_from).label("handing_over"),
         )
     )
 
 
-_renewed, _renewed_at_once = (_renewal(skip_locked=skip_locked) for skip_locked in (False, True))
+_renew_waiting, _renew_skipping_locked = (
+    _renew_statement(skip_locked=skip_locked) for skip_locked in (False, True)
+)
 
 
 def renew_sessions(connection: Connection, ids: Sequence[str]) -> dict[str, SessionRow]:
-    """Renew those sessions that are live, each for its ttl from now; the answer lacks
-    expired ones.
-    """
-    return _rows_of(connection.execute(_renewed, {"ids": ids}))
+    """Renew the live sessions among `ids`, each for its ttl from now; return session → row."""
+    return _renewed_rows(connection.execute(_renew_waiting, {"ids": ids}))
 
 
-class Renewed(NamedTuple):
-    """The result of renewals that did not wait for another transaction."""
+class RenewalResult(NamedTuple):
+    """The result of renewals that did not wait for locks."""
 
     rows: dict[str, SessionRow]
-    held: dict[str, int]
-    """Live sessions whose rows other transactions have locked → ids of their groups."""
+    locked: dict[str, int]
+    """Live sessions that were not renewed because their rows are locked → ids of their groups."""
 
 
-def renew_at_once(connection: Connection, ids: Sequence[str]) -> Renewed:
-    """Renew sessions without waiting: on PostgreSQL, sessions whose rows are locked are
-    only named.
+def renew_unlocked(connection: Connection, ids: Sequence[str]) -> RenewalResult:
+    """Renew sessions without waiting for locks; on PostgreSQL, those whose rows are locked are
+    listed in `locked` instead.
     """
     if connection.dialect.name != "postgresql":
-        return Renewed(renew_sessions(connection, ids), {})
-    rows = _rows_of(connection.execute(_renewed_at_once, {"ids": ids}))
-    left = [session for session in ids if session not in rows]
-    held = connection.execute(_live, {"ids": left}).all() if left else []
-    return Renewed(rows, {row.session: row.group_id for row in held})
+        return RenewalResult(renew_sessions(connection, ids), {})
+    rows = _renewed_rows(connection.execute(_renew_skipping_locked, {"ids": ids}))
+    missing = [session for session in ids if session not in rows]
+    locked = connection.execute(_live_groups_query, {"ids": missing}).all() if missing else []
+    return RenewalResult(rows, {row.session: row.group_id for row in locked})
 
 
-def _rows_of(renewed: Iterable[sa.Row[Any]]) -> dict[str, SessionRow]:
+def _renewed_rows(renewed: Iterable[sa.Row[Any]]) -> dict[str, SessionRow]:
     return {
         row.session: replace(_session_row(row), handing_over=True)
         if row.handing_over
@@ -601,7 +636,7 @@ def _rows_of(renewed: Iterable[sa.Row[Any]]) -> dict[str, SessionRow]:
     }
 
 
-_live_session = _row.where(
+_live_session_query = _session_query.where(
     sessions.c.session == sa.bindparam("of_session"), sessions.c.expires_at > now_ms()
 )
 
@@ -611,72 +646,72 @@ def live_session(connection: Connection, session: str) -> SessionRow:
     Return the row of a live session.
 
     Raises:
-        SessionUnknownError: it has ended or never began.
+        SessionUnknownError: the session has ended or never began.
     """
     check_session(session)
-    row = connection.execute(_live_session, {"of_session": session}).one_or_none()
+    row = connection.execute(_live_session_query, {"of_session": session}).one_or_none()
     if row is None:
         raise SessionUnknownError(session=session)
     return _session_row(row)
 
 
-_live_sessions = _row.where(*_asked_and_live)
+_live_sessions_query = _session_query.where(*_listed_and_live)
 
 
 def live_sessions(connection: Connection, ids: Collection[str]) -> dict[str, SessionRow]:
-    """Return session → row, for those that are live."""
-    rows = connection.execute(_live_sessions, {"ids": list(ids)}) if ids else ()
+    """Return session → row, for the live sessions among `ids`."""
+    rows = connection.execute(_live_sessions_query, {"ids": list(ids)}) if ids else ()
     return {row.session: _session_row(row) for row in rows}
 
 
-_live_members = (
-    _row.add_columns(*MEMBER_COLUMNS)
+_live_members_query = (
+    _session_query.add_columns(*MEMBER_COLUMNS)
     .join(groups, groups.c.group_id == sessions.c.group_id)
     .join(subjects, subjects.c.subject_id == groups.c.subject_id)
-    .where(*_asked_and_live)
+    .where(*_listed_and_live)
 )
 
 
 def live_members(
     connection: Connection, ids: Collection[str]
 ) -> list[tuple[SessionRow, MemberSettings]]:
-    """Return `live_sessions`, each with the settings that a member gets."""
-    rows = connection.execute(_live_members, {"ids": list(ids)}).all()
+    """Return the live sessions among `ids`, each with its group's settings for members."""
+    rows = connection.execute(_live_members_query, {"ids": list(ids)}).all()
     return [(_session_row(row), settings_of_member(row)) for row in rows]
 
 
-def suspend_session(connection: Connection, ask: Suspend) -> int:
+def suspend_session(connection: Connection, request: Suspend) -> int:
     """
     Suspend or resume a session.
 
     Returns:
-        The id of its group, which has to be settled.
+        The id of its group, which must be settled next.
 
     Raises:
         SessionUnknownError: the session has ended.
     """
-    row = live_session(connection, ask.session)
+    row = live_session(connection, request.session)
     mark_unsettled(connection, row.group_id)
-    here = sessions.c.session == ask.session
+    condition = sessions.c.session == request.session
     version = sa.select(groups.c.version).where(groups.c.group_id == row.group_id)
     connection.execute(
         sa.update(sessions)
-        .where(here)
-        .values(suspended=ask.suspended, grants_version=version.scalar_subquery())
+        .where(condition)
+        .values(suspended=request.suspended, grants_version=version.scalar_subquery())
     )
     return row.group_id
 
 
 def group_of(connection: Connection, session: str) -> int | None:
-    """Return the id of a session's group; None: its row was deleted."""
+    """Return the id of a session's group; None if the session's row was deleted."""
     check_session(session)
-    chosen = sa.select(sessions.c.group_id).where(sessions.c.session == session)
-    group_id: int | None = connection.execute(chosen).scalar_one_or_none()
+    query = sa.select(sessions.c.group_id).where(sessions.c.session == session)
+    group_id: int | None = connection.execute(query).scalar_one_or_none()
     return group_id
 
 
 def leave_group(connection: Connection, session: str) -> int | None:
-    """End a session, and return the id of its group; None: the session had ended."""
+    """End a session, and return the id of its group; None if the session had already ended."""
     group_id = group_of(connection, session)
     if group_id is None:
         return None
@@ -685,13 +720,13 @@ def leave_group(connection: Connection, session: str) -> int | None:
     return group_id
 
 
-_swept = (
+_delete_expired = (
     sa.delete(sessions)
     .where(sessions.c.group_id == sa.bindparam("of_group"), sessions.c.expires_at <= now_ms())
     .returning(sessions.c.session)
 )
-_ended = sa.delete(sessions).where(sessions.c.session.in_(sa.bindparam("ids")))
-_freed = (
+_delete_sessions = sa.delete(sessions).where(sessions.c.session.in_(sa.bindparam("ids")))
+_free_leases = (
     sa.update(leases)
     .where(leases.c.session.in_(sa.bindparam("ids")))
     .values(session=None, withdrawn=False)
@@ -699,22 +734,22 @@ _freed = (
 
 
 def sweep_sessions(connection: Connection, group_id: int) -> list[SessionId]:
-    """End the expired sessions of a group; returns their ids."""
-    swept = connection.execute(_swept, {"of_group": group_id}).scalars()
-    ids = [SessionId(session) for session in swept]
+    """End the expired sessions of a group, and return their ids."""
+    expired = connection.execute(_delete_expired, {"of_group": group_id}).scalars()
+    ids = [SessionId(session) for session in expired]
     if ids:
-        connection.execute(_freed, {"ids": ids})
+        connection.execute(_free_leases, {"ids": ids})
     return ids
 
 
 def end_sessions(connection: Connection, ids: Collection[SessionId]) -> None:
     """End sessions and free their leases."""
-    for statement in (_ended, _freed):
+    for statement in (_delete_sessions, _free_leases):
         connection.execute(statement, {"ids": list(ids)})
 
 
 def check_session(session: str) -> None:
-    """Raise SessionUnknownError unless this may be a session's id."""
+    """Raise SessionUnknownError if the text cannot be the id of a session."""
     if _SESSION.fullmatch(session) is None:
         raise SessionUnknownError
 

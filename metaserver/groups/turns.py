@@ -1,12 +1,13 @@
-"""Runs transactions of this process that lock the row of one consumer group one after the other,
-each shared by the calls that wait for it.
+"""Queues transactions that lock the row of the same consumer group: at most one of them runs in
+this process.
 
-Only one transaction can have the row anyhow, so that calls of one moment, such as the joins of many
-consumers that start, cost one transaction.
+Only one transaction can lock the row at a time anyway. Calls that wait in the queue share one: the
+joins of many consumers that start together cost a single transaction.
 
-On PostgreSQL a transaction that waits for a row keeps one of few connections meanwhile. A person,
-or a metaserver that has stopped, may hold the row of a group for long: without turns, a few
-consumers of that group would take all connections, and no other group would be served.
+On PostgreSQL, a transaction that waits for a row occupies one of few connections. A person at an
+SQL prompt, or a metaserver that has stopped, may hold the row of a group for a long time: without
+the queue, a few consumers of that group would occupy all connections, and no other group would be
+served.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Work = Callable[[Connection], Any]
 WAIT_MS = 10_000
-"""Longest time, in milliseconds, for which a call waits for its turn; the same as for the row."""
+"""Longest time in milliseconds that a call waits in the queue; the same as for the row's lock."""
 
 
-class Turns:
+class KeyedQueue:
     """
-    Serializes work by key: one transaction at a time, in order of arrival. Callers that wait may
-    share a transaction.
+    Runs at most one transaction per key at a time, in order of arrival.
+
+    Calls that are queued behind the same transaction may share the next one.
     """
 
     def __init__(self, run: Callable[[Work], Awaitable[Any]]) -> None:
@@ -40,12 +42,13 @@ class Turns:
 
     async def run(self, key: Hashable, work: Work) -> Any:
         """
-        Run `work` when it is its turn, and return its result. If the caller is cancelled, work that
-        has not begun leaves the queue, and other work continues.
+        Run `work` after the work queued before it, and return its result.
+
+        If the caller is cancelled, work that has not begun is removed from the queue.
 
         Raises:
-            Any error that `work` raises.
-            StorageError: its turn did not come in time; `work` has not begun.
+            StorageError: `work` was still queued after WAIT_MS, and did not run.
+            Exception: any error of `work`.
         """
         writer = self._writers.get(key)
         if writer is None:
@@ -58,14 +61,14 @@ class Turns:
 
 
 class GroupWrites:
-    """Runs writes that lock the row of one group, in turns if `in_turns`; heartbeats have turns of
-    their own.
+    """Runs writes that lock the row of a group, queued by group if `serialize`; heartbeats have a
+    separate queue.
     """
 
-    def __init__(self, database: Database, *, in_turns: bool) -> None:
+    def __init__(self, database: Database, *, serialize: bool) -> None:
         self._database = database
-        self._turns = Turns(database.write) if in_turns else None
-        self._turns_first = Turns(database.write_first) if in_turns else None
+        self._queue = KeyedQueue(database.write) if serialize else None
+        self._priority_queue = KeyedQueue(database.write_first) if serialize else None
 
     async def write(
         self,
@@ -74,25 +77,17 @@ class GroupWrites:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Call `Database.write` for the group with this id, or with this subject and name."""
-        if self._turns is None:
+        """Call `Database.write` for a group, given by its id or by its subject and name."""
+        if self._queue is None:
             return await self._database.write(work, *args, **kwargs)
-        done: T = await self._turns.run(group, lambda connection: work(connection, *args, **kwargs))
-        return done
-
-    async def write_of(
-        self,
-        session: str,
-        work: Callable[Concatenate[Connection, P], T],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T:
-        """Call `write` for the group of a session."""
-        return await self.write(await self.group_of(session), work, *args, **kwargs)
+        result: T = await self._queue.run(
+            group, lambda connection: work(connection, *args, **kwargs)
+        )
+        return result
 
     async def group_of(self, session: str) -> Hashable:
-        """Return the group of a session; None: it has none, or there are no turns."""
-        return None if self._turns is None else await self._database.read(group_of, session)
+        """Return the id of a session's group; None if it has none or writes are not queued."""
+        return None if self._queue is None else await self._database.read(group_of, session)
 
     async def write_first(
         self,
@@ -101,10 +96,10 @@ class GroupWrites:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Call `Database.write_first` for a group, see `write`."""
-        if self._turns_first is None:
+        """Call `Database.write_first` for a group; see `write`."""
+        if self._priority_queue is None:
             return await self._database.write_first(work, *args, **kwargs)
-        done: T = await self._turns_first.run(
+        result: T = await self._priority_queue.run(
             group, lambda connection: work(connection, *args, **kwargs)
         )
-        return done
+        return result

@@ -1,6 +1,4 @@
-"""Finds consumer groups that have to be settled, and builds views of groups for operators. SQL,
-synchronous.
-"""
+"""Finds work for the periodic tasks, and builds views of groups for operators. SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from ..cluster.losses import read_given_up
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import PLANNED, SERVED, open_subject_row
 from ..cluster.unfinished import UNFINISHED
-from ..sql.dialect import SqliteMoment, begin_snapshot, now_ms, rows_of, sqlite_moment
+from ..sql.dialect import SqliteVersion, begin_snapshot, now_ms, read_sqlite_version, rows_of
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import (
     groups,
@@ -37,100 +35,110 @@ from .group_rows import read_stored
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueWork:
-    """The work of a round of the periodic work, read at once; usually there is none."""
+    """The work that is due in one round of the periodic tasks; usually none."""
 
     groups: tuple[int, ...]
     """Ids of the groups to settle now."""
     next_expiry_ms: int | None
-    """Time, in milliseconds, until the next session may expire."""
+    """Milliseconds until the next session may expire; None if there are no sessions."""
     removals: bool = False
-    """True if brokers have to drop partitions or to forget groups."""
+    """True if brokers must drop partitions or forget groups."""
     operations: bool = False
     """True if an operation may have no driver."""
     quick: bool = False
-    """True if groups or their starts have to be sent to brokers, or if a reset waits."""
+    """True if groups or start offsets must be sent to brokers, or if a reset is pending."""
     creations: bool = False
-    """True if the creation of a subject is not finished."""
+    """True if the creation of a subject is unfinished."""
     versions: tuple[int, ...] = ()
-    """Numbers that are the same as in an earlier round only if no version of a group has risen
-    since.
+    """A fingerprint of all group versions: equal to an earlier one only if no group has changed in
+    between.
     """
 
 
-_expired = sa.select(sessions.c.group_id).where(
-    # Read once: PostgreSQL cannot use the index with a clock that is read for each row, and rounds
-    # have to be cheap.
+_expired_query = sa.select(sessions.c.group_id).where(
+    # A subquery reads the clock once: PostgreSQL cannot use the index with a clock that is read for
+    # each row, and this query runs in every round.
     sessions.c.expires_at <= sa.select(now_ms()).scalar_subquery()
 )
-_unsettled = (
+_unsettled_query = (
     sa.select(groups.c.group_id)
     .join(subjects, subjects.c.subject_id == groups.c.subject_id)
     .where(
         sa.or_(sa.not_(groups.c.settled), groups.c.route_version != subjects.c.route_version),
     )
 )
-_due = sa.union(_expired, _unsettled)
-_sessions = sa.select(sa.func.min(sessions.c.expires_at) - now_ms()).scalar_subquery()
-_to_drive = sa.select(operations.c.operation_id).where(UNFINISHED)
-_due_else = sa.select(
-    _sessions.label("next_ms"),
+_due_groups_query = sa.union(_expired_query, _unsettled_query)
+_next_expiry_ms = sa.select(sa.func.min(sessions.c.expires_at) - now_ms()).scalar_subquery()
+_unfinished_operations = sa.select(operations.c.operation_id).where(UNFINISHED)
+_other_work_query = sa.select(
+    _next_expiry_ms.label("next_ms"),
     sa.exists(sa.select(removals.c.partition_id)).label("removals"),
-    sa.exists(_to_drive.where(operations.c.driven_until <= now_ms())).label("operations"),
-    sa.exists(_to_drive).label("driven"),
+    sa.exists(_unfinished_operations.where(operations.c.driven_until <= now_ms())).label(
+        "operations"
+    ),
+    sa.exists(_unfinished_operations).label("operations_unfinished"),
     sa.or_(
         sa.exists(sa.select(groups.c.group_id).where(sa.not_(groups.c.told)).correlate(None)),
         sa.exists(sa.select(starts.c.group_id)),
         sa.exists(sa.select(live_resets.c.group_id).where(live_resets.c.answer.is_(None))),
     ).label("quick"),
     sa.exists(PLANNED).label("creations"),
-    sa.or_(sa.exists(_expired.correlate(None)), sa.exists(_unsettled.correlate(None))).label("due"),
-    sa.func.count(groups.c.group_id).label("known"),
-    sa.func.coalesce(sa.func.max(groups.c.group_id), 0).label("newest"),
+    sa.or_(
+        sa.exists(_expired_query.correlate(None)), sa.exists(_unsettled_query.correlate(None))
+    ).label("due"),
+    sa.func.count(groups.c.group_id).label("group_count"),
+    sa.func.coalesce(sa.func.max(groups.c.group_id), 0).label("newest_group"),
     sa.func.coalesce(sa.func.sum(groups.c.version), 0).label("versions"),
 )
 
 
-_NOTHING_DUE = "keylane.nothing_due"
-"""Key in a connection's `info`: the moment at which it saw nothing to do, and the result."""
+_CACHED_WORK = "keylane.nothing_due"
+"""Key in a connection's `info`: when it last found nothing to do, and the result then."""
 
 
 def due_work(connection: Connection) -> DueWork:
     """
     Return the work that is due.
 
-    Groups are due if they have an expired session, an unsettled change, or a route that is newer
-    than when they were last settled. SQLite reports whether anything was written since a round with
-    nothing to do; if not, only a session may have expired.
+    Groups are due if they have an expired session, an unsettled change, or a newer route than when
+    they were last settled. On SQLite, a result without any work is cached until something is
+    written, because until then only the expiry of a session can cause new work.
     """
-    moment = sqlite_moment(connection)
-    before: tuple[SqliteMoment, DueWork] | None = connection.info.get(_NOTHING_DUE)
-    if moment is not None and before is not None and moment.commits == before[0].commits:
-        left = _left_after(before[1], moment.now_ms - before[0].now_ms)
-        if left is not None:
-            return left
-    due, lasting = _read_due(connection)
-    if moment is not None and lasting:
-        connection.info[_NOTHING_DUE] = moment, due
+    db_version = read_sqlite_version(connection)
+    cached: tuple[SqliteVersion, DueWork] | None = connection.info.get(_CACHED_WORK)
+    if db_version is not None and cached is not None and db_version.commits == cached[0].commits:
+        cached_work = _advance_cached(cached[1], db_version.now_ms - cached[0].now_ms)
+        if cached_work is not None:
+            return cached_work
+    due, cacheable = _read_due(connection)
+    if db_version is not None and cacheable:
+        connection.info[_CACHED_WORK] = db_version, due
     else:
-        connection.info.pop(_NOTHING_DUE, None)
+        connection.info.pop(_CACHED_WORK, None)
     return due
 
 
-def _left_after(before: DueWork, elapsed_ms: int) -> DueWork | None:
-    """Return what is due if only time has passed since there was nothing to do; None: not known."""
-    if before.next_expiry_ms is None:
-        return before
-    left_ms = before.next_expiry_ms - elapsed_ms
-    return replace(before, next_expiry_ms=left_ms) if left_ms > 0 and elapsed_ms >= 0 else None
+def _advance_cached(cached: DueWork, elapsed_ms: int) -> DueWork | None:
+    """Return the cached result after `elapsed_ms` without a write; None if a session may have
+    expired.
+    """
+    if cached.next_expiry_ms is None:
+        return cached
+    remaining_ms = cached.next_expiry_ms - elapsed_ms
+    return (
+        replace(cached, next_expiry_ms=remaining_ms)
+        if remaining_ms > 0 and elapsed_ms >= 0
+        else None
+    )
 
 
 def _read_due(connection: Connection) -> tuple[DueWork, bool]:
-    """Return the due work, and whether it is nothing until a session expires or something is
-    written.
+    """Return the due work, and whether the result can be cached because no work exists or is under
+    way.
     """
-    row = connection.execute(_due_else).one()
-    groups_due = connection.execute(_due).scalars().all() if row.due else ()
-    something = row.due or row.removals or row.driven or row.quick or row.creations
+    row = connection.execute(_other_work_query).one()
+    groups_due = connection.execute(_due_groups_query).scalars().all() if row.due else ()
+    has_work = row.due or row.removals or row.operations_unfinished or row.quick or row.creations
     due = DueWork(
         groups=tuple(groups_due),
         next_expiry_ms=row.next_ms,
@@ -138,9 +146,9 @@ def _read_due(connection: Connection) -> tuple[DueWork, bool]:
         operations=bool(row.operations),
         quick=bool(row.quick),
         creations=bool(row.creations),
-        versions=(row.known, row.newest, int(row.versions)),
+        versions=(row.group_count, row.newest_group, int(row.versions)),
     )
-    return due, not something
+    return due, not has_work
 
 
 OWNERS = (
@@ -151,24 +159,24 @@ OWNERS = (
     .order_by(sessions.c.client)
 )
 """Names of the consumers that hold a partition of a group."""
-_group_versions = sa.select(groups.c.group_id, groups.c.version).where(
+_group_versions_query = sa.select(groups.c.group_id, groups.c.version).where(
     groups.c.group_id.in_(sa.bindparam("ids"))
 )
 
 
 def group_versions(connection: Connection, ids: Collection[int]) -> dict[int, int]:
-    """Return group id → its present version."""
-    return {row.group_id: row.version for row in rows_of(connection, _group_versions, ids)}
+    """Return group id → current version."""
+    return {row.group_id: row.version for row in rows_of(connection, _group_versions_query, ids)}
 
 
-_grants_versions = sa.select(sessions.c.session, sessions.c.grants_version).where(
+_grants_versions_query = sa.select(sessions.c.session, sessions.c.grants_version).where(
     sessions.c.group_id.in_(sa.bindparam("ids"))
 )
 
 
 def grants_versions(connection: Connection, ids: Collection[int]) -> dict[SessionId, int]:
-    """Return session → version of its grants, for every session of these groups."""
-    rows = rows_of(connection, _grants_versions, ids)
+    """Return session → grants version, for every session of these groups."""
+    rows = rows_of(connection, _grants_versions_query, ids)
     return {SessionId(row.session): row.grants_version for row in rows}
 
 
@@ -195,7 +203,7 @@ def list_groups(connection: Connection, subject: str) -> GroupList:
 
 def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> GroupView:
     """
-    Return a group with the owner of each of its partitions.
+    Return a group with the owner of each partition.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, GroupUnknownError
@@ -203,19 +211,19 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
     begin_snapshot(connection)
     row = open_subject_row(connection, subject)
     group_id, strategy = find_group(connection, row.subject_id, subject, group)
-    left = (sessions.c.expires_at - now_ms()).label("left_ms")
+    remaining = (sessions.c.expires_at - now_ms()).label("left_ms")
     alive = sa.and_(sessions.c.group_id == group_id, sessions.c.expires_at > now_ms())
     live = {
         session.session: session
         for session in connection.execute(
-            sa.select(sessions.c.session, sessions.c.client, left).where(alive)
+            sa.select(sessions.c.session, sessions.c.client, remaining).where(alive)
         )
     }
     rows = connection.execute(sa.select(leases).where(leases.c.group_id == group_id))
-    held = {lease.partition_id: lease for lease in rows}
+    lease_of = {lease.partition_id: lease for lease in rows}
     owners = []
     for partition in subject_partitions(connection, row.subject_id, SERVED):
-        lease = held.get(partition.partition_id)
+        lease = lease_of.get(partition.partition_id)
         session = None if lease is None else live.get(lease.session)
         owners.append(
             OwnerView(
@@ -233,54 +241,56 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
         owners=tuple(owners),
         strategy=strategy,
         settings=read_stored(connection, group_id, subject=subject, group=group),
-        reset=_pending_reset(connection, group_id),
-        silent_ms=None if live else _silent_ms(connection, group_id),
-        revision=_revision(connection, group_id, busy=bool(live)),
+        reset=_read_pending_reset(connection, group_id),
+        silent_ms=None if live else _read_silent_ms(connection, group_id),
+        revision=_read_revision(connection, group_id, busy=bool(live)),
         given_up=read_given_up(connection, group_id),
     )
 
 
-_counted = sa.select(groups.c.version, groups.c.last_token).where(
+_revision_query = sa.select(groups.c.version, groups.c.last_token).where(
     groups.c.group_id == sa.bindparam("of_group")
 )
 
 
-def _revision(connection: Connection, group_id: int, *, busy: bool) -> str:
-    """Return the revision of an idle group; while the group has consumers or is being reset, a
-    revision that never equals one of an idle group.
+def _read_revision(connection: Connection, group_id: int, *, busy: bool) -> str:
+    """Return the group's revision; while the group has consumers or is being reset, it never equals
+    the revision of an idle group.
     """
-    row = connection.execute(_counted, {"of_group": group_id}).one()
+    row = connection.execute(_revision_query, {"of_group": group_id}).one()
     busy = busy or duty_left_ms(connection, reset_duty(group_id)) > 0
     return revision_of(group_id, row.version, row.last_token) + ("+" if busy else "")
 
 
 def revision_of(group_id: int, version: int, last_token: int) -> str:
-    """Return the revision of a group without live consumers whose cursors are not being set."""
+    """Return the revision of an idle group: no live consumers, no reset."""
     return f"{group_id}.{version}.{last_token}"
 
 
-_silence = sa.select(now_ms() - groups.c.idle_since).where(
+_silent_ms_query = sa.select(now_ms() - groups.c.idle_since).where(
     groups.c.group_id == sa.bindparam("of_group")
 )
 
 
-def _silent_ms(connection: Connection, group_id: int) -> int | None:
-    silent_ms: int | None = connection.execute(_silence, {"of_group": group_id}).scalar_one()
+def _read_silent_ms(connection: Connection, group_id: int) -> int | None:
+    silent_ms: int | None = connection.execute(
+        _silent_ms_query, {"of_group": group_id}
+    ).scalar_one()
     return None if silent_ms is None else max(0, silent_ms)
 
 
-_reset = sa.select(live_resets.c.ask, live_resets.c.begun).where(
+_reset_query = sa.select(live_resets.c.ask, live_resets.c.begun).where(
     live_resets.c.group_id == sa.bindparam("of_group"), live_resets.c.answer.is_(None)
 )
 
 
-def _pending_reset(connection: Connection, group_id: int) -> PendingReset | None:
-    row = connection.execute(_reset, {"of_group": group_id}).one_or_none()
+def _read_pending_reset(connection: Connection, group_id: int) -> PendingReset | None:
+    row = connection.execute(_reset_query, {"of_group": group_id}).one_or_none()
     if row is None:
         return None
-    ask = msgspec.json.decode(row.ask, type=ResetGroup)
+    request = msgspec.json.decode(row.ask, type=ResetGroup)
     owners = connection.execute(OWNERS, {"of_group": group_id}).scalars()
-    return PendingReset(to=ask.to, begun=row.begun, waits_for=tuple(owners))
+    return PendingReset(to=request.to, begun=row.begun, waits_for=tuple(owners))
 
 
 def find_group(
@@ -293,11 +303,11 @@ def find_group(
         InvalidRequestError, GroupUnknownError
     """
     check_name("consumer group", group)
-    named = sa.and_(
+    condition = sa.and_(
         groups.c.subject_id == subject_id, groups.c.name == group, sa.not_(groups.c.deleting)
     )
-    chosen = sa.select(groups.c.group_id, groups.c.strategy).where(named)
-    row = connection.execute(chosen).one_or_none()
+    query = sa.select(groups.c.group_id, groups.c.strategy).where(condition)
+    row = connection.execute(query).one_or_none()
     if row is None:
         raise GroupUnknownError(subject=subject, group=group)
     return row.group_id, ConsumeStrategy(row.strategy)

@@ -1,1 +1,1 @@
-"""Changes of a subject's partitions: planned, journaled, and driven to their end."""
+"""Operations that change a subject's partitions: planned, journaled, and driven until done."""

@@ -1,31 +1,29 @@
-"""Drives operations on partitions until they are done: hosts children, seals parents, changes the
-route. Shell around SQL.
+"""Drives operations until they are done: hosts children, seals parents, changes the route. I/O
+around SQL.
 
-    begin ─▶ journal ─▶ claim ─▶ ask the brokers for what the state needs ─▶ finish the round:
-                          ▲                                     next states, perhaps the route
-                          └────────────────────────────────────────────────┘
+    begin ─▶ journal ─▶ claim ─▶ send the state's requests to brokers ─▶ finish the round:
+                          ▲                                   next states, perhaps a new route
+                          └──────────────────────────────────────────────────┘
 
 Invariants
-    Every step may be repeated, also by two metaservers at once: brokers and SQL change nothing the
-    second time.
-    Correctness does not depend on the driver's lease, which only saves two drivers from doing the
-    same work.
+    Every step is idempotent, at brokers and in SQL, even if two metaservers do it concurrently.
+    Correctness does not depend on the driver's lease, which only prevents two drivers from doing
+    the same work.
     No parent is sealed before every child is hosted and every parent's broker confirms that it can
-    seal. So writes stop only for one seal and one transaction, and for one call to brokers of
-    children elsewhere: see `driver.py`.
+    seal. So writes only stop for one seal, one call to the brokers of the children, and one
+    transaction.
     A child opens after its broker has stored every consumer group of the subject.
 
-Tells the brokers of child partitions when their parents were sealed, so that no message of a child
-has an earlier time.
+Between the seals and the new route, the driver sends start times to the brokers of the children:
+the times at which the parents were sealed, so that no message of a child has an earlier time.
 
-    SEAL: each parent's broker has sealed, and reports the time
+    SEAL: each parent's broker seals, and reports the time
       ─▶ the brokers of its children on other broker groups get the time
-      ─▶ the round ends: the database has the seal, and perhaps the route changes
+      ─▶ the round is finished: the seal is stored, and perhaps the route changes
 
-Invariants
-    Correctness does not depend on it, so no operation waits for it longer than SEND_MS:
-    see docs/decisions/0102.
-    A seal not yet stored in the database is requested again, and its time is sent again.
+Correctness does not depend on start times, so no operation waits for them longer than SEND_MS; see
+docs/decisions/0102. A seal that is not yet stored in the database is requested again, and its time
+is sent again.
 """
 
 from __future__ import annotations
@@ -82,7 +80,7 @@ from .journal import (
 )
 from .states import (
     RULES,
-    Ask,
+    BrokerAction,
     NextAction,
     broker_silent,
     next_action,
@@ -95,53 +93,58 @@ from .views import operation_views, subject_history, subject_operations
 log = logging.getLogger("keylane.metaserver")
 
 SEND_MS = 5_000
-"""How long the broker of a child is asked, which has hosted it a moment ago."""
+"""Longest time in milliseconds for sending a start time to the broker of a child."""
 
 Send = Callable[[Partition, int], Awaitable[object]]
-"""Tells the broker of a child from when on it has its times, in milliseconds since 1970."""
+"""Sends a child's start time, in milliseconds since 1970, to its broker."""
 
 
-def first_times(
+def start_times(
     children: Sequence[Partition], parents: Collection[Partition], ended_ms: Mapping[int, int]
 ) -> list[tuple[Partition, int]]:
     """
-    Return the children whose brokers need a time, each with the latest end of a parent on another
-    broker.
+    Return the children whose brokers need a start time, each with the latest end of a parent on
+    another broker group.
 
     A broker knows the ends of the parents that it hosts itself.
 
     Args:
-        ended_ms: parent id → time of its end, in milliseconds since 1970, if its broker has
-            reported it.
+        children: the children to be opened.
+        parents: the parents sealed in this round.
+        ended_ms: parent id → time at which it was sealed, in milliseconds since 1970, if its broker
+            has reported it.
     """
-    elsewhere = {int(parent.partition_id): parent.broker_group for parent in parents}
-    times = []
+    group_of_parent = {int(parent.partition_id): parent.broker_group for parent in parents}
+    result = []
     for child in children:
         from_ms = max(
             (
                 ended_ms.get(parent, 0)
                 for parent in map(int, child.parents)
-                if elsewhere.get(parent, child.broker_group) != child.broker_group
+                if group_of_parent.get(parent, child.broker_group) != child.broker_group
             ),
             default=0,
         )
         if from_ms:
-            times.append((child, from_ms))
-    return times
+            result.append((child, from_ms))
+    return result
 
 
-async def send_first_times(
+async def send_start_times(
     times: Sequence[tuple[Partition, int]], send: Send, pauses: Callable[[], Pauses]
 ) -> bool:
-    """Tell them all at once, each for TELL_MS at most; False: one begins by its own calendar, and
-    the log says so.
+    """Send all start times concurrently, each for at most SEND_MS; return False if any could not be
+    sent, which is logged.
     """
-    sends = (_send(child, from_ms, send, pauses()) for child, from_ms in times)
+    sends = (_send_with_retries(child, from_ms, send, pauses()) for child, from_ms in times)
     return all(await asyncio.gather(*sends))
 
 
-async def _send(child: Partition, from_ms: int, send: Send, pauses: Pauses) -> bool:
-    why = "it is silent"
+async def _send_with_retries(child: Partition, from_ms: int, send: Send, pauses: Pauses) -> bool:
+    """Send a start time, with retries for up to SEND_MS; return False and log a warning if it
+    fails.
+    """
+    reason = "it is silent"
     try:
         async with asyncio.timeout(SEND_MS / 1000):
             while child.address is not None:
@@ -151,70 +154,70 @@ async def _send(child: Partition, from_ms: int, send: Send, pauses: Pauses) -> b
                 except InvalidRequestError as error:
                     if error.reason is not Reason.PARTITION_IN_USE:
                         raise
-                    # open: another driver has told it; dropped or sealed: it takes no message any
-                    # more
+                    # It is open, so another driver has sent the time; or it was dropped or sealed,
+                    # and takes no messages.
                     return True
                 except (UnreachableError, OverloadedError) as error:
-                    why = error.message
+                    reason = error.message
                 await asyncio.sleep(pauses.next_ms() / 1000)
     except TimeoutError:
         pass
     except KeylaneError as error:
-        why = error.message
+        reason = error.message
     log.warning(
         "partition %d starts with the clock of broker group %r, which could not be sent the "
         "times of its parents: %s",
         child.partition_id,
         child.broker_group,
-        why,
+        reason,
     )
     return False
 
 
 CALL_TIMEOUT_MS = 2_000
-DRIVEN_AT_ONCE_MAX = 64
+CONCURRENT_OPERATIONS_MAX = 64
 IDS_MAX = 1_024
-WAITS = Backoff(first_ms=20, max_ms=500)
+BACKOFF = Backoff(first_ms=20, max_ms=500)
 ATTEMPTS_MAX = 10
-"""Number of rounds in a row that change nothing, after which the operation is released and tried
-again after a pause.
+"""Number of consecutive rounds without a change after which the operation is released for
+a pause.
 """
 PAUSE_MS = 2_000
-_ENTERED = {
+_STEP_OF_STATE = {
     OperationState.SEAL: "hosted",
     OperationState.OPEN: "sealed",
     OperationState.FENCE: "opened",
     OperationState.DONE: "opened",
     OperationState.CANCELED: "canceled",
 }
-_ANSWERED = {Ask.SEAL: "sealing", Ask.ANNOUNCE: "telling"}
-"""Name of the step that `after_step` gets when a broker has answered; hosting a child has none."""
+_STEP_OF_ACTION = {BrokerAction.SEAL: "sealing", BrokerAction.ANNOUNCE: "telling"}
+"""Step name for `after_step` when a broker has replied; hosting a child has none."""
 
 
-class _Round(enum.Enum):
-    """The result of a round of a driver."""
+class _RoundResult(enum.Enum):
+    """The result of one round of driving an operation."""
 
     ADVANCED = enum.auto()
-    """The operation has entered another state."""
+    """The operation has entered a new state."""
     RETRY = enum.auto()
-    """The state is the same, but another round may change it soon."""
+    """The state has not changed, but another round soon may change it."""
     STOP = enum.auto()
-    """The driver has nothing to do now."""
+    """There is nothing to do for now."""
 
 
 def _ignore_step(_step: str) -> None:
-    """Ignore a step."""
+    """Do nothing; the default of `after_step`."""
 
 
-class _Answer(NamedTuple):
-    """The answer of a broker that has done a step."""
+class _StepReply(NamedTuple):
+    """The reply of a broker that has done a step."""
 
     partition_id: int
     end_offset: int | None = None
     """End offset of a sealed partition; None for a hosted one."""
     ended_ms: int = 0
-    """Time at which a sealed partition ends, in milliseconds since 1970; 0: the partition is
-    hosted, or the broker does not report it.
+    """Time at which the partition was sealed, in milliseconds since 1970; 0 if it was hosted, or if
+    the broker does not report the time.
     """
 
 
@@ -223,18 +226,17 @@ class OperationDriver:
     Begins operations and drives them.
 
     `begin(Reshape(...))` journals an operation and starts a task in this event loop that drives it
-    to its end. The periodic tasks of every metaserver call `resume()`, which starts tasks for
-    operations without a driver, because their metaserver has crashed or has released them. An
-    operation that waits for a silent broker has no task until the broker reports itself again. An
-    operation whose brokers keep refusing has no task for PAUSE_MS, so that another operation can
-    have one.
+    until it is done. The periodic tasks of every metaserver call `resume()`, which starts tasks for
+    operations whose driver has crashed or has released them. An operation that waits for a silent
+    broker has no task until the broker reports itself again. An operation whose brokers keep
+    refusing has no task for PAUSE_MS, which leaves room for other operations.
 
     Args:
         driver: id of this process, which no other metaserver ever uses.
         after_step: called with the name of each finished step: planned, hosted, sealing (a broker
-            has sealed, which SQL does not have yet), untold (a child begins by its own calendar),
-            sealed (the operation waits in OPEN), telling (a broker has stored new groups, which SQL
-            does not have yet), opened.
+            has sealed, but SQL does not know it yet), untold (a start time could not be sent),
+            sealed (the operation is in OPEN), telling (a broker has stored new groups, but SQL does
+            not know it yet), opened.
     """
 
     def __init__(
@@ -257,94 +259,95 @@ class OperationDriver:
         self._driver = driver
         self._rng = rng
         self._after_step = after_step
-        self._driving: dict[int, asyncio.Task[None]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._brokers_limit = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
-    async def begin(self, ask: Reshape) -> OperationList:
+    async def begin(self, request: Reshape) -> OperationList:
         """
-        Journal operations and start to drive them; returns before they are done. A dry run only
-        plans.
+        Journal operations, start driving them, and return before they are done. A dry run only
+        plans them.
 
         Raises:
             InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
-            NotFoundError, UnavailableError,
-            BusyError: nothing was changed.
+            NotFoundError, UnavailableError, BusyError: nothing was changed.
         """
-        if max(len(ask.partition_ids), len(ask.queues)) > IDS_MAX:
+        if max(len(request.partition_ids), len(request.queues)) > IDS_MAX:
             raise InvalidRequestError(f"at most {IDS_MAX} partitions or queues at once")
-        if ask.dry_run:
-            return await self._planned(ask)
-        begun = await self._database.write(
+        if request.dry_run:
+            return await self._dry_run(request)
+        journaled = await self._database.write(
             begin_operations,
-            ask,
+            request,
             driver=self._driver,
             lease_ms=self._settings.operation_lease_ms,
         )
-        ids = [operation_id for operation_id, _ in begun if operation_id]
+        ids = [operation_id for operation_id, _ in journaled if operation_id]
         if ids:
             self._after_step("planned")
-        for operation_id in ids[:DRIVEN_AT_ONCE_MAX]:
-            self._drive_soon(operation_id)
-        # Operations over the limit are resumed by any metaserver after their lease has expired.
-        idle = [
-            planned.view(ask)
-            for operation_id, planned in begun
+        for operation_id in ids[:CONCURRENT_OPERATIONS_MAX]:
+            self._start_driving(operation_id)
+        # Operations beyond the limit are resumed by any metaserver once their lease has expired.
+        without_change = [
+            planned.view(request)
+            for operation_id, planned in journaled
             if not (operation_id or planned.busy)
         ]
         return OperationList(
-            operations=[*await self._database.read(operation_views, ids), *idle],
-            busy=[planned.busy for _, planned in begun if planned.busy],
-            cordoned=ask.broker_group if ask.kind is OperationKind.EVACUATE else "",
+            operations=[*await self._database.read(operation_views, ids), *without_change],
+            busy=[planned.busy for _, planned in journaled if planned.busy],
+            cordoned=request.broker_group if request.kind is OperationKind.EVACUATE else "",
         )
 
-    async def set_subject(self, subject: str, ask: SetSubject) -> OperationList:
-        """Journal a change of a subject's settings, and start to drive it. Raises as `begin`."""
-        return await self.begin(replace(ask, kind=OperationKind.SET, subject=subject))
+    async def set_subject(self, subject: str, request: SetSubject) -> OperationList:
+        """Journal a change of a subject's settings, and start to drive it. Raises the same errors
+        as `begin`.
+        """
+        return await self.begin(replace(request, kind=OperationKind.SET, subject=subject))
 
-    async def _planned(self, ask: Reshape) -> OperationList:
-        """Return the plans of a dry run, in the form of the answer of `begin`."""
-        plans = await self._database.read(plan_operations, ask)
-        losses = {planned.freed: planned.losses for planned in plans}
-        freed = await self._database.read(operation_views, [planned.freed for planned in plans])
-        shown = [
+    async def _dry_run(self, request: Reshape) -> OperationList:
+        """Return the plans of a dry run in the form in which `begin` returns operations."""
+        plans = await self._database.read(plan_operations, request)
+        losses = {planned.continued: planned.losses for planned in plans}
+        continued = await self._database.read(
+            operation_views, [planned.continued for planned in plans]
+        )
+        new_plans = [
             planned
             for planned in plans
-            if not planned.freed and (planned.plan.sealed or not planned.busy)
+            if not planned.continued and (planned.plan.sealed or not planned.busy)
         ]
         return OperationList(
             operations=[
                 *(
                     replace(view, without_source=True, losses=losses[view.operation_id])
-                    for view in freed
+                    for view in continued
                 ),
-                *(planned.view(ask) for planned in shown),
+                *(planned.view(request) for planned in new_plans),
             ],
             busy=[planned.busy for planned in plans if planned.busy],
         )
 
     async def cancel(self, operation_id: int) -> OperationView:
         """
-        Cancel an operation that is in PLAN; a repeat changes nothing.
+        Cancel an operation that is in PLAN; idempotent.
 
         Raises:
             NotFoundError, ConflictError
         """
         await self._database.write(cancel_operation, operation_id)
-        self._drive_soon(operation_id)
+        self._start_driving(operation_id)
         (view,) = await self._database.read(operation_views, [operation_id])
         return view
 
     async def operations(self, subject: str) -> OperationList:
-        """Return the latest operations of a subject, the newest first. Raises
-        SubjectUnknownError.
-        """
+        """Return the latest operations of a subject, newest first. Raises SubjectUnknownError."""
         views = await self._database.read(subject_operations, subject)
-        return OperationList(operations=[await self._explained(view) for view in views])
+        return OperationList(operations=[await self._with_waiting_reason(view) for view in views])
 
-    async def _explained(self, view: OperationView) -> OperationView:
-        """Add the reason for waiting if no driver has stored one, for example because it crashed
-        before it asked a broker.
+    async def _with_waiting_reason(self, view: OperationView) -> OperationView:
+        """Add the reason why the operation waits, if no driver has stored one (it may have crashed
+        before its first request).
         """
         if view.problem or all(step.done for step in view.steps):
             return view
@@ -363,56 +366,59 @@ class OperationDriver:
         return self._driver
 
     async def drive(self, operation_id: int) -> OperationView | None:
-        """Drive a journaled operation unless it is done, and return it; None if it was deleted with
-        its subject.
+        """Start driving a journaled operation unless it is done, and return its view; None if it
+        was deleted with its subject.
         """
         views = await self._database.read(operation_views, [operation_id])
         if views and views[0].state is OperationState.PLAN:
             self._after_step("planned")
-        if views and RULES[views[0].state].after is not None:
-            self._drive_soon(operation_id)
-        return await self._explained(views[0]) if views else None
+        if views and RULES[views[0].state].successor is not None:
+            self._start_driving(operation_id)
+        return await self._with_waiting_reason(views[0]) if views else None
 
     # ── driving ───────────────────────────────────────────────────────────────────────────────────
     async def resume(self) -> None:
-        """Drive the operations that have no driver and can continue. Raises StorageError."""
+        """Start driving the operations that have no driver and can continue. Raises
+        StorageError.
+        """
         for operation_id in await self._database.read(idle_operations):
-            if len(self._driving) >= DRIVEN_AT_ONCE_MAX:
+            if len(self._tasks) >= CONCURRENT_OPERATIONS_MAX:
                 return
-            self._drive_soon(operation_id)
+            self._start_driving(operation_id)
 
-    def _drive_soon(self, operation_id: int) -> None:
-        if operation_id not in self._driving:
+    def _start_driving(self, operation_id: int) -> None:
+        if operation_id not in self._tasks:
             task = asyncio.create_task(self._drive(operation_id), name=f"operation {operation_id}")
-            self._driving[operation_id] = task
+            self._tasks[operation_id] = task
 
     async def _drive(self, operation_id: int) -> None:
-        pauses = WAITS.pauses(self._rng)
+        """Drive an operation until it is done, must wait, or makes no progress."""
+        pauses = BACKOFF.pauses(self._rng)
         try:
             while True:
                 try:
-                    end = await self._step(operation_id)
+                    result = await self._step(operation_id)
                 except StorageError as error:
                     log.warning("operation %d: %s", operation_id, error.message)
-                    end = _Round.RETRY
-                if end is _Round.STOP:
+                    result = _RoundResult.RETRY
+                if result is _RoundResult.STOP:
                     return
-                if end is _Round.ADVANCED:
+                if result is _RoundResult.ADVANCED:
                     pauses.reset()
                 elif pauses.failures + 1 < ATTEMPTS_MAX:
                     await asyncio.sleep(pauses.next_ms() / 1000)
                 else:
-                    await self._pause(operation_id)
+                    await self._release_for_pause(operation_id)
                     return
         except Exception:
             log.exception("operation %d stopped with an unexpected error", operation_id)
             raise
         finally:
-            del self._driving[operation_id]
+            del self._tasks[operation_id]
 
-    async def _pause(self, operation_id: int) -> None:
-        """Release an operation, which nobody claims for PAUSE_MS; `resume` takes the longest
-        waiting operations first.
+    async def _release_for_pause(self, operation_id: int) -> None:
+        """Release an operation so that no driver claims it for PAUSE_MS; `resume` starts with the
+        longest waiting operations.
         """
         try:
             await self._database.write(
@@ -422,8 +428,10 @@ class OperationDriver:
             # The operation is resumed after its lease has expired.
             log.warning("operation %d: %s", operation_id, error.message)
 
-    async def _step(self, operation_id: int) -> _Round:
-        """Drive an operation for one round: claim it, ask its brokers, and store their answers."""
+    async def _step(self, operation_id: int) -> _RoundResult:
+        """Drive an operation for one round: claim it, send requests to brokers, and store the
+        results.
+        """
         operation = await self._database.write(
             claim_operation,
             operation_id,
@@ -431,8 +439,8 @@ class OperationDriver:
             lease_ms=self._settings.operation_lease_ms,
         )
         if operation is None:
-            return _Round.STOP
-        done, problem = await self._ask_brokers(operation)
+            return _RoundResult.STOP
+        done, problem = await self._request_steps(operation)
         sealable = () if problem else tuple(parent.partition_id for parent in operation.sources)
         heard = [group_id for group_id, _ in operation.groups]
         state = await self._database.write(
@@ -445,53 +453,57 @@ class OperationDriver:
             openings=operation.openings,
         )
         if state is not operation.state:
-            self._after_step(_ENTERED[state])
+            self._after_step(_STEP_OF_STATE[state])
             if RULES[operation.state].runs and RULES[state].children is PartitionState.OPEN:
                 await self._announce_route(operation)
-            return _Round.STOP if RULES[state].asks is None else _Round.ADVANCED
-        if RULES[state].after is None and not problem:
-            return _Round.STOP
+            return _RoundResult.STOP if RULES[state].action is None else _RoundResult.ADVANCED
+        if RULES[state].successor is None and not problem:
+            return _RoundResult.STOP
         if next_action(operation.state, operation.pending) is not NextAction.WAIT:
-            return _Round.RETRY  # a broker has refused, or a new consumer group is to be told
+            return (
+                _RoundResult.RETRY
+            )  # a broker has refused, or a new consumer group must be announced
         log.info("operation %d waits: %s", operation_id, problem)
-        pause_ms = PAUSE_MS if RULES[state].asks is Ask.ANNOUNCE else 0
+        pause_ms = PAUSE_MS if RULES[state].action is BrokerAction.ANNOUNCE else 0
         await self._database.write(
             release_operation, operation_id, driver=self._driver, pause_ms=pause_ms
         )
-        return _Round.STOP
+        return _RoundResult.STOP
 
-    async def _ask_brokers(self, operation: Operation) -> tuple[dict[int, int | None], str]:
+    async def _request_steps(self, operation: Operation) -> tuple[dict[int, int | None], str]:
         """
-        Ask the brokers for what the operation's state needs.
+        Send brokers the requests that the operation's state requires.
 
         Returns:
-            The finished steps, as partition id → end offset of a sealed partition, None for a
-            hosted one; and the first problem, or "".
+            The finished steps: partition id → end offset of a sealed partition, None for a hosted
+            one; and the first problem, or "".
         """
-        asked = await asyncio.gather(
-            *(self._ask(operation, partition) for partition in operation.todo)
+        results = await asyncio.gather(
+            *(self._request_step(operation, partition) for partition in operation.targets)
         )
-        answers = [answer for answer in asked if not isinstance(answer, str)]
-        ended_ms = {answer.partition_id: answer.ended_ms for answer in answers if answer.ended_ms}
-        told = first_times(operation.opening, operation.todo, ended_ms)
-        send = partial(self._send_first_time, operation)
-        if not await send_first_times(told, send, lambda: WAITS.pauses(self._rng)):
+        replies = [reply for reply in results if not isinstance(reply, str)]
+        ended_ms = {reply.partition_id: reply.ended_ms for reply in replies if reply.ended_ms}
+        times = start_times(operation.children_to_open, operation.targets, ended_ms)
+        send = partial(self._send_start_time, operation)
+        if not await send_start_times(times, send, lambda: BACKOFF.pauses(self._rng)):
             self._after_step("untold")
-        done = {answer.partition_id: answer.end_offset for answer in answers}
-        problems = [answer for answer in asked if isinstance(answer, str)]
-        asks = RULES[operation.state].asks
-        if done and asks in _ANSWERED:
-            self._after_step(_ANSWERED[asks])
+        done = {reply.partition_id: reply.end_offset for reply in replies}
+        problems = [reply for reply in results if isinstance(reply, str)]
+        action = RULES[operation.state].action
+        if done and action in _STEP_OF_ACTION:
+            self._after_step(_STEP_OF_ACTION[action])
         if not problems:
             problems = [parents_silent(operation.state, operation.pending)]
         if not any(problems):
             problems = await asyncio.gather(
-                *(self._refusal(parent) for parent in operation.sources)
+                *(self._seal_refusal(parent) for parent in operation.sources)
             )
         return done, next(filter(None, problems), "")
 
-    async def _ask(self, operation: Operation, partition: Partition) -> _Answer | str:
-        """Ask a broker to host or seal a partition; returns its answer or the problem."""
+    async def _request_step(self, operation: Operation, partition: Partition) -> _StepReply | str:
+        """Send a broker the request to host or seal a partition; return its reply, or the
+        problem.
+        """
         if partition.address is None:
             return broker_silent(operation.state, partition.broker_group)
         rule = RULES[operation.state]
@@ -499,14 +511,16 @@ class OperationDriver:
         broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._brokers_limit:
             try:
-                if rule.asks is Ask.SEAL:
+                if rule.action is BrokerAction.SEAL:
                     status = await broker.control(
                         endpoints.SEAL,
                         query={"empty": 1 if canceled else None},
                         id=partition.partition_id,
                     )
-                    return _Answer(partition.partition_id, status.next_offset, status.ended_at_ms)
-                if operation.publishes:  # a broker hosts no partition anew that has messages
+                    return _StepReply(
+                        partition.partition_id, status.next_offset, status.ended_at_ms
+                    )
+                if operation.publishes:  # a partition with messages is hosted already
                     await broker.control(
                         endpoints.KNOW_GROUPS,
                         KnowGroups(
@@ -516,17 +530,18 @@ class OperationDriver:
                         ),
                         id=partition.partition_id,
                     )
-                    return _Answer(partition.partition_id)
+                    return _StepReply(partition.partition_id)
                 groups = tuple(name for _, name in operation.groups)
-                facts = _facts(
+                request = _host_request(
                     operation, partition, groups=groups, tokens_above=operation.tokens_above
                 )
-                await broker.control(endpoints.HOST_PARTITION, facts)
+                await broker.control(endpoints.HOST_PARTITION, request)
             except KeylaneError as error:
                 unknown = isinstance(error, PartitionUnknownError)
                 if canceled and (unknown or error.reason is Reason.PARTITION_IN_USE):
-                    # Never hosted: a partition of that id at the broker is not of this operation.
-                    return _Answer(partition.partition_id, 0)
+                    # Never hosted: if the broker has such a partition, it belongs to another
+                    # operation.
+                    return _StepReply(partition.partition_id, 0)
                 if unknown:
                     return (
                         f"partition {partition.partition_id} is not known to "
@@ -536,51 +551,49 @@ class OperationDriver:
                     f"partition {partition.partition_id} on {partition.broker_group!r}: "
                     f"{error.message}"
                 )
-        return _Answer(partition.partition_id)
+        return _StepReply(partition.partition_id)
 
-    async def _send_first_time(
+    async def _send_start_time(
         self, operation: Operation, child: Partition, times_from_ms: int
     ) -> None:
-        """Tell the broker of a child from when on it has its times. Raises KeylaneError."""
+        """Send a child's start time to its broker. Raises KeylaneError."""
         assert child.address is not None
         broker = BrokerClient(self._network, child.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._brokers_limit:
-            facts = _facts(operation, child, times_from_ms=times_from_ms)
-            await broker.control(endpoints.HOST_PARTITION, facts)
+            request = _host_request(operation, child, times_from_ms=times_from_ms)
+            await broker.control(endpoints.HOST_PARTITION, request)
 
-    async def _refusal(self, parent: Partition) -> str:
-        """Return the reason why the broker of a parent cannot seal it, or ""; changes nothing at
-        the broker.
-        """
+    async def _seal_refusal(self, parent: Partition) -> str:
+        """Return why the broker of a parent cannot seal it, or "". The request changes nothing."""
         assert parent.address is not None
         broker = BrokerClient(self._network, parent.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._brokers_limit:
             try:
-                why = (await broker.control(endpoints.PARTITION, id=parent.partition_id)).unsealable
+                reason = (
+                    await broker.control(endpoints.PARTITION, id=parent.partition_id)
+                ).unsealable
             except KeylaneError as error:
-                why = error.message
-        return unsealable(parent.partition_id, parent.broker_group, why) if why else ""
+                reason = error.message
+        return unsealable(parent.partition_id, parent.broker_group, reason) if reason else ""
 
     async def _announce_route(self, operation: Operation) -> None:
-        """Announce a new route: wake the calls that wait for the route, and settle the subject's
-        groups.
-        """
+        """Wake the calls that wait for a new route, and settle the subject's groups."""
         self._catalogue.wake([operation.subject])
         for group_id in await self._database.read(groups_of, operation.subject_id):
             await self._groups.settle(group_id)
 
     async def stop(self) -> None:
-        """Stop driving; another metaserver, or this one after a restart, resumes unfinished
-        operations.
+        """Stop driving; unfinished operations are resumed by another metaserver, or by this one
+        after a restart.
         """
-        tasks = list(self._driving.values())
+        tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _facts(operation: Operation, child: Partition, **told: Any) -> HostPartition:
-    """Build the facts that the broker of a child keeps, with further fields of the call."""
+def _host_request(operation: Operation, child: Partition, **fields: Any) -> HostPartition:
+    """Build the request that hosts a child at its broker, with additional fields."""
     return HostPartition(
         subject=operation.subject,
         partition=replace(child, state=PartitionState.OPEN),
@@ -589,5 +602,5 @@ def _facts(operation: Operation, child: Partition, **told: Any) -> HostPartition
         retention=operation.retention,
         static=operation.static,
         message_bytes_max=hosted_limit(operation.message_bytes_max),
-        **told,
+        **fields,
     )

@@ -1,24 +1,24 @@
-"""Plans evacuations: every subject with open or planned partitions on a broker group leaves it.
-SQL, synchronous.
+"""Plans evacuations, which move all open and planned partitions off a broker group. SQL,
+synchronous.
 
-    the broker group answers    A running operation or creation on one subject refuses the whole
-                                evacuation.
+    the broker group is alive   If an operation or creation is running on any of the subjects, the
+                                whole evacuation is refused.
 
-    the broker group is silent  Each subject is decided by itself. Its evacuation is planned; or its
-    (without_source)            running operation continues without the broker group; or the subject
-                                is reported as busy. Sealed partitions there are abandoned as well,
-                                because they block groups that have not read them.
+    the broker group is silent  Subjects are handled independently. Either an evacuation is planned,
+    (without_source)            or the running operation continues without the broker group, or the
+                                subject is reported as busy. Sealed partitions on the group are
+                                abandoned as well, because they block groups that have not read
+                                them.
 
-    the broker group is lost    As above, also for strict subjects. All partitions there are given
-    (accept_loss)               up. The queue of a static subject continues above all offsets that
-                                the lost partition can have.
+    the broker group is lost    The same, but for strict subjects as well. All partitions on the
+    (accept_loss)               group are given up. A static subject's queue continues above all
+                                offsets that the lost partition can have.
 
 Invariants
     Every open or planned partition of the broker group is either planned to leave or reported as
-    busy. If the broker group is silent, the same holds for its sealed partitions that block a
-    consumer group.
-    An operation continues without its source only if the subject allows reordered messages, or an
-    operator has accepted the loss.
+    busy. If the broker group is silent, so are its sealed partitions that block a consumer group.
+    An operation continues without its source only if the subject allows reordered messages, or if
+    an operator has accepted the loss.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ..cluster.losses import read_losses
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_not_hidden, find_subject
 from ..sql.schema import drained, groups, operations, partitions, steps, subjects
-from .plan import NOTHING, plan_evacuation
+from .plan import EMPTY_PLAN, plan_evacuation
 from .plan_inputs import (
     PlannedOperation,
     open_partitions,
@@ -48,10 +48,8 @@ from .plan_inputs import (
 )
 from .states import may_reorder
 
-_COMING = (PartitionState.PLANNED, PartitionState.OPEN)
-"""States of partitions that have to leave; a planned partition would open there although the group
-is cordoned.
-"""
+_LEAVING_STATES = (PartitionState.PLANNED, PartitionState.OPEN)
+"""States of partitions that must leave; planned ones would open although the group is cordoned."""
 _has_drained = sa.select(sa.literal(1)).where(
     drained.c.group_id == groups.c.group_id, drained.c.partition_id == partitions.c.partition_id
 )
@@ -59,7 +57,7 @@ _not_drained = sa.select(sa.literal(1)).where(
     groups.c.subject_id == partitions.c.subject_id,
     sa.not_(sa.exists(_has_drained.correlate(groups, partitions))),
 )
-_blocking = sa.and_(
+_blocks_groups = sa.and_(
     partitions.c.state == PartitionState.SEALED,
     partitions.c.end_offset.is_not(None),
     sa.or_(
@@ -67,75 +65,79 @@ _blocking = sa.and_(
         sa.exists(_not_drained.correlate(partitions)),
     ),
 )
+"""True for sealed partitions that block consumer groups. If the subject allows reordered messages,
+all of them, because they also block future groups; otherwise those that an existing group has not
+drained.
 """
-Sealed partitions that block consumer groups.
-
-Subjects that allow reordered messages: all of them, because they also block future groups. Other
-subjects: those that an existing group has not drained.
-"""
-_SEALED = partitions.c.state == PartitionState.SEALED
+_is_sealed = partitions.c.state == PartitionState.SEALED
 
 
-def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperation]:
+def plan_evacuations(connection: Connection, request: Reshape) -> list[PlannedOperation]:
     """
     Plan the evacuation of each subject on the broker group, by name, and lock these subjects.
 
     Raises:
-        InvalidRequestError, NotFoundError, UnavailableError
-        InvalidRequestError: `without_source` or `accept_loss` is given and the broker group is not
-            silent; or a queue of a static subject has no logic offsets left above the loss.
-        BusyError: the broker group answers, and an operation or a
-            creation runs on a subject.
+        NotFoundError, UnavailableError
+        InvalidRequestError: the group's name is invalid; `without_source` or `accept_loss` is given
+            but the broker group is not silent; or a queue of a static subject has no logic offsets
+            left above the loss.
+        BusyError: the broker group is alive, and an operation or creation is running on a subject.
+        ConflictError: the broker group is alive, and a hidden subject has partitions on it.
     """
-    source = BrokerGroup(ask.broker_group)
+    source = BrokerGroup(request.broker_group)
     check_name("broker group", source)
-    left = ask.without_source or ask.accept_loss
+    without_broker = request.without_source or request.accept_loss
     report = last_report(connection, source)
-    if report.left_ms > 0 and left:
+    if report.left_ms > 0 and without_broker:
         raise InvalidRequestError(
             f"broker group {source!r} {report.age}, and counts as alive. If it is dead, "
             f"{report.ask_again}. If it "
-            "answers, evacuate it without --without-source and --accept-loss: it "
-            "seals, and order is kept"
+            "is running, evacuate it without --without-source and --accept-loss: then it "
+            "seals its partitions, and order is kept"
         )
-    coming = partitions.c.state.in_(_COMING)
-    blocking = _SEALED if ask.accept_loss else _blocking
-    concerned = (
+    has_leaving_state = partitions.c.state.in_(_LEAVING_STATES)
+    blocking = _is_sealed if request.accept_loss else _blocks_groups
+    affected = (
         sa.select(subjects.c.name)
         .join(partitions, partitions.c.subject_id == subjects.c.subject_id)
-        .where(partitions.c.broker_group == source, sa.or_(coming, blocking) if left else coming)
+        .where(
+            partitions.c.broker_group == source,
+            sa.or_(has_leaving_state, blocking) if without_broker else has_leaving_state,
+        )
         .distinct()
         .order_by(subjects.c.name)
     )
     load = Counter(writable_groups(connection))
     plans = []
-    for name in connection.execute(concerned).scalars().all():
+    for name in connection.execute(affected).scalars().all():
         subject = find_subject(connection, name, lock=True)
         assert subject is not None
         if subject.hidden_for:
-            plans.append(_hidden(ask, subject))
+            plans.append(_refuse_hidden(request, subject))
             continue
         running = running_operation(connection, subject.subject_id)
         if running is not None or subject.route_version == 0:
-            plans.append(_not_free(connection, ask, subject, running or 0))
+            plans.append(_plan_busy(connection, request, subject, running or 0))
             continue
         try:
             plan = plan_evacuation(open_partitions(connection, subject), source, load)
         except UnavailableError as error:
-            raise no_host(connection, without=source) from error
+            raise no_host(connection, excluded=source) from error
         load.update(child.broker_group for child in plan.children)
-        sealed = _blocking_there(connection, subject, source, blocking) if left else ()
+        sealed = (
+            _blocking_partitions(connection, subject, source, blocking) if without_broker else ()
+        )
         busy = None
-        if sealed and _may_continue(subject, ask):
+        if sealed and _may_continue(subject, request):
             plan = replace(plan, sealed=plan.sealed + sealed)
         elif sealed:
             problem = (
-                "it is strict or static; the children of the partitions sealed there wait until "
-                "the broker group is back"
+                "it is strict or static; the children of its sealed partitions wait until the "
+                "broker group is back"
             )
             busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
         planned = PlannedOperation(subject=subject, plan=plan, busy=busy)
-        if ask.accept_loss:
+        if request.accept_loss:
             planned = replace(planned, losses=read_losses(connection, plan.sealed))
             _check_starts(subject, [child.name for child in planned.children()])
         plans.append(planned)
@@ -143,31 +145,31 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
 
 
 def _check_starts(subject: SubjectRow, names: Iterable[str]) -> None:
-    """Check that logic offsets are left for children above a loss. Raises InvalidRequestError."""
+    """Check that children can start at a logic offset above a loss. Raises InvalidRequestError."""
     for name in names if subject.static else ():
         start_behind_loss(name)
 
 
-def _may_continue(subject: SubjectRow, ask: Reshape) -> bool:
+def _may_continue(subject: SubjectRow, request: Reshape) -> bool:
     """Return whether the subject's operations may continue without the silent broker group."""
-    return may_reorder(subject.order_strategy, static=subject.static) or ask.accept_loss
+    return may_reorder(subject.order_strategy, static=subject.static) or request.accept_loss
 
 
-def _blocking_there(
+def _blocking_partitions(
     connection: Connection,
     subject: SubjectRow,
     source: BrokerGroup,
     blocking: sa.ColumnElement[bool],
 ) -> tuple[PartitionId, ...]:
     """Return a subject's sealed partitions on a broker group that block consumer groups."""
-    there = sa.and_(
+    on_group = sa.and_(
         partitions.c.subject_id == subject.subject_id, partitions.c.broker_group == source
     )
-    ids = sa.select(partitions.c.partition_id).join(subjects).where(there, blocking)
+    ids = sa.select(partitions.c.partition_id).join(subjects).where(on_group, blocking)
     return tuple(connection.execute(ids.order_by(partitions.c.partition_id)).scalars())
 
 
-def _children_of(connection: Connection, operation_id: int) -> list[str]:
+def _child_names(connection: Connection, operation_id: int) -> list[str]:
     """Return the names of an operation's children."""
     names = (
         sa.select(partitions.c.name)
@@ -177,82 +179,92 @@ def _children_of(connection: Connection, operation_id: int) -> list[str]:
     return list(connection.execute(names).scalars())
 
 
-def continue_without(connection: Connection, operation_id: int, ask: Reshape) -> None:
+def continue_without(connection: Connection, operation_id: int, request: Reshape) -> None:
     """
-    Let a running operation continue without silent sources, or without a broker group whose loss is
-    accepted.
+    Let a running operation continue without silent sources, or without a broker group whose loss
+    was accepted.
 
-    The caller has locked the operation's subject.
+    The caller must have locked the operation's subject.
     """
-    if not ask.accept_loss:
-        here = operations.c.operation_id == operation_id
-        connection.execute(sa.update(operations).where(here).values(without_source=True))
+    if not request.accept_loss:
+        condition = operations.c.operation_id == operation_id
+        connection.execute(sa.update(operations).where(condition).values(without_source=True))
         return
-    there = sa.select(partitions.c.partition_id).where(
-        partitions.c.broker_group == ask.broker_group
+    partition_ids = sa.select(partitions.c.partition_id).where(
+        partitions.c.broker_group == request.broker_group
     )
-    given_up = sa.and_(steps.c.operation_id == operation_id, steps.c.partition_id.in_(there))
-    connection.execute(sa.update(steps).where(given_up).values(given_up=True))
+    lost_steps = sa.and_(
+        steps.c.operation_id == operation_id, steps.c.partition_id.in_(partition_ids)
+    )
+    connection.execute(sa.update(steps).where(lost_steps).values(given_up=True))
 
 
-def _hidden(ask: Reshape, subject: SubjectRow) -> PlannedOperation:
-    """Return the part of an evacuation for a hidden subject, which does not move. Raises
-    ConflictError.
+def _refuse_hidden(request: Reshape, subject: SubjectRow) -> PlannedOperation:
+    """Return the result of an evacuation for a hidden subject, which cannot move. Raises
+    ConflictError if the broker group is alive.
     """
-    if not (ask.without_source or ask.accept_loss):
+    if not (request.without_source or request.accept_loss):
         check_not_hidden(subject)
     problem = f"it is hidden until it is published in {subject.hidden_for!r}; delete it"
     busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
-    return PlannedOperation(subject=subject, plan=NOTHING, busy=busy)
+    return PlannedOperation(subject=subject, plan=EMPTY_PLAN, busy=busy)
 
 
-def _not_free(
-    connection: Connection, ask: Reshape, subject: SubjectRow, running: int
+def _plan_busy(
+    connection: Connection, request: Reshape, subject: SubjectRow, running: int
 ) -> PlannedOperation:
-    """Return the part of an evacuation for a subject with a running operation or an unfinished
-    creation.
+    """Return the result of an evacuation for a subject with a running operation or an unfinished
+    creation. Raises BusyError if the broker group is alive.
     """
-    if not (ask.without_source or ask.accept_loss):
+    if not (request.without_source or request.accept_loss):
         if running:
             raise BusyError(Reason.OPERATION_RUNNING, subject=subject.name, operation_id=running)
         raise BusyError(
-            Reason.CREATION_RUNNING, subject=subject.name, broker_group=ask.broker_group
+            Reason.CREATION_RUNNING, subject=subject.name, broker_group=request.broker_group
         )
-    todo = connection.execute(
+    group_steps = connection.execute(
         sa.select(steps.c.action, steps.c.done, steps.c.partition_id)
         .join(partitions, partitions.c.partition_id == steps.c.partition_id)
-        .where(steps.c.operation_id == running, partitions.c.broker_group == ask.broker_group)
+        .where(steps.c.operation_id == running, partitions.c.broker_group == request.broker_group)
     ).all()
     opened = open_partitions(connection, subject)
-    there = sum(partition.broker_group == ask.broker_group for partition in opened)
-    leaving = sum(step.action == StepAction.SEAL for step in todo)
-    hosts = [step.done for step in todo if step.action == StepAction.HOST]
-    waits = [step.partition_id for step in todo if step.action == StepAction.SEAL and not step.done]
-    freed = 0
-    problem = "another operation runs on it; evacuate again when that is done"
+    open_count = sum(partition.broker_group == request.broker_group for partition in opened)
+    seal_count = sum(step.action == StepAction.SEAL for step in group_steps)
+    hosted = [step.done for step in group_steps if step.action == StepAction.HOST]
+    unsealed = [
+        step.partition_id
+        for step in group_steps
+        if step.action == StepAction.SEAL and not step.done
+    ]
+    continued = 0
+    problem = "another operation is running on it; evacuate again when that is done"
     if not running:
-        problem = "it is still being created, with partitions there"
-    elif not all(hosts):
-        problem = "its operation waits to open partitions there; cancel it, then evacuate again"
-    elif waits and not _may_continue(subject, ask):
+        problem = "it is still being created, with partitions on the broker group"
+    elif not all(hosted):
+        problem = (
+            "its operation will open partitions on the broker group; cancel it, then evacuate again"
+        )
+    elif unsealed and not _may_continue(subject, request):
         problem = "it is strict or static; its operation waits until the broker group is back"
-    elif waits or (ask.accept_loss and hosts):
-        freed = running
+    elif unsealed or (request.accept_loss and hosted):
+        continued = running
         problem = ""
-        if ask.accept_loss:
-            _check_starts(subject, _children_of(connection, running))
-        blocking = _SEALED if ask.accept_loss else _blocking
-        sealed = _blocking_there(connection, subject, BrokerGroup(ask.broker_group), blocking)
-        if hosts or leaving < there or sealed:
+        if request.accept_loss:
+            _check_starts(subject, _child_names(connection, running))
+        blocking = _is_sealed if request.accept_loss else _blocks_groups
+        sealed = _blocking_partitions(
+            connection, subject, BrokerGroup(request.broker_group), blocking
+        )
+        if hosted or seal_count < open_count or sealed:
             problem = (
-                "its operation continues, and leaves partitions there; evacuate "
+                "its operation continues, but leaves partitions on the broker group; evacuate "
                 "again when it is done"
             )
     busy = BusySubject(subject=subject.name, operation_id=running, problem=problem)
     return PlannedOperation(
         subject=subject,
-        plan=NOTHING,
-        freed=freed,
+        plan=EMPTY_PLAN,
+        continued=continued,
         busy=busy if problem else None,
-        losses=read_losses(connection, waits) if freed and ask.accept_loss else (),
+        losses=read_losses(connection, unsealed) if continued and request.accept_loss else (),
     )

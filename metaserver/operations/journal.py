@@ -1,15 +1,15 @@
-"""The journal of operations: claims them, stores their steps, and moves them from state to state.
-SQL, synchronous.
+"""Keeps the journal of operations: claims operations, stores their steps, and advances their
+states. SQL, synchronous.
 
 Invariants
-    An operation enters a state in the transaction that stores the last step of the previous state:
-    see `states.py`.
+    An operation enters a state in the same transaction that stores the last step of the previous
+    state; see `states.py`.
     The route changes in one transaction: parents SEALED, children OPEN, version + 1. A publication
     of a hidden subject with a cut has no children: its steps seal the hidden partitions, which are
-    parents of open ones, and are visible from then on.
+    parents of open ones, and become visible then.
     A child opens after its broker has stored every consumer group of the subject, or after the loss
     of the broker's data folder was accepted, so that the folder is refused.
-    Every function may be repeated; a repeat changes nothing.
+    Every function is idempotent.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from ..cluster.unfinished import UNFINISHED
 from ..sql.dialect import now_ms
 from ..sql.schema import brokers, groups, operations, partitions, steps, subjects
 from .states import (
-    ASK_OF_STEP,
-    ASKING,
+    ACTION_OF_STEP,
+    ACTIVE_STATES,
     RULES,
-    Ask,
+    BrokerAction,
     NextAction,
-    Pending,
+    PendingStep,
     Rule,
-    left_behind,
     may_reorder,
     next_action,
     next_state,
     parents_to_check,
-    to_ask,
+    skipped_parents,
+    steps_to_request,
 )
 
 PROBLEM_CHARS_MAX = 1_024
@@ -58,62 +58,58 @@ PROBLEM_CHARS_MAX = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """An operation with the facts that its driver needs."""
+    """An operation with everything that its driver needs."""
 
     operation_id: int
     subject_id: int
     subject: Subject
     order_strategy: OrderStrategy
-    """Order strategy of the children, which is not the subject's while this operation
-    changes it.
-    """
+    """Order strategy of the children; it differs from the subject's if the operation changes it."""
     partitions_wanted: int
-    """Number of partitions with which the subject was created."""
+    """Number of partitions that the subject was created with."""
     retention: Retention
-    """Retention of the children, as for `order_strategy`."""
+    """Retention of the children; see `order_strategy`."""
     static: bool
-    """True if the subject is static: children continue the logic offsets of their parents, or begin
+    """True if the subject is static: children continue the logic offsets of their parents, or start
     above a loss.
     """
     state: OperationState
-    pending: tuple[Pending, ...]
-    """Every unfinished step; in OPEN also the children whose brokers do not know every consumer
-    group.
+    pending: tuple[PendingStep, ...]
+    """All unfinished steps; in OPEN also one for each child whose broker does not know every
+    consumer group.
     """
-    todo: tuple[Partition, ...]
-    """Partitions whose brokers have something to do in this state; their address is None if the
-    broker is silent.
+    targets: tuple[Partition, ...]
+    """Partitions whose brokers have work in this state; the address is None if the broker is
+    silent.
     """
     sources: tuple[Partition, ...] = ()
-    """Parents whose brokers are asked, before any parent is sealed, whether they can seal them."""
-    opening: tuple[Partition, ...] = ()
-    """The hosted children while the parents are being sealed, without those of a hidden subject,
-    which have messages already.
+    """Parents whose brokers must confirm that they can seal, before any parent is sealed."""
+    children_to_open: tuple[Partition, ...] = ()
+    """The hosted children while the parents are being sealed; empty for a hidden subject, whose
+    partitions already have messages.
     """
     openings: Mapping[int, str] = field(default_factory=dict)
-    """Partition id in `todo` → opening of the data folder whose broker is asked."""
+    """Partition id in `targets` → opening of the data folder of its broker."""
     groups: tuple[tuple[int, str], ...] = ()
-    """(id, name) of every consumer group of the subject; the children's brokers have to
-    store them.
-    """
+    """(id, name) of every consumer group of the subject; the children's brokers must store them."""
     tokens_above: int = 0
-    """Token that no token of the subject's deleted groups exceeds."""
+    """Upper bound of the tokens of the subject's deleted groups."""
     changes_settings: bool = False
-    """True if the subject gets the settings of this operation when the route changes."""
+    """True if the operation changes the subject's settings along with the route."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
-    """Message size limit of the children, in bytes, as for `order_strategy`."""
+    """Message size limit of the children, in bytes; see `order_strategy`."""
     publishes: bool = False
-    """True if the children are a hidden subject's, and have messages."""
+    """True if the children belong to a hidden subject, and already have messages."""
     replaces: bool = False
-    """True if older partitions expire when the route changes, and brokers drop them."""
+    """True if older partitions expire and are dropped when the route changes."""
 
 
-_claimed = (
+_claim = (
     sa.update(operations)
     .where(
         operations.c.operation_id == sa.bindparam("of_operation"),
         sa.or_(operations.c.driver == sa.bindparam("by"), operations.c.driven_until <= now_ms()),
-        operations.c.state.in_(ASKING),
+        operations.c.state.in_(ACTIVE_STATES),
     )
     .values(driver=sa.bindparam("by"), driven_until=now_ms() + sa.bindparam("for_ms"))
 )
@@ -122,16 +118,16 @@ _claimed = (
 def claim_operation(
     connection: Connection, operation_id: int, *, driver: str, lease_ms: int
 ) -> Operation | None:
-    """Lease an operation to `driver` for `lease_ms`; returns None if it is done or leased to
+    """Lease an operation to `driver` for `lease_ms`, and return it; None if it is done or leased to
     another driver.
     """
-    mine = {"of_operation": operation_id, "by": driver, "for_ms": lease_ms}
-    if not connection.execute(_claimed, mine).rowcount:
+    parameters = {"of_operation": operation_id, "by": driver, "for_ms": lease_ms}
+    if not connection.execute(_claim, parameters).rowcount:
         return None
     return read_operation(connection, operation_id)
 
 
-_operation = (
+_operation_query = (
     sa.select(
         operations,
         subjects.c.name,
@@ -149,11 +145,11 @@ _operation = (
 
 def read_operation(connection: Connection, operation_id: int) -> Operation:
     """Return an operation with its unfinished steps."""
-    row = connection.execute(_operation, {"of_operation": operation_id}).one()
+    row = connection.execute(_operation_query, {"of_operation": operation_id}).one()
     state = OperationState(row.state)
-    pending, known, opening = _pending(connection, row)
-    asked = {step.partition_id for step in to_ask(state, pending)}
-    checked = set(parents_to_check(state, pending))
+    pending, partitions_of_steps, children_to_open = _read_pending(connection, row)
+    requested = {step.partition_id for step in steps_to_request(state, pending)}
+    to_check = set(parents_to_check(state, pending))
     return Operation(
         operation_id=row.operation_id,
         subject_id=row.subject_id,
@@ -164,11 +160,15 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         static=row.static,
         state=state,
         pending=pending,
-        todo=tuple(partition for partition in known if partition.partition_id in asked),
-        sources=tuple(partition for partition in known if partition.partition_id in checked),
-        opening=opening,
-        openings=read_openings(connection, asked),
-        groups=_named_groups(connection, row.subject_id),
+        targets=tuple(
+            partition for partition in partitions_of_steps if partition.partition_id in requested
+        ),
+        sources=tuple(
+            partition for partition in partitions_of_steps if partition.partition_id in to_check
+        ),
+        children_to_open=children_to_open,
+        openings=read_openings(connection, requested),
+        groups=_read_groups(connection, row.subject_id),
         tokens_above=row.tokens_above,
         changes_settings=bool(
             row.new_order_strategy or row.new_retention or row.new_message_bytes_max
@@ -179,79 +179,85 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
     )
 
 
-_steps = sa.select(steps).where(steps.c.operation_id == sa.bindparam("of_operation"))
+_steps_query = sa.select(steps).where(steps.c.operation_id == sa.bindparam("of_operation"))
 
 
-def _pending(
+def _read_pending(
     connection: Connection, row: sa.Row[Any]
-) -> tuple[tuple[Pending, ...], tuple[Partition, ...], tuple[Partition, ...]]:
-    """Return the unfinished steps, their partitions, and `Operation.opening`; each ordered by
-    partition id.
+) -> tuple[tuple[PendingStep, ...], tuple[Partition, ...], tuple[Partition, ...]]:
+    """Return `Operation.pending`, the partitions of these steps, and `Operation.children_to_open`,
+    each ordered by partition id.
     """
-    rows = connection.execute(_steps, {"of_operation": row.operation_id}).all()
-    left = {step.partition_id: step for step in rows if not step.done}
-    asks = {key: ASK_OF_STEP[StepAction(step.action)] for key, step in left.items()}
-    if RULES[OperationState(row.state)].asks is Ask.ANNOUNCE:
-        shown = StepAction.SEAL if _seals_hidden(row, rows) else StepAction.HOST
-        children = {step.partition_id: step for step in rows if step.action == shown}
+    rows = connection.execute(_steps_query, {"of_operation": row.operation_id}).all()
+    unfinished = {step.partition_id: step for step in rows if not step.done}
+    actions = {key: ACTION_OF_STEP[StepAction(step.action)] for key, step in unfinished.items()}
+    if RULES[OperationState(row.state)].action is BrokerAction.ANNOUNCE:
+        announced_action = StepAction.SEAL if _seals_hidden(row, rows) else StepAction.HOST
+        children = {step.partition_id: step for step in rows if step.action == announced_action}
         for partition_id in unheard_children(connection, row.subject_id, list(children)):
-            left[partition_id] = children[partition_id]
-            asks[partition_id] = Ask.ANNOUNCE
-    opens: set[int] = set()
+            unfinished[partition_id] = children[partition_id]
+            actions[partition_id] = BrokerAction.ANNOUNCE
+    open_ids: set[int] = set()
     if row.state == OperationState.SEAL and row.kind != OperationKind.PUBLISH:
-        opens = {step.partition_id for step in rows if step.action == StepAction.HOST}
-    read = read_partitions(connection, HOSTED_BY_ID, ids=sorted(opens.union(left))) if left else ()
-    known = tuple(partition for partition in read if partition.partition_id in left)
-    opening = tuple(partition for partition in read if partition.partition_id in opens)
+        open_ids = {step.partition_id for step in rows if step.action == StepAction.HOST}
+    loaded = (
+        read_partitions(connection, HOSTED_BY_ID, ids=sorted(open_ids.union(unfinished)))
+        if unfinished
+        else ()
+    )
+    pending_partitions = tuple(
+        partition for partition in loaded if partition.partition_id in unfinished
+    )
+    opening_children = tuple(
+        partition for partition in loaded if partition.partition_id in open_ids
+    )
     reorders = _may_reorder(row)
     pending = tuple(
-        Pending(
-            ask=asks[partition.partition_id],
+        PendingStep(
+            action=actions[partition.partition_id],
             partition_id=partition.partition_id,
             broker_group=partition.broker_group,
             alive=partition.address is not None,
-            given_up=left[partition.partition_id].given_up,
+            given_up=unfinished[partition.partition_id].given_up,
             may_reorder=reorders,
         )
-        for partition in known
+        for partition in pending_partitions
     )
-    return pending, known, opening
+    return pending, pending_partitions, opening_children
 
 
-def _seals_hidden(row: sa.Row[Any], rows: Sequence[sa.Row[Any]]) -> bool:
-    """Return whether a publication opens nothing, because the hidden partitions are parents of
-    others already, and are sealed by it.
+def _seals_hidden(row: sa.Row[Any], step_rows: Sequence[sa.Row[Any]]) -> bool:
+    """Return whether a publication seals the hidden partitions instead of opening them, because
+    they already are parents of others.
     """
-    hosted = any(step.action == StepAction.HOST for step in rows)
+    hosted = any(step.action == StepAction.HOST for step in step_rows)
     return row.kind == OperationKind.PUBLISH and not hosted
 
 
 def _may_reorder(row: sa.Row[Any]) -> bool:
-    """Return whether an operation may change the route before silent brokers have sealed its
-    parents.
-    """
+    """Return whether the route may change before silent brokers have sealed the parents."""
     strategy = OrderStrategy(row.order_strategy)
     return bool(row.without_source) and may_reorder(strategy, static=row.static)
 
 
-_named = (
+_groups_query = (
     sa.select(groups.c.group_id, groups.c.name)
     .where(groups.c.subject_id == sa.bindparam("of_subject"), sa.not_(groups.c.deleting))
     .order_by(groups.c.group_id)
 )
 
 
-def _named_groups(connection: Connection, subject_id: int) -> tuple[tuple[int, str], ...]:
-    rows = connection.execute(_named, {"of_subject": subject_id})
+def _read_groups(connection: Connection, subject_id: int) -> tuple[tuple[int, str], ...]:
+    rows = connection.execute(_groups_query, {"of_subject": subject_id})
     return tuple((row.group_id, row.name) for row in rows)
 
 
-_sealed_at = (
+_set_end_offset = (
     sa.update(partitions)
     .where(partitions.c.partition_id == sa.bindparam("of_partition"))
     .values(end_offset=sa.bindparam("end"))
 )
-_step_done = (
+_finish_steps = (
     sa.update(steps)
     .where(
         steps.c.operation_id == sa.bindparam("of_operation"),
@@ -260,21 +266,21 @@ _step_done = (
     )
     .values(done=True)
 )
-_set_operation = sa.update(operations).where(
+_update_operation = sa.update(operations).where(
     operations.c.operation_id == sa.bindparam("of_operation")
 )
-"""Sets the columns that are named in its parameters."""
+"""Updates whichever columns its parameters name."""
 
 
-_subject_id = sa.select(operations.c.subject_id).where(
+_subject_id_query = sa.select(operations.c.subject_id).where(
     operations.c.operation_id == sa.bindparam("of_operation")
 )
-_subject_locked = (
+_lock_subject_query = (
     sa.select(subjects.c.subject_id)
     .where(subjects.c.subject_id == sa.bindparam("of_subject"))
     .with_for_update()
 )
-_state_locked = (
+_lock_state_query = (
     sa.select(operations.c.state)
     .where(operations.c.operation_id == sa.bindparam("of_operation"))
     .with_for_update()
@@ -282,55 +288,55 @@ _state_locked = (
 
 
 def _lock_operation(connection: Connection, operation_id: int) -> OperationState | None:
-    """Return the state of an operation, and lock it until the transaction ends; None if it is
-    unknown.
-    """
-    here = {"of_operation": operation_id}
-    subject_id = connection.execute(_subject_id, here).scalar_one_or_none()
+    """Lock an operation until the transaction ends, and return its state; None if it is unknown."""
+    parameters = {"of_operation": operation_id}
+    subject_id = connection.execute(_subject_id_query, parameters).scalar_one_or_none()
     if subject_id is None:
         return None
-    # The beginning of an operation uses the same order: the subject's row, then the operation's.
-    connection.execute(_subject_locked, {"of_subject": subject_id}).one()
-    return OperationState(connection.execute(_state_locked, here).scalar_one())
+    # Beginning an operation locks in the same order: the subject's row, then the operation's.
+    connection.execute(_lock_subject_query, {"of_subject": subject_id}).one()
+    return OperationState(connection.execute(_lock_state_query, parameters).scalar_one())
 
 
 def cancel_operation(connection: Connection, operation_id: int) -> None:
     """
-    Cancel an operation in PLAN; a repeat changes nothing.
+    Cancel an operation in PLAN; idempotent.
 
-    The children are never opened. Because brokers may host some of them already, their steps become
+    The children are never opened. Brokers may already host some of them, so their steps become
     seals.
 
     Raises:
         NotFoundError
         ConflictError: the operation is past PLAN.
     """
-    known = 0 < operation_id <= MAX_I64
-    state = _lock_operation(connection, operation_id) if known else None
+    is_valid_id = 0 < operation_id <= MAX_I64
+    state = _lock_operation(connection, operation_id) if is_valid_id else None
     if state is None:
         raise NotFoundError(Reason.OPERATION_UNKNOWN, operation_id=operation_id)
     if state is OperationState.CANCELED:
         return
     if not RULES[state].may_cancel:
         raise ConflictError(Reason.OPERATION_FORWARD, operation_id=operation_id, state=state.value)
-    mine = steps.c.operation_id == operation_id
-    row = connection.execute(_operation, {"of_operation": operation_id}).one()
-    every = connection.execute(_steps, {"of_operation": operation_id}).all()
-    given_up = StepAction.SEAL if _seals_hidden(row, every) else StepAction.HOST
-    children = sa.select(steps.c.partition_id).where(mine, steps.c.action == given_up)
+    of_operation = steps.c.operation_id == operation_id
+    row = connection.execute(_operation_query, {"of_operation": operation_id}).one()
+    step_rows = connection.execute(_steps_query, {"of_operation": operation_id}).all()
+    child_action = StepAction.SEAL if _seals_hidden(row, step_rows) else StepAction.HOST
+    children = sa.select(steps.c.partition_id).where(of_operation, steps.c.action == child_action)
     connection.execute(
         sa.update(partitions)
         .where(partitions.c.partition_id.in_(children))
         .values(state=RULES[OperationState.CANCELED].children)
     )
-    if given_up is StepAction.HOST:
-        connection.execute(sa.delete(steps).where(mine, steps.c.action == StepAction.SEAL))
-    connection.execute(sa.update(steps).where(mine).values(action=StepAction.SEAL, done=False))
+    if child_action is StepAction.HOST:
+        connection.execute(sa.delete(steps).where(of_operation, steps.c.action == StepAction.SEAL))
+    connection.execute(
+        sa.update(steps).where(of_operation).values(action=StepAction.SEAL, done=False)
+    )
     canceled = {"state": OperationState.CANCELED, "problem": "", "running": None}
-    free = {"driver": None, "driven_until": 0}
-    connection.execute(_set_operation, {"of_operation": operation_id} | canceled | free)
-    if row.replaces:  # its groups were granted nothing meanwhile
-        connection.execute(_unannounced, {"of_subject": row.subject_id})
+    released = {"driver": None, "driven_until": 0}
+    connection.execute(_update_operation, {"of_operation": operation_id} | canceled | released)
+    if row.replaces:  # its groups had no grants while it ran
+        connection.execute(_require_announcement, {"of_subject": row.subject_id})
 
 
 def finish_round(
@@ -344,156 +350,166 @@ def finish_round(
     openings: Mapping[int, str] | None = None,
 ) -> OperationState:
     """
-    Store the steps that brokers have done, then enter states until the operation has to wait.
+    Store the steps that brokers have done, then advance the operation as far as possible.
 
-    A broker that has done its step in an earlier opening is asked again, because its data folder
-    may be an older copy by now.
+    A step that was done in an earlier opening does not count, because the broker's data folder may
+    have been replaced by an older copy since.
 
-    After the last seal, producers that write to the parents wait only for this transaction, which
+    After the last seal, producers that write to the parents only wait for this transaction, which
     also changes the route.
 
     Args:
         done: partition id → end offset of a sealed partition, None for a hosted one.
-        problem: the reason why a broker has not done its step, or "".
+        problem: why a broker has not done its step, or "".
         heard: ids of the consumer groups that the brokers of the hosted partitions have stored.
-        sealable: the parents whose brokers have just confirmed that they can seal them; None: all
+        sealable: the parents whose brokers have just confirmed that they can seal; None means all
             parents.
-        openings: partition id → opening of the data folder whose broker was asked; None: no folder
-            was opened since.
+        openings: partition id → opening of the data folder to which the request was sent; None
+            skips this check.
 
     Returns:
-        The present state of the operation; DONE if it was deleted with its subject.
+        The current state of the operation; DONE if it was deleted with its subject.
     """
     if openings is not None:
-        now = read_openings(connection, done, lock=True)
-        done = {key: end for key, end in done.items() if now.get(key) == openings.get(key)}
-    # A cancel locks in the same order: the operation's row, then the rows of its steps.
+        current = read_openings(connection, done, lock=True)
+        done = {
+            partition_id: end
+            for partition_id, end in done.items()
+            if current.get(partition_id) == openings.get(partition_id)
+        }
+    # `cancel_operation` locks in the same order: the operation's row, then its steps.
     if _lock_operation(connection, operation_id) is None:
         return OperationState.DONE
-    _note_steps(connection, operation_id, done, heard)
+    _store_steps(connection, operation_id, done, heard)
     operation = read_operation(connection, operation_id)
     while (
-        after := next_state(operation.state, operation.pending, sealable=sealable)
+        successor := next_state(operation.state, operation.pending, sealable=sealable)
     ) is not operation.state:
-        _enter_state(connection, operation, after)
+        _enter_state(connection, operation, successor)
         operation = read_operation(connection, operation_id)
         problem = ""
-    if RULES[operation.state].asks is None:
+    if RULES[operation.state].action is None:
         problem = ""  # another driver has finished the operation
     values = {"of_operation": operation_id, "problem": problem[:PROBLEM_CHARS_MAX]}
-    connection.execute(_set_operation, values)
+    connection.execute(_update_operation, values)
     return operation.state
 
 
-def _note_steps(
+def _store_steps(
     connection: Connection,
     operation_id: int,
     done: Mapping[int, int | None],
     heard: Collection[int],
 ) -> None:
-    """Store the steps in `done`; the arguments are those of `finish_round`."""
+    """Store the steps in `done`; see `finish_round`."""
     for partition_id, end_offset in sorted(done.items()):
         if end_offset is not None:
-            connection.execute(_sealed_at, {"of_partition": partition_id, "end": end_offset})
+            connection.execute(_set_end_offset, {"of_partition": partition_id, "end": end_offset})
     hosted = [partition_id for partition_id, end_offset in done.items() if end_offset is None]
     store_heard(connection, {partition_id: list(heard) for partition_id in sorted(hosted)})
-    # Steps are selected by action, because a cancel since then has changed the children's steps
-    # from HOST to SEAL.
+    # Steps are selected by action, because a concurrent cancel may have changed the children's
+    # steps from HOST to SEAL.
     for action in StepAction:
-        ids = [key for key, end in done.items() if (end is None) is (action is StepAction.HOST)]
-        which = {"of_operation": operation_id, "ids": ids, "what": action}
-        connection.execute(_step_done, which)
+        ids = [
+            partition_id
+            for partition_id, end in done.items()
+            if (end is None) is (action is StepAction.HOST)
+        ]
+        parameters = {"of_operation": operation_id, "ids": ids, "what": action}
+        connection.execute(_finish_steps, parameters)
 
 
-_set_partitions = sa.update(partitions).where(partitions.c.partition_id.in_(sa.bindparam("ids")))
-"""Sets the columns that are named in its parameters."""
-_route_raised = (
+_update_partitions = sa.update(partitions).where(partitions.c.partition_id.in_(sa.bindparam("ids")))
+"""Updates whichever columns its parameters name."""
+_raise_route_version = (
     sa.update(subjects)
     .where(subjects.c.subject_id == sa.bindparam("of_subject"))
     .values(route_version=subjects.c.route_version + 1)
 )
-_set_subject = sa.update(subjects).where(subjects.c.subject_id == sa.bindparam("of_subject"))
-"""Sets the columns that are named in its parameters."""
-_unannounced = (
+_update_subject = sa.update(subjects).where(subjects.c.subject_id == sa.bindparam("of_subject"))
+"""Updates whichever columns its parameters name."""
+_require_announcement = (
     sa.update(groups)
     .where(groups.c.subject_id == sa.bindparam("of_subject"))
     .values(told=False, settled=False, version=groups.c.version + 1)
 )
 
 
-def _enter_state(connection: Connection, operation: Operation, after: OperationState) -> None:
-    before, rule = RULES[operation.state], RULES[after]
-    if before.runs and not rule.runs:
+def _enter_state(connection: Connection, operation: Operation, state: OperationState) -> None:
+    """Store the new state of an operation, and change the route if this state requires it."""
+    old_rule, rule = RULES[operation.state], RULES[state]
+    if old_rule.runs and not rule.runs:
         _change_route(connection, operation, rule)
     running = operation.subject_id if rule.runs else None
-    values = {"of_operation": operation.operation_id, "state": after, "running": running}
-    connection.execute(_set_operation, values)
+    values = {"of_operation": operation.operation_id, "state": state, "running": running}
+    connection.execute(_update_operation, values)
 
 
 def _change_route(connection: Connection, operation: Operation, rule: Rule) -> None:
-    """Seal the parents and open the children in the subject's route."""
-    rows = connection.execute(_steps, {"of_operation": operation.operation_id}).all()
+    """Change the subject's route: seal the parents and open the children."""
+    rows = connection.execute(_steps_query, {"of_operation": operation.operation_id}).all()
     sealed = [row.partition_id for row in rows if row.action == StepAction.SEAL]
     children = [row.partition_id for row in rows if row.action == StepAction.HOST]
-    connection.execute(_set_partitions, {"ids": sealed, "state": rule.parents})
-    waiting = [step for step in operation.pending if step.ask is Ask.SEAL]
-    lose_partitions(connection, [step.partition_id for step in waiting if step.given_up])
-    # The end offset of an abandoned parent is unknown until its broker returns, even if the broker
-    # reported one earlier.
-    left = {"abandoned": True, "end_offset": None}
-    connection.execute(_set_partitions, {"ids": left_behind(operation.pending), **left})
-    connection.execute(_set_partitions, {"ids": children, "state": rule.children})
-    # These children open although their silent brokers do not know every group; the brokers must
+    connection.execute(_update_partitions, {"ids": sealed, "state": rule.parents})
+    unsealed = [step for step in operation.pending if step.action is BrokerAction.SEAL]
+    lose_partitions(connection, [step.partition_id for step in unsealed if step.given_up])
+    # The end offset of an abandoned parent is unknown until its broker returns, even if one was
+    # reported earlier.
+    abandoned = {"abandoned": True, "end_offset": None}
+    connection.execute(_update_partitions, {"ids": skipped_parents(operation.pending), **abandoned})
+    connection.execute(_update_partitions, {"ids": children, "state": rule.children})
+    # These children open although their silent brokers do not know every group, so the brokers must
     # never serve them.
-    unheard = [step.partition_id for step in operation.pending if step.ask is Ask.ANNOUNCE]
+    unheard = [
+        step.partition_id for step in operation.pending if step.action is BrokerAction.ANNOUNCE
+    ]
     refuse_folders(connection, unheard)
     if operation.static:
         set_logic_starts(connection, children)
     if operation.replaces:
-        # With a cut all younger partitions stay, because they continue the hidden ones.
-        younger = partitions.c.partition_id >= min(sealed)
-        kept = partitions.c.partition_id.in_(children) if children else younger
+        # With a cut, all newer partitions stay, because they continue the hidden ones.
+        is_newer = partitions.c.partition_id >= min(sealed)
+        kept = partitions.c.partition_id.in_(children) if children else is_newer
         _expire_older(connection, operation.subject_id, kept)
         if operation.static and not children:
             shift_logic_offsets(connection, operation.subject_id, sealed)
-    here = {"of_subject": operation.subject_id}
-    connection.execute(_route_raised, here)
+    parameters = {"of_subject": operation.subject_id}
+    connection.execute(_raise_route_version, parameters)
     if operation.changes_settings:
         settings = {
             "order_strategy": operation.order_strategy,
             "retention": operation.retention,
             "message_bytes_max": operation.message_bytes_max,
         }
-        connection.execute(_set_subject, here | settings)
-        # Brokers do not know the groups while retention is by time alone; the groups are announced
+        connection.execute(_update_subject, parameters | settings)
+        # With retention by time alone, brokers may not know the groups, which must be announced
         # before a partition is granted.
-        connection.execute(_unannounced, here)
-    route_table(
-        read_route(connection, operation.subject)
-    )  # raises unless each logical partition has one open partition
+        connection.execute(_require_announcement, parameters)
+    # Raises unless each logical partition has exactly one open partition.
+    route_table(read_route(connection, operation.subject))
 
 
 def _expire_older(connection: Connection, subject_id: int, kept: sa.ColumnElement[bool]) -> None:
-    """Expire every other partition of a subject, and journal that brokers drop them."""
-    older = sa.and_(
+    """Expire all partitions of a subject except `kept`, and journal their removal from brokers."""
+    condition = sa.and_(
         partitions.c.subject_id == subject_id,
         sa.not_(kept),
         partitions.c.state != PartitionState.EXPIRED,
     )
-    plan_removals(connection, older)
-    connection.execute(sa.update(partitions).where(older).values(state=PartitionState.EXPIRED))
+    plan_removals(connection, condition)
+    connection.execute(sa.update(partitions).where(condition).values(state=PartitionState.EXPIRED))
 
 
 def release_operation(
     connection: Connection, operation_id: int, *, driver: str, pause_ms: int = 0
 ) -> None:
-    """End the driver's lease; any driver may claim the operation after `pause_ms`."""
-    mine = sa.and_(operations.c.operation_id == operation_id, operations.c.driver == driver)
+    """End the driver's lease; any driver may claim the operation `pause_ms` later."""
+    condition = sa.and_(operations.c.operation_id == operation_id, operations.c.driver == driver)
     until = now_ms() + pause_ms
-    connection.execute(sa.update(operations).where(mine).values(driven_until=until))
+    connection.execute(sa.update(operations).where(condition).values(driven_until=until))
 
 
-_left = (
+_idle_query = (
     sa.select(
         operations.c.operation_id,
         operations.c.state,
@@ -524,24 +540,23 @@ _left = (
 
 def idle_operations(connection: Connection) -> list[int]:
     """
-    Return the operations that have no driver and can continue, the longest waiting first.
+    Return the operations that have no driver and can continue, longest waiting first.
 
-    Announcements of new groups are not read here, so that every operation in OPEN counts as able to
-    continue.
+    Announcements of new groups are not considered, so every operation in OPEN is included.
     """
-    left: dict[int, list[sa.Row[Any]]] = {}
-    for row in connection.execute(_left):
-        left.setdefault(row.operation_id, []).append(row)
-    return [operation_id for operation_id, rows in left.items() if _can_continue(rows)]
+    by_operation: dict[int, list[sa.Row[Any]]] = {}
+    for row in connection.execute(_idle_query):
+        by_operation.setdefault(row.operation_id, []).append(row)
+    return [operation_id for operation_id, rows in by_operation.items() if _can_continue(rows)]
 
 
 def _can_continue(rows: list[sa.Row[Any]]) -> bool:
-    """Return whether an operation can continue; `rows` are its unfinished steps, or one row without
-    a step.
+    """Return whether an operation can continue; `rows` are its unfinished steps, or a single row
+    without a step.
     """
     pending = [
-        Pending(
-            ask=ASK_OF_STEP[StepAction(row.action)],
+        PendingStep(
+            action=ACTION_OF_STEP[StepAction(row.action)],
             partition_id=row.partition_id,
             broker_group=row.broker_group,
             alive=bool(row.alive),
@@ -551,7 +566,10 @@ def _can_continue(rows: list[sa.Row[Any]]) -> bool:
         for row in rows
         if row.action is not None
     ]
-    return next_action(OperationState(rows[0].state), pending) in {NextAction.ASK, NextAction.PASS}
+    return next_action(OperationState(rows[0].state), pending) in {
+        NextAction.REQUEST,
+        NextAction.ADVANCE,
+    }
 
 
 def groups_of(connection: Connection, subject_id: int) -> list[int]:

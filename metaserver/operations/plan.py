@@ -1,11 +1,11 @@
 """Plans operations: which partitions are sealed and which are opened. Pure.
 
     resize     The subject is repartitioned into `count` equal ranges. A partition that already
-               has one of these ranges stays.
-    grow       Logic queues of a static subject are cut in the middle. The first half continues its
-               queue, the second half begins a new one.
+               has one of these ranges is kept.
+    grow       Logic queues of a static subject are split in the middle. The first half continues
+               its queue, the second half begins a new one.
     split      One partition becomes two.
-    merge      Neighbouring partitions become one.
+    merge      Adjacent partitions become one.
     move       A partition continues with the same range on another broker group.
     evacuate   Every open partition of a broker group moves to other broker groups.
     set        Every open partition continues with the same range, under other settings of its
@@ -15,10 +15,10 @@ Invariants
     The open partitions after a plan cover every logical partition exactly once.
     The parents of a child are exactly the sealed partitions whose ranges overlap the child's range.
     Only the plan of `set` seals a partition whose range and broker group stay the same.
-    A child continues its parent's queue exactly if its range begins where the range of its only
-    parent begins. New queues of a static subject have the numbers that follow the highest one.
-    A child goes to the broker group with the fewest partitions of the subject. Ties go to a group
-    that has a parent of the child, then to the group with the fewest partitions of all subjects.
+    A child continues its parent's queue if and only if its range begins where the range of its only
+    parent begins. New queues of a static subject get the next numbers.
+    A child is placed on the broker group with the fewest partitions of the subject. Ties go to a
+    group that has a parent of the child, then to the group with the fewest partitions overall.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Child:
     broker_group: BrokerGroup
     parents: tuple[PartitionId, ...]
     queue: QueueNumber | None = None
-    """Number of the logic queue; None, in a subject that is not static: the number in the child's
-    name.
+    """Number of the logic queue; None, if the subject is not static: the number in the child's name
+    is used.
     """
 
 
@@ -71,13 +71,13 @@ class Plan:
     """The partitions to seal and to open; empty if there is nothing to do."""
 
     sealed: tuple[PartitionId, ...] = ()
-    """Partitions to seal, and sealed partitions that are abandoned now."""
+    """Partitions to seal, and sealed partitions to abandon."""
     children: tuple[Child, ...] = ()
 
 
-NOTHING = Plan()
+EMPTY_PLAN = Plan()
 Hosts = Mapping[BrokerGroup, int]
-"""Broker group that can host new partitions → number of its open partitions, of all subjects."""
+"""Broker group that can host new partitions → its number of open partitions, of all subjects."""
 
 
 def plan_resize(current: Sequence[OpenPartition], count: int, hosts: Hosts) -> Plan:
@@ -88,16 +88,16 @@ def plan_resize(current: Sequence[OpenPartition], count: int, hosts: Hosts) -> P
         InvalidRequestError: `count` is outside 1..1024.
         UnavailableError: `hosts` is empty.
     """
-    wanted = split_ranges(count)
-    here = {(partition.range_start, partition.range_end) for partition in current}
-    new = [bounds for bounds in wanted if bounds not in here]
-    kept = set(wanted)
+    target_ranges = split_ranges(count)
+    current_ranges = {(partition.range_start, partition.range_end) for partition in current}
+    new_ranges = [bounds for bounds in target_ranges if bounds not in current_ranges]
+    kept_ranges = set(target_ranges)
     sealed = [
         partition
         for partition in current
-        if (partition.range_start, partition.range_end) not in kept
+        if (partition.range_start, partition.range_end) not in kept_ranges
     ]
-    return _plan(current, sealed, new, hosts)
+    return _plan_children(current, sealed, new_ranges, hosts)
 
 
 def plan_growth(
@@ -109,20 +109,20 @@ def plan_growth(
     queues: Collection[int] = (),
 ) -> Plan:
     """
-    Cut logic queues in the middle of their ranges.
+    Plan the split of logic queues in the middle of their ranges.
 
-    Every cut makes one queue, with the next number. Growing to a count gives the same queues at
-    once as in steps.
+    Each split adds one queue, with the next number. Growing to a count in several steps has the
+    same result as growing to it directly.
 
     Args:
         current: the open partitions of a static subject, one for each queue.
-        count: the wanted number of queues; the widest queue is cut next, among equals the first by
+        count: the target number of queues. The widest queue is split next; ties go to the first by
             range.
-        queues: instead of `count`: the numbers of the queues to cut.
+        queues: the numbers of the queues to split, instead of `count`.
 
     Raises:
         InvalidRequestError: both or neither of `count` and `queues` are given; the count is lower
-            than now, or above 1024; or a queue to cut is one logical partition.
+            than the current one, or above 1024; or a queue to split is one logical partition.
         NotFoundError: the subject has no such queue.
         UnavailableError: `hosts` is empty.
     """
@@ -133,31 +133,40 @@ def plan_growth(
     }
     if queues:
         for queue in sorted(set(queues)):
-            _cut(subject, ranges, queue)
+            _split_queue(subject, ranges, queue)
     else:
         if not len(ranges) <= count <= PARTITIONS_MAX:
             raise InvalidRequestError(
-                f"subject {subject!r} has {counted(len(ranges), 'queue')}, and can grow to "
+                f"subject {subject!r} has {counted(len(ranges), 'queue')}, and can grow to at most "
                 f"{PARTITIONS_MAX}, "
                 f"not to {count}",
                 subject=subject,
                 queues=len(ranges),
             )
         while len(ranges) < count:
-            _cut(subject, ranges, min(ranges, key=lambda queue: _by_width(ranges[queue])))
-    numbers = {bounds: QueueNumber(queue) for queue, bounds in ranges.items()}
-    kept = {(partition.range_start, partition.range_end) for partition in current} & set(numbers)
-    sealed = [each for each in current if (each.range_start, each.range_end) not in kept]
-    plan = _plan(current, sealed, sorted(set(numbers) - kept), hosts)
+            _split_queue(
+                subject, ranges, min(ranges, key=lambda queue: _widest_first(ranges[queue]))
+            )
+    queue_of_range = {bounds: QueueNumber(queue) for queue, bounds in ranges.items()}
+    kept_ranges = {(partition.range_start, partition.range_end) for partition in current} & set(
+        queue_of_range
+    )
+    sealed = [
+        partition
+        for partition in current
+        if (partition.range_start, partition.range_end) not in kept_ranges
+    ]
+    plan = _plan_children(current, sealed, sorted(set(queue_of_range) - kept_ranges), hosts)
     children = (
-        replace(child, queue=numbers[child.range_start, child.range_end]) for child in plan.children
+        replace(child, queue=queue_of_range[child.range_start, child.range_end])
+        for child in plan.children
     )
     return replace(plan, children=tuple(children))
 
 
-def _cut(subject: str, ranges: dict[int, tuple[int, int]], queue: int) -> None:
-    """Leave the first half of a queue's range to the queue, and give the second half to a new
-    queue.
+def _split_queue(subject: str, ranges: dict[int, tuple[int, int]], queue: int) -> None:
+    """Split a queue's range in the middle: the queue keeps the first half, and a new queue gets the
+    second one.
     """
     if queue not in ranges:
         raise NotFoundError(
@@ -176,15 +185,15 @@ def _cut(subject: str, ranges: dict[int, tuple[int, int]], queue: int) -> None:
     ranges[max(ranges) + 1] = (middle, end)
 
 
-def _by_width(bounds: tuple[int, int]) -> tuple[int, int]:
-    """Sort key: the widest range first, among equals the first."""
+def _widest_first(bounds: tuple[int, int]) -> tuple[int, int]:
+    """Return a sort key for ranges: the widest one first; ties go to the first by position."""
     start, end = bounds
     return start - end, start
 
 
 def plan_split(current: Sequence[OpenPartition], partition_id: int, hosts: Hosts) -> Plan:
     """
-    Cut a partition in the middle of its range.
+    Plan the split of a partition in the middle of its range.
 
     Raises:
         PartitionUnknownError: the subject has no such open partition.
@@ -199,17 +208,16 @@ def plan_split(current: Sequence[OpenPartition], partition_id: int, hosts: Hosts
             partition_id=partition_id,
         )
     halves = [(partition.range_start, middle), (middle, partition.range_end)]
-    return _plan(current, [partition], halves, hosts)
+    return _plan_children(current, [partition], halves, hosts)
 
 
 def plan_merge(current: Sequence[OpenPartition], ids: Collection[int], hosts: Hosts) -> Plan:
     """
-    Continue neighbouring partitions with one child.
+    Plan the merge of adjacent partitions into one child.
 
     Raises:
-        PartitionUnknownError: an id is not that of an open partition of the subject.
-        InvalidRequestError: there are fewer than two partitions, or there is a gap between their
-            ranges.
+        PartitionUnknownError: an id is not the id of an open partition of the subject.
+        InvalidRequestError: there are fewer than two partitions, or a gap between their ranges.
         UnavailableError: `hosts` is empty.
     """
     merged = sorted(
@@ -217,61 +225,66 @@ def plan_merge(current: Sequence[OpenPartition], ids: Collection[int], hosts: Ho
         key=lambda partition: partition.range_start,
     )
     if len(merged) < 2:
-        raise InvalidRequestError("a merge takes two partitions or more")
+        raise InvalidRequestError("a merge takes two or more partitions")
     for left, right in pairwise(merged):
         if left.range_end != right.range_start:
             raise InvalidRequestError(
-                f"partitions {left.partition_id} and {right.partition_id} are not neighbours: "
+                f"partitions {left.partition_id} and {right.partition_id} are not adjacent: "
                 f"[{left.range_start}, {left.range_end}) and "
                 f"[{right.range_start}, {right.range_end})"
             )
-    return _plan(current, merged, [(merged[0].range_start, merged[-1].range_end)], hosts)
+    return _plan_children(current, merged, [(merged[0].range_start, merged[-1].range_end)], hosts)
 
 
 def plan_move(current: Sequence[OpenPartition], ids: Collection[int], target: BrokerGroup) -> Plan:
     """
-    Continue partitions on the broker group `target`, except those that are on it already.
+    Plan the move of partitions to the broker group `target`, except those that are already there.
 
     Raises:
-        PartitionUnknownError: an id is not that of an open partition of the subject.
+        PartitionUnknownError: an id is not the id of an open partition of the subject.
         InvalidRequestError: `ids` is empty.
     """
     if not ids:
-        raise InvalidRequestError("a move takes one partition or more")
-    asked = [_find(current, partition_id) for partition_id in set(ids)]
-    return _moves(
-        current, [partition for partition in asked if partition.broker_group != target], {target: 0}
+        raise InvalidRequestError("a move takes one or more partitions")
+    requested = [_find(current, partition_id) for partition_id in set(ids)]
+    return _plan_same_ranges(
+        current,
+        [partition for partition in requested if partition.broker_group != target],
+        {target: 0},
     )
 
 
 def plan_evacuation(current: Sequence[OpenPartition], source: BrokerGroup, hosts: Hosts) -> Plan:
     """
-    Continue every open partition of the broker group `source` on other broker groups.
+    Plan the move of all open partitions of the broker group `source` to other broker groups.
 
     Raises:
         UnavailableError: no other broker group can host new partitions.
     """
     others = {group: load for group, load in hosts.items() if group != source}
-    return _moves(
+    return _plan_same_ranges(
         current, [partition for partition in current if partition.broker_group == source], others
     )
 
 
 def plan_set(current: Sequence[OpenPartition], hosts: Hosts) -> Plan:
     """
-    Continue every open partition, because a broker never changes the settings of a hosted
+    Plan a child for every open partition, because a broker never changes the settings of a hosted
     partition.
 
     Raises:
         UnavailableError: `hosts` is empty.
     """
-    return _moves(current, list(current), hosts)
+    return _plan_same_ranges(current, list(current), hosts)
 
 
-def _moves(current: Sequence[OpenPartition], leaving: list[OpenPartition], hosts: Hosts) -> Plan:
+def _plan_same_ranges(
+    current: Sequence[OpenPartition], leaving: list[OpenPartition], hosts: Hosts
+) -> Plan:
+    """Plan a child with the same range for each partition in `leaving`."""
     leaving.sort(key=lambda partition: partition.range_start)
     ranges = [(partition.range_start, partition.range_end) for partition in leaving]
-    return _plan(current, leaving, ranges, hosts)
+    return _plan_children(current, leaving, ranges, hosts)
 
 
 def _find(current: Sequence[OpenPartition], partition_id: int) -> OpenPartition:
@@ -285,19 +298,20 @@ def _find(current: Sequence[OpenPartition], partition_id: int) -> OpenPartition:
     )
 
 
-def _plan(
+def _plan_children(
     current: Sequence[OpenPartition],
     sealed: Collection[OpenPartition],
     ranges: Sequence[tuple[int, int]],
     hosts: Hosts,
 ) -> Plan:
+    """Plan a child for each range, placed on the least loaded broker group."""
     if not ranges:
-        return NOTHING
+        return EMPTY_PLAN
     if not hosts:
         raise UnavailableError(Reason.NOT_ENOUGH_BROKERS)
-    gone = {partition.partition_id for partition in sealed}
-    of_subject = Counter(
-        partition.broker_group for partition in current if partition.partition_id not in gone
+    sealed_ids = {partition.partition_id for partition in sealed}
+    subject_load = Counter(
+        partition.broker_group for partition in current if partition.partition_id not in sealed_ids
     )
     load = Counter(hosts)
     children = []
@@ -307,21 +321,24 @@ def _plan(
             for partition in sealed
             if partition.range_start < end and start < partition.range_end
         ]
-        homes = {parent.broker_group for parent in parents}
-        group = min(
+        parent_groups = {parent.broker_group for parent in parents}
+        broker_group = min(
             hosts,
-            key=lambda host: (of_subject[host], host not in homes, load[host], host),
+            key=lambda host: (subject_load[host], host not in parent_groups, load[host], host),
         )
-        of_subject[group] += 1
-        load[group] += 1
-        alone = len(parents) == 1 and (parents[0].range_start, parents[0].range_end) == (start, end)
+        subject_load[broker_group] += 1
+        load[broker_group] += 1
+        continues_parent = len(parents) == 1 and (parents[0].range_start, parents[0].range_end) == (
+            start,
+            end,
+        )
         children.append(
             Child(
                 range_start=start,
                 range_end=end,
-                broker_group=group,
+                broker_group=broker_group,
                 parents=tuple(sorted(parent.partition_id for parent in parents)),
-                queue=parents[0].queue if alone else None,
+                queue=parents[0].queue if continues_parent else None,
             )
         )
-    return Plan(sealed=tuple(sorted(gone)), children=tuple(children))
+    return Plan(sealed=tuple(sorted(sealed_ids)), children=tuple(children))

@@ -31,18 +31,18 @@ class PlannedOperation:
 
     subject: SubjectRow
     plan: Plan
-    freed: int = 0
+    continued: int = 0
     """Id of a running operation that waited for the evacuated broker group and now continues
-    without it; else 0.
+    without it, or 0.
     """
     busy: BusySubject | None = None
-    """Reason why an evacuation leaves partitions of the subject on the broker group, or blocked."""
+    """Set if an evacuation leaves partitions on the broker group, or leaves partitions blocked."""
     losses: tuple[LossView, ...] = ()
-    """Partitions that are given up with a lost broker group."""
+    """Losses of the partitions that are given up with a lost broker group."""
 
     def children(self) -> tuple[Partition, ...]:
-        """Return the children with their names and queues; their ids are 0 until their rows are
-        stored.
+        """Return the children with their names and queues; their ids are 0, because they are not
+        stored yet.
         """
         planned = []
         for number, child in enumerate(self.plan.children, self.subject.partitions_named):
@@ -61,23 +61,23 @@ class PlannedOperation:
             )
         return tuple(planned)
 
-    def view(self, ask: Reshape) -> OperationView:
+    def view(self, request: Reshape) -> OperationView:
         """Return the plan as an operation that is not stored yet."""
         return OperationView(
             operation_id=0,
             subject=self.subject.name,
-            kind=ask.kind,
+            kind=request.kind,
             state=OperationState.PLAN if self.plan.sealed else OperationState.DONE,
             sealed=self.plan.sealed,
             children=self.children(),
-            without_source=ask.without_source or ask.accept_loss,
+            without_source=request.without_source or request.accept_loss,
             losses=self.losses,
         )
 
 
 def free_subject(connection: Connection, name: str) -> SubjectRow:
     """
-    Return an open subject without a running operation, and lock it until the transaction ends.
+    Lock an open subject until the transaction ends, and check that no operation runs on it.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, ConflictError, UnavailableError,
@@ -85,22 +85,20 @@ def free_subject(connection: Connection, name: str) -> SubjectRow:
     """
     row = check_open(connection, name, find_subject(connection, name, lock=True))
     check_not_hidden(row)
-    running = running_operation(connection, row.subject_id)
-    if running is not None:
-        raise BusyError(Reason.OPERATION_RUNNING, subject=name, operation_id=running)
+    running_id = running_operation(connection, row.subject_id)
+    if running_id is not None:
+        raise BusyError(Reason.OPERATION_RUNNING, subject=name, operation_id=running_id)
     return row
 
 
 def running_operation(connection: Connection, subject_id: int) -> int | None:
-    """Return the id of the subject's running operation, which has not changed the route yet, or
-    None.
-    """
-    running = sa.select(operations.c.operation_id).where(operations.c.running == subject_id)
-    return connection.execute(running).scalar_one_or_none()
+    """Return the id of the subject's operation that has not changed the route yet, or None."""
+    query = sa.select(operations.c.operation_id).where(operations.c.running == subject_id)
+    return connection.execute(query).scalar_one_or_none()
 
 
 def open_partitions(connection: Connection, subject: SubjectRow) -> list[OpenPartition]:
-    """Return the open partitions of a subject, by range."""
+    """Return the open partitions of a subject, ordered by range."""
     rows = connection.execute(
         sa.select(partitions)
         .where(

@@ -1,24 +1,24 @@
-"""The states of an operation on partitions, as a table: what brokers are asked for, what comes
-next, and when. Pure.
+"""Defines the states of an operation as a table: the request to brokers in each state, the next
+state, and the condition for entering it. Pure.
 
     state     brokers are asked to       next      when
     PLAN      host the children          SEAL      all are hosted, and each parent can be sealed
                                          CANCELED  an operator cancels, at any time
-    SEAL      seal the parents           OPEN      all but those that may be left behind are sealed
-    OPEN      learn the consumer groups  DONE      all know them, and every parent has an end:
-              made since they hosted               the route changes
-                                         FENCE     the same, with a parent left behind unsealed
-    FENCE     seal the parents left      DONE      all are sealed
+    SEAL      seal the parents           OPEN      all are sealed, except those that may be skipped
+    OPEN      store the groups created   DONE      all have stored them, and every parent has an
+              since they hosted                    end: the route changes
+                                         FENCE     the same, but a parent was skipped
+    FENCE     seal the skipped parents   DONE      all are sealed
     CANCELED  seal the children          -
     DONE      -                          -
 
 Invariants
-    A state is left for the next one only when `next_action` is PASS. Nothing else decides whether
-    an operation can continue.
-    From the first seal on an operation only moves forward: no state after PLAN can be canceled.
-    A parent is left behind unsealed only before the route changes, and only if its broker is
-    silent. Then either an operator has accepted the loss, or the subject allows reordered messages
-    and an operator asked for it.
+    The next state is entered only when `next_action` is ADVANCE. Nothing else decides whether an
+    operation can continue.
+    After the first seal, an operation only moves forward: no state after PLAN can be canceled.
+    A parent is skipped, that is left unsealed when the route changes, only if its broker is silent.
+    In addition, either an operator has accepted the broker's loss, or the subject allows reordered
+    messages and an operator has requested it.
 """
 
 from __future__ import annotations
@@ -31,46 +31,44 @@ from ...protocol.operations import OperationState, StepAction
 from ...protocol.routing import OrderStrategy, PartitionState
 
 
-class Ask(enum.StrEnum):
-    """The action that a broker is asked for."""
+class BrokerAction(enum.StrEnum):
+    """An action that is requested from a broker."""
 
     HOST = "host"
     SEAL = "seal"
     ANNOUNCE = "announce"
-    """To store the consumer groups that were made after the broker had hosted a child."""
+    """Store the consumer groups that were created after the broker began to host a child."""
 
 
-ASK_OF_STEP = {StepAction.HOST: Ask.HOST, StepAction.SEAL: Ask.SEAL}
+ACTION_OF_STEP = {StepAction.HOST: BrokerAction.HOST, StepAction.SEAL: BrokerAction.SEAL}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A row of the table."""
+    """A row of the table: the rules of one state."""
 
-    asks: Ask | None
-    """Action that brokers are asked for in this state, or None."""
-    after: OperationState | None
-    """The next state; None: this state is the last."""
-    after_leaving: OperationState | None = None
-    """The next state if a parent is left behind unsealed; None: the same as `after`."""
+    action: BrokerAction | None
+    """Action that is requested from brokers in this state, or None."""
+    successor: OperationState | None
+    """The next state; None if this state is final."""
+    successor_if_skipped: OperationState | None = None
+    """The next state if a parent was skipped; None if it is the same as `successor`."""
     runs: bool
-    """True if the route has not changed yet, so that no other operation may begin on the
-    subject.
-    """
+    """True if the route has not changed yet, which excludes other operations on the subject."""
     checks_parents: bool = False
-    """True if the next state also requires that every parent's broker confirms that it can seal."""
+    """True if every parent's broker must first confirm that it can seal."""
     may_cancel: bool = False
     """True if an operator may cancel the operation in this state."""
     parents: PartitionState
-    """State of the operation's parents."""
+    """Partition state of the operation's parents."""
     children: PartitionState
-    """State of the operation's children."""
+    """Partition state of the operation's children."""
 
 
 RULES: Mapping[OperationState, Rule] = {
     OperationState.PLAN: Rule(
-        asks=Ask.HOST,
-        after=OperationState.SEAL,
+        action=BrokerAction.HOST,
+        successor=OperationState.SEAL,
         runs=True,
         checks_parents=True,
         may_cancel=True,
@@ -78,189 +76,201 @@ RULES: Mapping[OperationState, Rule] = {
         children=PartitionState.PLANNED,
     ),
     OperationState.SEAL: Rule(
-        asks=Ask.SEAL,
-        after=OperationState.OPEN,
+        action=BrokerAction.SEAL,
+        successor=OperationState.OPEN,
         runs=True,
         parents=PartitionState.OPEN,
         children=PartitionState.PLANNED,
     ),
     OperationState.OPEN: Rule(
-        asks=Ask.ANNOUNCE,
-        after=OperationState.DONE,
-        after_leaving=OperationState.FENCE,
+        action=BrokerAction.ANNOUNCE,
+        successor=OperationState.DONE,
+        successor_if_skipped=OperationState.FENCE,
         runs=True,
         parents=PartitionState.OPEN,
         children=PartitionState.PLANNED,
     ),
     OperationState.FENCE: Rule(
-        asks=Ask.SEAL,
-        after=OperationState.DONE,
+        action=BrokerAction.SEAL,
+        successor=OperationState.DONE,
         runs=False,
         parents=PartitionState.SEALED,
         children=PartitionState.OPEN,
     ),
     OperationState.DONE: Rule(
-        asks=None,
-        after=None,
+        action=None,
+        successor=None,
         runs=False,
         parents=PartitionState.SEALED,
         children=PartitionState.OPEN,
     ),
     OperationState.CANCELED: Rule(
-        asks=Ask.SEAL,
-        after=None,
+        action=BrokerAction.SEAL,
+        successor=None,
         runs=False,
         parents=PartitionState.OPEN,
         children=PartitionState.EXPIRED,
     ),
 }
-RUNNING = frozenset(state for state, rule in RULES.items() if rule.runs)
+RUNNING_STATES = frozenset(state for state, rule in RULES.items() if rule.runs)
 """States in which no other operation may begin on the subject."""
-ASKING = tuple(state for state, rule in RULES.items() if rule.asks is not None)
-"""States in which brokers may have something to do."""
-MOVING = tuple(state for state, rule in RULES.items() if rule.after is not None)
+ACTIVE_STATES = tuple(state for state, rule in RULES.items() if rule.action is not None)
+"""States in which brokers may have work."""
+MOVING = tuple(state for state, rule in RULES.items() if rule.successor is not None)
 """States that have a next state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """An unfinished step."""
+class PendingStep:
+    """An unfinished step of an operation."""
 
-    ask: Ask
+    action: BrokerAction
     partition_id: int
     broker_group: str
     alive: bool
-    """True if the broker reports itself."""
+    """True if the broker is not silent."""
     given_up: bool = False
     """True if an operator has accepted the loss of the broker's data."""
     may_reorder: bool = False
-    """True if an operator lets the operation continue without silent brokers, and the subject
+    """True if an operator has let the operation continue without silent brokers, and the subject
     allows reordered messages.
     """
 
     @property
-    def may_leave(self) -> bool:
+    def may_skip(self) -> bool:
         """True if the route may change without this step while the broker is silent."""
-        match self.ask:
-            case Ask.HOST:
+        match self.action:
+            case BrokerAction.HOST:
                 return False
-            case Ask.SEAL:
+            case BrokerAction.SEAL:
                 return self.given_up or self.may_reorder
-            case Ask.ANNOUNCE:
+            case BrokerAction.ANNOUNCE:
                 return self.given_up
 
 
 class NextAction(enum.Enum):
     """What an operation can do next."""
 
-    ASK = enum.auto()
-    """A broker answers and has something to do."""
-    PASS = enum.auto()
-    """The operation can enter its next state; from PLAN, the parents' brokers are asked first."""
+    REQUEST = enum.auto()
+    """A live broker has work."""
+    ADVANCE = enum.auto()
+    """The operation can enter its next state; in PLAN, if the parents' brokers confirm it."""
     WAIT = enum.auto()
     """The operation waits for silent brokers."""
     END = enum.auto()
-    """The operation is over."""
+    """The operation is finished."""
 
 
-def next_action(state: OperationState, pending: Iterable[Pending]) -> NextAction:
+def next_action(state: OperationState, pending: Iterable[PendingStep]) -> NextAction:
     """
-    Return whether an operation can continue, and how.
+    Return what an operation can do next.
 
     Args:
-        pending: every unfinished step; in OPEN also an ANNOUNCE step of each child whose broker
+        pending: all unfinished steps; in OPEN also an ANNOUNCE step for each child whose broker
             does not know every group.
     """
     pending = tuple(pending)
-    asked = to_ask(state, pending)
-    if any(step.alive for step in asked):
-        return NextAction.ASK
-    if asked or silent_parents(state, pending):
+    requested = steps_to_request(state, pending)
+    if any(step.alive for step in requested):
+        return NextAction.REQUEST
+    if requested or silent_parents(state, pending):
         return NextAction.WAIT
-    return NextAction.END if RULES[state].after is None else NextAction.PASS
+    return NextAction.END if RULES[state].successor is None else NextAction.ADVANCE
 
 
-def to_ask(state: OperationState, pending: Iterable[Pending]) -> list[Pending]:
-    """Return the steps for which the state waits: its own steps, except those of silent brokers
-    that may be left behind.
+def steps_to_request(state: OperationState, pending: Iterable[PendingStep]) -> list[PendingStep]:
+    """Return the steps that must be done before the next state, without those of silent brokers
+    that may be skipped.
     """
     rule = RULES[state]
     return [
         step
         for step in pending
-        if step.ask is rule.asks and (step.alive or not (rule.runs and step.may_leave))
+        if step.action is rule.action and (step.alive or not (rule.runs and step.may_skip))
     ]
 
 
-def silent_parents(state: OperationState, pending: Iterable[Pending]) -> list[str]:
+def silent_parents(state: OperationState, pending: Iterable[PendingStep]) -> list[str]:
     """
-    Return the silent broker groups of parents, sorted; while there is one, no parent is sealed.
+    Return the silent broker groups that prevent the sealing of all parents, sorted.
 
-    A sealed parent accepts no messages, and its children accept none before all parents are sealed.
+    No parent is sealed while there is one: a sealed parent accepts no messages, and its children
+    accept none before all parents are sealed.
     """
     if not RULES[state].checks_parents:
         return []
-    parents = (step for step in pending if step.ask is Ask.SEAL)
-    return sorted({step.broker_group for step in parents if not (step.alive or step.may_leave)})
+    parents = (step for step in pending if step.action is BrokerAction.SEAL)
+    return sorted({step.broker_group for step in parents if not (step.alive or step.may_skip)})
 
 
-def parents_to_check(state: OperationState, pending: Iterable[Pending]) -> list[int]:
-    """Return the parents whose brokers have to be asked whether they can seal them; none while the
-    broker of a parent is silent.
+def parents_to_check(state: OperationState, pending: Iterable[PendingStep]) -> list[int]:
+    """Return the parents whose brokers must confirm that they can seal; empty while the broker of a
+    parent is silent.
     """
     pending = tuple(pending)
     if not RULES[state].checks_parents or silent_parents(state, pending):
         return []
-    return [step.partition_id for step in pending if step.ask is Ask.SEAL and step.alive]
+    return [
+        step.partition_id for step in pending if step.action is BrokerAction.SEAL and step.alive
+    ]
 
 
 def next_state(
-    state: OperationState, pending: Collection[Pending], *, sealable: Collection[int] | None = None
+    state: OperationState,
+    pending: Collection[PendingStep],
+    *,
+    sealable: Collection[int] | None = None,
 ) -> OperationState:
     """
-    Return the state to enter now, or `state` if the operation has to stay in it.
+    Return the state to enter now; `state` itself if the operation cannot advance.
 
     Args:
-        sealable: the parents whose brokers have just confirmed that they can seal them; None: all
+        sealable: the parents whose brokers have just confirmed that they can seal; None means all
             parents.
     """
     rule = RULES[state]
-    if next_action(state, pending) is not NextAction.PASS or rule.after is None:
+    if next_action(state, pending) is not NextAction.ADVANCE or rule.successor is None:
         return state
     if sealable is not None and not set(parents_to_check(state, pending)) <= set(sealable):
         return state
-    if rule.after_leaving is not None and left_behind(pending):
-        return rule.after_leaving
-    return rule.after
+    if rule.successor_if_skipped is not None and skipped_parents(pending):
+        return rule.successor_if_skipped
+    return rule.successor
 
 
-def left_behind(pending: Iterable[Pending]) -> list[int]:
-    """Return the parents that are unsealed when the route changes; they are sealed when their
+def skipped_parents(pending: Iterable[PendingStep]) -> list[int]:
+    """Return the parents that are still unsealed when the route changes; they are sealed when their
     brokers return.
     """
-    return [step.partition_id for step in pending if step.ask is Ask.SEAL and not step.given_up]
+    return [
+        step.partition_id
+        for step in pending
+        if step.action is BrokerAction.SEAL and not step.given_up
+    ]
 
 
-def waiting_reason(state: OperationState, pending: Collection[Pending]) -> str:
-    """Return the reason why an operation waits, as far as it is known without asking a broker, or
-    "".
-    """
+def waiting_reason(state: OperationState, pending: Collection[PendingStep]) -> str:
+    """Return why an operation waits, as far as known without a request to a broker, or ""."""
     if next_action(state, pending) is not NextAction.WAIT:
         return ""
-    asked = to_ask(state, pending)
-    return broker_silent(state, asked[0].broker_group) if asked else parents_silent(state, pending)
+    requested = steps_to_request(state, pending)
+    return (
+        broker_silent(state, requested[0].broker_group)
+        if requested
+        else parents_silent(state, pending)
+    )
 
 
 def broker_silent(state: OperationState, broker_group: str) -> str:
-    """Return the reason for waiting while a broker with a step to do is silent."""
+    """Return the reason for waiting while a broker with an unfinished step is silent."""
     blocked = "; the children wait until it is back and has sealed"
     return (
         f"broker group {broker_group!r} is silent{blocked if state is OperationState.SEAL else ''}"
     )
 
 
-def parents_silent(state: OperationState, pending: Iterable[Pending]) -> str:
-    """Return the reason for waiting while brokers of parents are silent, or ""."""
+def parents_silent(state: OperationState, pending: Iterable[PendingStep]) -> str:
+    """Return the reason for waiting while a parent's broker is silent, or ""."""
     groups = silent_parents(state, pending)
     if not groups:
         return ""
@@ -270,24 +280,24 @@ def parents_silent(state: OperationState, pending: Iterable[Pending]) -> str:
     )
 
 
-def unsealable(partition_id: int, broker_group: str, why: str) -> str:
-    """Return the reason for waiting while the broker of a parent cannot seal it."""
+def unsealable(partition_id: int, broker_group: str, reason: str) -> str:
+    """Return the reason for waiting while a parent's broker cannot seal it."""
     return (
-        f"partition {partition_id} on {broker_group!r} cannot be sealed: {why}; "
+        f"partition {partition_id} on {broker_group!r} cannot be sealed: {reason}; "
         f"no parent is sealed before the brokers of all parents can seal"
     )
 
 
 def may_reorder(order_strategy: OrderStrategy, *, static: bool) -> bool:
-    """Return whether a subject allows reordered messages, which are declared in receipts."""
+    """Return whether a subject allows reordered messages, which receipts declare."""
     return order_strategy is OrderStrategy.BEST_TRIED and not static
 
 
 def parents_and_children(
     state: OperationState, steps: Iterable[tuple[int, StepAction]]
 ) -> tuple[list[int], list[int]]:
-    """Return an operation's parents and children. A canceled operation has only children, to which
-    all its steps belong.
+    """Return the ids of an operation's parents and children. All steps of a canceled operation are
+    for children.
     """
     rows = list(steps)
     if RULES[state].children is PartitionState.EXPIRED:

@@ -1,6 +1,4 @@
-"""Builds views of operations and of a subject's lineage, for the answers of calls. SQL,
-synchronous.
-"""
+"""Builds the API's views of operations and of a subject's lineage. SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -29,18 +27,18 @@ OPERATIONS_SHOWN_MAX = 100
 
 
 def subject_operations(connection: Connection, name: str) -> list[OperationView]:
-    """Return the latest operations of a subject, the newest first. Raises SubjectUnknownError."""
+    """Return the latest operations of a subject, newest first. Raises SubjectUnknownError."""
     row = open_subject_row(connection, name)
-    latest = (
+    query = (
         sa.select(operations.c.operation_id)
         .where(operations.c.subject_id == row.subject_id)
         .order_by(operations.c.operation_id.desc())
         .limit(OPERATIONS_SHOWN_MAX)
     )
-    return operation_views(connection, connection.execute(latest).scalars().all())
+    return operation_views(connection, connection.execute(query).scalars().all())
 
 
-_chosen = (
+_operations_query = (
     sa.select(operations, subjects.c.name)
     .join(subjects, subjects.c.subject_id == operations.c.subject_id)
     .where(operations.c.operation_id.in_(sa.bindparam("ids")))
@@ -49,12 +47,12 @@ _chosen = (
 
 
 def operation_views(connection: Connection, ids: Collection[int]) -> list[OperationView]:
-    """Return the views of these operations, the newest first."""
-    rows = connection.execute(_chosen, {"ids": list(ids)}).all()
-    return [_view(connection, row) for row in rows]
+    """Return the views of these operations, newest first."""
+    rows = connection.execute(_operations_query, {"ids": list(ids)}).all()
+    return [_build_view(connection, row) for row in rows]
 
 
-_done = (
+_steps_query = (
     sa.select(
         steps,
         partitions.c.broker_group,
@@ -68,13 +66,13 @@ _done = (
 )
 
 
-def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationView:
-    done = connection.execute(_done, {"of_operation": row.operation_id}).all()
+def _build_view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationView:
+    step_rows = connection.execute(_steps_query, {"of_operation": row.operation_id}).all()
     state = OperationState(row.state)
     sealed, children = parents_and_children(
-        state, ((step.partition_id, StepAction(step.action)) for step in done)
+        state, ((step.partition_id, StepAction(step.action)) for step in step_rows)
     )
-    facts = {step.partition_id: step for step in done}
+    by_partition = {step.partition_id: step for step in step_rows}
     cordoned = ""
     if row.kind == OperationKind.EVACUATE:
         cordoned = _cordoned_source(connection, children, sealed)
@@ -93,12 +91,18 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
                 done=step.done,
                 end_offset=step.end_offset,
             )
-            for step in done
+            for step in step_rows
         ),
         without_source=row.without_source,
-        reordered=tuple(key for key in sealed if facts[key].abandoned),
+        reordered=tuple(
+            partition_id for partition_id in sealed if by_partition[partition_id].abandoned
+        ),
         problem=row.problem,
-        losses=read_losses(connection, [key for key in sealed if facts[key].lost], done=True),
+        losses=read_losses(
+            connection,
+            [partition_id for partition_id in sealed if by_partition[partition_id].lost],
+            done=True,
+        ),
         cordoned=cordoned,
     )
 
@@ -106,17 +110,19 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
 def _cordoned_source(
     connection: Connection, children: Collection[int], sealed: Collection[int]
 ) -> str:
-    """Return the broker group that an evacuation leaves if it is cordoned now, else ""."""
+    """Return the broker group that an evacuation leaves, if it is still cordoned, else ""."""
     parents = sa.select(partition_parents.c.parent_id).where(
         partition_parents.c.partition_id.in_(children)
     )
-    left = sa.or_(partitions.c.partition_id.in_(sealed), partitions.c.partition_id.in_(parents))
-    cordoned = (
+    is_source = sa.or_(
+        partitions.c.partition_id.in_(sealed), partitions.c.partition_id.in_(parents)
+    )
+    query = (
         sa.select(brokers.c.broker_group)
         .join(partitions, partitions.c.broker_group == brokers.c.broker_group)
-        .where(left, brokers.c.cordoned)
+        .where(is_source, brokers.c.cordoned)
     )
-    return connection.execute(cordoned.limit(1)).scalar_one_or_none() or ""
+    return connection.execute(query.limit(1)).scalar_one_or_none() or ""
 
 
 def subject_history(connection: Connection, name: str) -> SubjectHistory:

@@ -1,1 +1,1 @@
-"""The database: its schema, its connections, its transactions and its clock."""
+"""The database: its schema, connections, transactions and clock."""

@@ -1,9 +1,9 @@
-"""Restarts the times in a database after its clock restarted or jumped. SQL, synchronous.
+"""Restarts the stored times after the database's clock restarted or jumped. SQL, synchronous.
 
-SQLite's time here is the machine's boot-time clock, so that stored times mean nothing after another
-boot. PostgreSQL's is a calendar, which people and time servers set (`clock_watch.py`). In both
-cases every live session and broker gets a whole ttl from now, so that no lease ends early. A broker
-whose loss was accepted stays silent. Refused brokers and duties are forgotten.
+On SQLite, times are those of the machine's boot-time clock, and are meaningless after a reboot. On
+PostgreSQL they are wall-clock times, which people and time servers may set (`clock_watch.py`). In
+both cases every live session and broker gets a full ttl from now, so no lease ends early. A broker
+whose loss was accepted stays silent. Refused brokers, metaservers and duties are deleted.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def adopt_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool
     Restart the stored times if they belong to another boot.
 
     Args:
-        boot: id of the present boot; "": unknown.
+        boot: id of the current boot; "" if unknown.
 
     Returns:
         True if the times were restarted.
     """
-    stored = sa.select(facts.c.value).where(facts.c.name == BOOT)
-    if boot and connection.execute(stored).scalar_one_or_none() == boot:
+    query = sa.select(facts.c.value).where(facts.c.name == BOOT)
+    if boot and connection.execute(query).scalar_one_or_none() == boot:
         return False
     restart_times(connection, broker_ttl_ms=broker_ttl_ms)
     insert_or_replace(connection, facts, {"name": BOOT, "value": boot})
@@ -47,11 +47,11 @@ def adopt_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool
 
 
 def restart_times(connection: Connection, *, broker_ttl_ms: int) -> None:
-    """Start every ttl again, and end every lease of a duty or an operation."""
+    """Restart every ttl, and end all leases of duties and operations."""
     connection.execute(sa.update(sessions).values(expires_at=now_ms() + sessions.c.ttl_ms))
-    lost = sa.exists().where(lost_folders.c.broker_id == brokers.c.broker_id)
-    until = sa.case((lost, 0), else_=now_ms() + broker_ttl_ms)
-    connection.execute(sa.update(brokers).values(seen_at=now_ms(), expires_at=until))
+    is_lost = sa.exists().where(lost_folders.c.broker_id == brokers.c.broker_id)
+    expires_at = sa.case((is_lost, 0), else_=now_ms() + broker_ttl_ms)
+    connection.execute(sa.update(brokers).values(seen_at=now_ms(), expires_at=expires_at))
     connection.execute(sa.update(groups).values(idle_since=None))
     connection.execute(sa.update(subjects).values(hidden_since=None))
     connection.execute(sa.update(operations).values(driven_until=now_ms()))

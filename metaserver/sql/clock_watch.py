@@ -1,10 +1,11 @@
-"""Detects jumps of a database's clock with this machine's boot clock, which never jumps. Pure.
+"""Detects jumps of the database's clock with this machine's boot-time clock, which never jumps.
+Pure.
 
-The database read its clock at some moment between question and answer, so that the time between two
-readings is known here except for both round trips. The database's clock must have advanced by the
-same time, except for drift.
+The database reads its clock at some moment between request and reply, so the time between two
+readings is known except for both round trips. The database's clock must have advanced by the same
+time, except for drift.
 
-Limits: a jump below the tolerance, or while no metaserver runs, is not detected.
+A jump below the tolerance, or while no metaserver runs, is not detected.
 """
 
 from __future__ import annotations
@@ -13,42 +14,46 @@ from typing import NamedTuple
 
 TOLERANCE_MS = 50
 DRIFT_SHARE = 10
-"""Largest share by which a time server may slew a clock: one part in this many."""
+"""A time server may slew a clock by at most one part in this many."""
 
 
 class ClockReading(NamedTuple):
-    """The database's time, and this machine's boot-time clock before and after, in milliseconds."""
+    """The database's time, and this machine's boot time before and after, in milliseconds."""
 
-    asked_ms: int
+    sent_ms: int
     database_ms: int
-    answered_ms: int
+    received_ms: int
 
 
 class ClockWatch:
-    """Compares each reading with the last consistent one."""
+    """Compares each reading of the database's clock with the last consistent one."""
 
     def __init__(self) -> None:
         self._last: ClockReading | None = None
 
-    def jump_ms(self, now: ClockReading) -> int:
-        """Return the smallest number of milliseconds by which the database's clock may have jumped
-        ahead, negative for back; 0: no jump, and the reading is kept.
+    def jump_ms(self, reading: ClockReading) -> int:
+        """
+        Return the minimum number of milliseconds by which the database's clock has jumped; negative
+        if it jumped back, 0 if it did not jump.
+
+        Without a jump, later readings are compared with this one.
         """
         last = self._last
         if last is not None:
-            advanced = now.database_ms - last.database_ms
-            least, most = now.asked_ms - last.answered_ms, now.answered_ms - last.asked_ms
-            tolerance = TOLERANCE_MS + abs(most) // DRIFT_SHARE
-            if advanced > most + tolerance:
-                return advanced - most
-            if advanced < least - tolerance:
-                return advanced - least
-        if last is None or now.asked_ms >= last.asked_ms:
-            self._last = now
+            advanced = reading.database_ms - last.database_ms
+            elapsed_min, elapsed_max = (
+                reading.sent_ms - last.received_ms,
+                reading.received_ms - last.sent_ms,
+            )
+            tolerance = TOLERANCE_MS + abs(elapsed_max) // DRIFT_SHARE
+            if advanced > elapsed_max + tolerance:
+                return advanced - elapsed_max
+            if advanced < elapsed_min - tolerance:
+                return advanced - elapsed_min
+        if last is None or reading.sent_ms >= last.sent_ms:
+            self._last = reading
         return 0
 
     def restart(self) -> None:
-        """Use the next reading as the first one, because the stored times were adapted to a
-        jump.
-        """
+        """Forget earlier readings, because the stored times were adapted to a jump."""
         self._last = None

@@ -1,9 +1,10 @@
-"""The cluster to which a database belongs, and the version that the cluster has reached. SQL,
+"""Stores the name of the cluster to which a database belongs, and the cluster's version. SQL,
 synchronous.
 
 Invariants
-    The first metaserver whose settings have a name writes it; nobody changes it.
-    The version only rises; a program that it does not allow changes nothing, not even the schema.
+    The first metaserver with a name in its settings writes it; it never changes.
+    The version only rises. A program that is incompatible with it changes nothing, not even the
+    schema.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ from .schema import facts
 
 CLUSTER, CLUSTER_VERSION = "cluster", "cluster version"
 OF_CLUSTER = (CLUSTER, CLUSTER_VERSION)
-"""Names of the facts that have the cluster's name and version."""
-_values = sa.select(facts.c.name, facts.c.value).where(facts.c.name.in_(OF_CLUSTER))
+"""Names of the facts that hold the cluster's name and version."""
+_facts_query = sa.select(facts.c.name, facts.c.value).where(facts.c.name.in_(OF_CLUSTER))
 
 
 class ClusterFacts(NamedTuple):
-    """The cluster's name and version in a database."""
+    """The cluster's name and version, as stored in a database."""
 
     name: str
-    """The cluster's name; "": no metaserver has had one in its settings."""
+    """The cluster's name; "" if no metaserver has ever had one in its settings."""
     version: Version
 
 
 def read_facts(connection: Connection) -> ClusterFacts:
-    """Read the cluster's name and version."""
-    return facts_of({row.name: row.value for row in connection.execute(_values)})
+    """Return the cluster's name and version."""
+    return facts_of({row.name: row.value for row in connection.execute(_facts_query)})
 
 
 def facts_of(stored: Mapping[str, str]) -> ClusterFacts:
-    """Build the cluster's name and version from facts by name."""
+    """Build the cluster's name and version from stored facts (name → value)."""
     version = stored.get(CLUSTER_VERSION)
-    reached = parse_version(version) if version else FIRST_RELEASE
-    return ClusterFacts(stored.get(CLUSTER, ""), reached)
+    cluster_version = parse_version(version) if version else FIRST_RELEASE
+    return ClusterFacts(stored.get(CLUSTER, ""), cluster_version)
 
 
 def open_cluster(
@@ -58,36 +59,38 @@ def open_cluster(
 
     Args:
         program: the version of keylane that opens the database.
-        cluster: the name in its settings; "": any.
-        before: checks an existing database before anything is changed.
+        cluster: the cluster's name in its settings; "" accepts any.
+        before: called with an existing database before anything is changed.
 
     Raises:
         ConflictError: the database belongs to another cluster.
-        VersionError: the cluster's version does not allow this program.
+        VersionError: the program is incompatible with the cluster's version.
         ConfigError: the database was written by a newer keylane, and this one cannot use it.
     """
     lock_schema(connection)
-    new = not sa.inspect(connection).has_table(facts.name)
-    if not new:
-        known = read_facts(connection)
-        check_cluster(cluster, known.name, "the database")
-        check_member(program, known.version, "this program")
+    is_new = not sa.inspect(connection).has_table(facts.name)
+    if not is_new:
+        stored = read_facts(connection)
+        check_cluster(cluster, stored.name, "the database")
+        check_member(program, stored.version, "this program")
         before(connection)
     migrate(connection, program=program)
-    if new:
+    if is_new:
         raise_version(connection, parse_version(program))
     if cluster:
         insert_new(connection, facts, {"name": CLUSTER, "value": cluster})
 
 
-def check_cluster(expected: str, actual: str, place: str) -> None:
-    """Check that two names of the cluster agree if both are known; `place` is where the second was
-    read. Raises ConflictError.
+def check_cluster(expected: str, actual: str, location: str) -> None:
+    """Check that two names of the cluster agree, if both are known. Raises ConflictError.
+
+    Args:
+        location: where the actual name was read, for the error message.
     """
     if expected and actual and expected != actual:
         raise ConflictError(
             Reason.OTHER_CLUSTER,
-            f"{place} belongs to the cluster {actual!r:.80}, and the settings name "
+            f"{location} belongs to the cluster {actual!r:.80}, but the settings name "
             f"{expected!r:.80}",
             expected=expected,
             actual=actual,
@@ -95,5 +98,5 @@ def check_cluster(expected: str, actual: str, place: str) -> None:
 
 
 def raise_version(connection: Connection, version: Version) -> None:
-    """Store the cluster's version."""
+    """Store a new value of the cluster's version."""
     insert_or_replace(connection, facts, {"name": CLUSTER_VERSION, "value": str(version)})

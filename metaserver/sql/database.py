@@ -1,15 +1,14 @@
-"""The database: opened, migrated, and used in short transactions. I/O: SQL.
+"""Opens and migrates the database, and runs short transactions on it. I/O: SQL.
 
-    work(connection, …) ──▶ write         durable when it returns; waiting writes share a
-                                          transaction on SQLite
-                        ──▶ write_first   as `write`, before other waiting writes
-                        ──▶ renew         as `write_first`; SQLite may lose it with the machine, but
-                                          not with the process
-                        ──▶ read          sees one state
+    work(connection, …) ──▶ write         durable when it returns; on SQLite, queued writes share a
+                                          transaction
+                        ──▶ write_first   like `write`, but before other queued writes
+                        ──▶ renew         like `write_first`; on SQLite it survives a crash of the
+                                          process, but perhaps not of the machine
+                        ──▶ read          sees a consistent state
 
-Work is a synchronous function that takes a connection, so that a simulation can run it inline. A
-renewal that is lost with the machine does no harm, because every session gets a whole ttl after a
-new boot.
+Work is a synchronous function that takes a connection, so a simulation can run it inline. A lost
+renewal does no harm, because every session gets a full ttl after a reboot.
 """
 
 from __future__ import annotations
@@ -47,15 +46,15 @@ T = TypeVar("T")
 log = logging.getLogger("keylane.metaserver")
 FILE = "meta.db"
 BROKER_FILE = "identity.json"
-"""Name of a file that only the data folder of a broker has."""
-OWN_SUFFIXES = ("", "-wal", "-shm", "-journal")
+"""A file that only exists in the data folder of a broker."""
+SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 PRIVATE_MODE, PRIVATE_FOLDER_MODE = 0o600, 0o700
 READERS = 2
 LOCKED_PAUSE_MS = 50
 
 
 class Database(Protocol):
-    """The transactions that services use."""
+    """The interface through which services run transactions."""
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -68,15 +67,15 @@ class Database(Protocol):
     async def write_first(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `work` as `write` does, but before other waiting writes: for heartbeats, whose
-        sessions end if the answer is late.
+        """Run `work` as `write` does, but before other queued writes. For heartbeats, because a
+        late reply costs the session.
         """
         ...
 
     async def renew(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `work` as `write_first` does, for changes that may be lost with the machine."""
+        """Run `work` as `write_first` does, for changes that may be lost if the machine crashes."""
         ...
 
     async def read(
@@ -89,7 +88,7 @@ class Database(Protocol):
 
 
 class SqliteDatabase:
-    """SQLite in a file, with one writer. See `Database` for the contract."""
+    """SQLite in a file, with a single writer. See `Database` for the contract."""
 
     name = "sqlite"
 
@@ -104,56 +103,56 @@ class SqliteDatabase:
         self._reads = reads
         self._writer = GroupWriter(lambda work, durable: (write if durable else renew).run(work))
         self._file: tuple[Path, int] | None = None
-        """Path and inode of the file, once it is open."""
+        """Path and inode of the database file; set by `remember_file`."""
 
     def remember_file(self, path: Path) -> None:
-        """Remember which file is open, for `lost_file`."""
+        """Record which file is open, for `lost_file`."""
         self._file = path, path.stat().st_ino
 
     def lost_file(self) -> str:
-        """Return the reason why the next start would lose all writes, or "": the file was removed
-        or replaced.
+        """Return a message if the file was removed or replaced, so that all writes will be lost
+        when it is closed; else "".
         """
         if self._file is None:
             return ""
         path, inode = self._file
         try:
-            same = path.stat().st_ino == inode
+            is_same = path.stat().st_ino == inode
         except OSError:
-            same = False
-        return "" if same else f"its file {path} was removed or replaced; stop the metaserver"
+            is_same = False
+        return "" if is_same else f"its file {path} was removed or replaced; stop the metaserver"
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.write`."""
-        done: T = await self._writer.submit(
+        result: T = await self._writer.submit(
             lambda connection: work(connection, *args, **kwargs), durable=True
         )
-        return done
+        return result
 
     write_long = write
-    """The same as `write`, because statements of SQLite have no time limit; PostgreSQL needs a
-    method of its own for migrations and rebuilds.
+    """The same as `write`, because statements have no time limit on SQLite; PostgreSQL needs a
+    separate method for migrations and rebuilds.
     """
 
     async def write_first(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.write_first`."""
-        done: T = await self._writer.submit(
+        result: T = await self._writer.submit(
             lambda connection: work(connection, *args, **kwargs), durable=True, urgent=True
         )
-        return done
+        return result
 
     async def renew(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.renew`."""
-        done: T = await self._writer.submit(
+        result: T = await self._writer.submit(
             lambda connection: work(connection, *args, **kwargs), durable=False, urgent=True
         )
-        return done
+        return result
 
     async def read(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -163,7 +162,7 @@ class SqliteDatabase:
         return await reader.run(work, *args, **kwargs)
 
     async def close(self) -> None:
-        """Close every connection, after the transactions that run."""
+        """Wait for the queued transactions, then close all connections."""
         await self._writer.close()
         for transactions in (self._write, self._renew, *self._reads):
             await transactions.close()
@@ -192,44 +191,46 @@ async def open_database(
     Open the database and migrate its schema.
 
     Args:
-        folder: the folder of the SQLite file; unused with a `url`.
-        clock: its boot time is SQLite's time.
-        boot: id of the boot to which this time belongs.
-        cluster: name of the cluster to which it has to belong; "": any.
+        folder: the folder of the SQLite file; ignored if there is a `url`.
+        url: the URL of a database server, or None for SQLite.
+        clock: its boot time is the database's time on SQLite.
+        boot: id of the current boot.
+        broker_ttl_ms: ttl that live brokers get if the stored times must be restarted.
+        cluster: the name of the cluster to which the database must belong; "" accepts any.
         program: the version of keylane that opens the database.
-        before: checks an existing database before anything is changed.
+        before: called with an existing database before anything is changed.
 
     Raises:
-        Any error of `before`.
         ConfigError, DataFolderError, StorageError
         ConflictError, VersionError: nothing was changed.
+        Exception: any error of `before`.
     """
     try:
-        where = _embedded(folder) if url is None else make_url(url)
-        database = _engines(where, clock, broker_ttl_ms=broker_ttl_ms)
+        location = _embedded_url(folder) if url is None else make_url(url)
+        database = _create_database(location, clock, broker_ttl_ms=broker_ttl_ms)
     except (ImportError, SQLAlchemyError) as error:
         raise ConfigError(f"cannot use database_url: {error}") from error
-    except ValueError:  # its text may contain a part of the password
+    except ValueError:  # its text may contain part of the password
         raise ConfigError(f"cannot use database_url: {UNREADABLE_URL}") from None
     try:
         if database.name == "sqlite":
-            _set_private(Path(where.database or ""))
-            await _set_write_ahead(where.database or "")
+            _set_private(Path(location.database or ""))
+            await _set_write_ahead(location.database or "")
         if not isinstance(database, SqliteDatabase):
             await database.check_sessions()
         await database.write_long(open_cluster, program=program, cluster=cluster, before=before)
         if database.name == "sqlite":
             await database.write(adopt_boot, boot, broker_ttl_ms=broker_ttl_ms)
         if isinstance(database, SqliteDatabase):
-            database.remember_file(Path(where.database or ""))
+            database.remember_file(Path(location.database or ""))
         yield database
     finally:
         await database.close()
 
 
-def _embedded(folder: Path) -> URL:
-    """Return the URL of the embedded database. It is opened once here, because the driver's thread
-    would outlive a failure.
+def _embedded_url(folder: Path) -> URL:
+    """Return the URL of the embedded database. Checks that it can be opened, because after a failed
+    attempt of the driver its thread would leak.
     """
     if (folder / BROKER_FILE).exists() and not (folder / FILE).exists():
         raise DataFolderError(
@@ -250,27 +251,29 @@ def _embedded(folder: Path) -> URL:
 
 def _set_private(path: Path) -> None:
     """
-    Restrict the database to its user; SQLite gives its other files the mode of the first.
+    Restrict access to the database to its user. SQLite creates its other files with the same mode.
 
-    The folder is restricted too if it has no other files.
+    The folder is restricted too, unless it contains other files.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_MODE))
         files = [
-            file for suffix in OWN_SUFFIXES if (file := path.with_name(path.name + suffix)).exists()
+            file
+            for suffix in SQLITE_SUFFIXES
+            if (file := path.with_name(path.name + suffix)).exists()
         ]
         for file in files:
             file.chmod(PRIVATE_MODE)
         if {file.name for file in path.parent.iterdir()} <= {file.name for file in files}:
             path.parent.chmod(PRIVATE_FOLDER_MODE)
     except OSError as error:
-        # Not fatal: SQLite reports whether the database can be used.
+        # Not fatal: SQLite will report if the database cannot be used.
         log.warning("cannot restrict the file mode of %s: %s", path, error.strerror or error)
 
 
 async def _set_write_ahead(path: str) -> None:
-    """Set the journal mode, with retries: SQLite's busy timeout does not cover a change by another
-    metaserver.
+    """Set the journal mode, with retries, because SQLite's busy timeout does not apply while
+    another metaserver changes it.
     """
     for _ in range(BUSY_MS // LOCKED_PAUSE_MS):
         try:
@@ -279,15 +282,14 @@ async def _set_write_ahead(path: str) -> None:
             return
         except sqlite3.Error as error:
             if "locked" not in str(error):
-                return  # the next user of the file reports it
+                return  # whoever uses the file next reports the error
         await asyncio.sleep(LOCKED_PAUSE_MS / 1000)
 
 
-def _engines(url: URL, clock: Clock, *, broker_ttl_ms: int) -> SqlDatabase:
+def _create_database(url: URL, clock: Clock, *, broker_ttl_ms: int) -> SqlDatabase:
     if url.get_backend_name() == "postgresql":
-        from .postgres import (
-            PostgresDatabase,
-        )  # imports parts of SQLAlchemy that SQLite does not need
+        # Imported here, because it loads parts of SQLAlchemy that SQLite does not need.
+        from .postgres import PostgresDatabase
 
         return PostgresDatabase(url, clock, broker_ttl_ms=broker_ttl_ms)
     write = SqliteTransactions(url, partial(prepare_sqlite, clock=clock))

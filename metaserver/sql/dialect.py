@@ -1,15 +1,12 @@
-"""The differences between SQLite and PostgreSQL: time, snapshots, inserts with conflicts, and the
-set-up of connections.
+"""Hides the differences between SQLite and PostgreSQL: clocks, snapshots, upserts, the setup of
+connections, and limits on parameters.
 
 Invariants
     `now_ms()` is the database's own clock. On PostgreSQL it is `clock_timestamp()`, which advances
     within a transaction. On SQLite it is the machine's boot-time clock, registered on every
-    connection: it counts suspend and never jumps.
-
-Divides long lists of ids over several statements.
-
-A statement on PostgreSQL takes 32,767 parameters, on SQLite 32,766. The statements stay in one
-transaction, so that all of them or none take effect.
+    connection: it includes suspended time and never jumps.
+    A long list of ids is divided among several statements in one transaction: PostgreSQL allows
+    32,767 parameters in a statement, SQLite 32,766.
 """
 
 from __future__ import annotations
@@ -33,13 +30,11 @@ if TYPE_CHECKING:
 
 
 BUSY_MS = 5_000
-"""Longest time, in milliseconds, for which a writer waits for another process on the same SQLite
-file.
-"""
+"""Longest time in milliseconds that a writer waits for another process on the same SQLite file."""
 
 
 class now_ms(FunctionElement[int]):  # noqa: N801  a function in SQL
-    """The database's time, in milliseconds."""
+    """The database's time in milliseconds, as an SQL function."""
 
     type = sa.BigInteger()
     inherit_cache = True
@@ -58,50 +53,50 @@ def _postgresql_now(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
 
 def begin_snapshot(connection: Connection) -> None:
     """
-    Let all statements of a read-only transaction see one snapshot; call it before the first
-    statement.
+    Make all statements of a read-only transaction see the same snapshot. Must be called before the
+    first statement.
 
-    Without it each statement sees its own snapshot on PostgreSQL; SQLite always has one.
+    Otherwise, on PostgreSQL, each statement sees a new snapshot; SQLite always has one.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
 
 @dataclass(frozen=True, slots=True)
-class SqliteMoment:
-    """A mark of the database's state that a connection sees, and its time."""
+class SqliteVersion:
+    """A version of the database as seen by one connection, and the time at which it was read."""
 
     commits: tuple[int, int]
-    """Counters that equal those of an earlier moment of the same connection only if nobody has
+    """Counters that equal those of an earlier version on the same connection only if nothing was
     written since.
     """
     now_ms: int
-    """The database's time, in milliseconds."""
+    """The database's time in milliseconds."""
 
 
-def sqlite_moment(connection: Connection) -> SqliteMoment | None:
+def read_sqlite_version(connection: Connection) -> SqliteVersion | None:
     """
-    Return what this transaction sees; None on PostgreSQL, which cannot report it.
+    Return the version of the database that this transaction sees; None on PostgreSQL.
 
-    It asks the driver directly, because SQLAlchemy would take ten times as long.
+    It bypasses SQLAlchemy, which would take ten times as long.
     """
     if connection.dialect.name != "sqlite":
         return None
-    driver = connection.connection.dbapi_connection
-    assert driver is not None
-    cursor = driver.cursor()
-    (others,) = cursor.execute("PRAGMA data_version").fetchone()
-    (at_ms,) = cursor.execute("SELECT keylane_now_ms()").fetchone()
+    dbapi_connection = connection.connection.dbapi_connection
+    assert dbapi_connection is not None
+    cursor = dbapi_connection.cursor()
+    (data_version,) = cursor.execute("PRAGMA data_version").fetchone()
+    (time_ms,) = cursor.execute("SELECT keylane_now_ms()").fetchone()
     cursor.close()
-    return SqliteMoment((others, driver.total_changes), at_ms)
+    return SqliteVersion((data_version, dbapi_connection.total_changes), time_ms)
 
 
 Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 def insert_new(connection: Connection, table: sa.Table, rows: Rows) -> int:
-    """Insert the rows whose keys do not exist yet. For a single row, return the number of inserted
-    rows.
+    """Insert the rows whose keys do not exist yet. For a single row, return 1 if it was inserted,
+    else 0.
     """
     if not rows:
         return 0
@@ -109,7 +104,7 @@ def insert_new(connection: Connection, table: sa.Table, rows: Rows) -> int:
 
 
 def insert_or_replace(connection: Connection, table: sa.Table, rows: Rows) -> None:
-    """Insert whole rows; if the primary key exists, replace all other columns."""
+    """Insert complete rows; replace all other columns of rows whose primary key exists."""
     if rows:
         connection.execute(_insert_or_replace(connection.dialect.name, table), rows)
 
@@ -123,12 +118,12 @@ def _insert_new(dialect: str, table: sa.Table) -> sa.Insert:
 def _insert_or_replace(dialect: str, table: sa.Table) -> sa.Insert:
     statement = _insert(dialect, table)
     keys = list(table.primary_key.columns)
-    others = {
+    updates = {
         column.name: statement.excluded[column.name]
         for column in table.c
         if column not in set(keys)
     }
-    return statement.on_conflict_do_update(index_elements=keys, set_=others)
+    return statement.on_conflict_do_update(index_elements=keys, set_=updates)
 
 
 def _insert(dialect: str, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
@@ -148,23 +143,23 @@ def prepare_sqlite(
     Set up every connection of an SQLite engine.
 
     Args:
-        clock: its boot time is the database's time.
-        durable: a commit returns when it is on the disk; otherwise it survives a crash of the
-            process, but perhaps not of the machine.
-        reads: its transactions only read, and do not wait for writers.
+        clock: its boot time becomes the database's time.
+        durable: a commit returns when it is on disk; otherwise it survives a crash of the process,
+            but perhaps not of the machine.
+        reads: transactions only read, and do not wait for writers.
     """
     synchronous = "FULL" if durable else "NORMAL"
 
     @event.listens_for(engine, "connect")
     def connect(connection: Any, _record: Any) -> None:
         try:
-            set_up(connection)
+            configure(connection)
         except BaseException:
-            connection.close()  # else its driver's thread, unknown to the pool, would stay
+            connection.close()  # otherwise its driver's thread would leak, unknown to the pool
             raise
 
-    def set_up(connection: Any) -> None:
-        connection.isolation_level = None  # the driver begins nothing itself; `do_begin` below does
+    def configure(connection: Any) -> None:
+        connection.isolation_level = None  # transactions begin in `do_begin`, not in the driver
         connection.create_function("keylane_now_ms", 0, clock.boot_ms)
         cursor = connection.cursor()
         for pragma in (
@@ -176,7 +171,7 @@ def prepare_sqlite(
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
-    # A deferred transaction that turns into a writer may fail half-way; an immediate one waits.
+    # A deferred transaction may fail when it begins to write; an immediate one waits at its start.
     begin = "BEGIN" if reads else "BEGIN IMMEDIATE"
 
     def do_begin(dbapi_connection: PoolProxiedConnection) -> None:
@@ -184,27 +179,27 @@ def prepare_sqlite(
         cursor.execute(begin)
         cursor.close()
 
-    # Not a listener for "begin", because an engine that has one looks for listeners at every
-    # statement. The dialect belongs to this engine alone.
+    # Not a listener for "begin", which would slow down every statement of the engine. The dialect
+    # belongs to this engine only.
     engine.dialect.do_begin = do_begin  # type: ignore[method-assign]
 
 
 Id = TypeVar("Id", int, str)
 
-IDS_AT_ONCE = 5_000
-"""Most ids in one statement."""
+IDS_PER_STATEMENT = 5_000
+"""Maximum number of ids in one statement."""
 
 
 def portions(ids: Collection[Id]) -> Iterator[list[Id]]:
-    """Yield the ids without duplicates, at most `IDS_AT_ONCE` at a time, ascending so that rows are
-    locked in one order.
+    """Yield the distinct ids in chunks of at most `IDS_PER_STATEMENT`, ascending, so that rows are
+    always locked in the same order.
     """
-    ordered = sorted(set(ids))
-    for first in range(0, len(ordered), IDS_AT_ONCE):
-        yield ordered[first : first + IDS_AT_ONCE]
+    sorted_ids = sorted(set(ids))
+    for start in range(0, len(sorted_ids), IDS_PER_STATEMENT):
+        yield sorted_ids[start : start + IDS_PER_STATEMENT]
 
 
-def rows_of(connection: Connection, select: Executable, ids: Collection[Id]) -> Iterator[Row[Any]]:
-    """Yield the rows of a SELECT with a parameter `ids`, which gets the ids in `portions`."""
-    for some in portions(ids):
-        yield from connection.execute(select, {"ids": some})
+def rows_of(connection: Connection, query: Executable, ids: Collection[Id]) -> Iterator[Row[Any]]:
+    """Yield the rows of a query with a parameter `ids`, executed once for each chunk of ids."""
+    for chunk in portions(ids):
+        yield from connection.execute(query, {"ids": chunk})

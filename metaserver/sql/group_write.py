@@ -1,22 +1,23 @@
-"""Runs the writes of an SQLite database, or of a consumer group, one after the other: waiting works
-share a transaction, separated by savepoints.
+"""Serializes the writes of an SQLite database, or of a consumer group: queued work shares a
+transaction, separated by savepoints.
 
     urgent work ─┐                ┌─ SAVEPOINT ─ work ─ RELEASE
-    work ────────┼─▶ one BEGIN ──▶├─ SAVEPOINT ─ work ✗ ROLLBACK TO    its error goes to its caller
-    work ────────┘                └─ SAVEPOINT ─ work ─ RELEASE ──▶ one COMMIT ──▶ all answers
+    work ────────┼─▶ one BEGIN ──▶├─ SAVEPOINT ─ work ✗ ROLLBACK TO    the error goes to its caller
+    work ────────┘                └─ SAVEPOINT ─ work ─ RELEASE ──▶ one COMMIT ──▶ all results
 
-Heartbeats are urgent: a session that is not renewed in time ends, however many joins are waiting.
+Heartbeats are urgent: a session that is not renewed in time ends, even if many joins are waiting.
 
 Invariants
-    A caller is answered after the commit of its work.
-    A failed work does not affect others: if the shared transaction fails, each work is tried alone.
-    Urgent works run before all others. They wait for at most one transaction, which begins no
-    further work after `TRANSACTION_MS_MAX`, and for the one work that is running then.
-    Other works do not starve: each transaction does at least one of them, and more while there is
+    A caller gets its result after the commit of its work.
+    Failed work does not affect other work: if the shared transaction fails, each item is retried in
+    a transaction of its own.
+    Urgent work runs before all other work. It waits for at most one transaction, which starts no
+    more work after `TRANSACTION_MS_MAX`.
+    Normal work does not starve: each transaction runs at least one item of it, and more if there is
     time.
 
-Source: group commit, as in the brokers' logs; a flush takes milliseconds, a savepoint a hundredth
-of one.
+This is group commit, as in the brokers' logs: a flush takes milliseconds, a savepoint a hundredth
+of that.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from ...protocol.clock import SystemClock
 from ...protocol.errors import StorageError
 from .transactions import ending_error
 
-WORKS_AT_ONCE_MAX = 128
+BATCH_MAX = 128
 TRANSACTION_MS_MAX = 100
-"""Longest time, in milliseconds, for which a transaction begins works: well below a third of the
-shortest ttl, and longer than a flush, so that works still share it.
+"""Time in milliseconds after which a transaction starts no more work. It is well below a third of
+the shortest ttl, but longer than a flush, so that transactions are still shared.
 """
-HELD = "another transaction holds the row of this consumer group in the database"
+ROW_LOCKED = "another transaction holds the row of this consumer group in the database"
 Work = Callable[[Connection], Any]
 
 
@@ -48,17 +49,17 @@ class _QueuedWork:
     work: Work
     durable: bool
     urgent: bool
-    answer: asyncio.Future[Any]
-    asked_ms: int
+    future: asyncio.Future[Any]
+    queued_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Failed:
+class _Failure:
     error: Exception
 
 
 class GroupWriter:
-    """Gathers works into transactions: urgent ones first, otherwise in the order of arrival."""
+    """Batches queued work into transactions: urgent work first, otherwise in order of arrival."""
 
     def __init__(
         self,
@@ -69,21 +70,22 @@ class GroupWriter:
         idle: Callable[[], object] = lambda: None,
     ) -> None:
         """
-        Make a writer.
+        Create a writer.
 
         Args:
-            run: runs one work in one transaction, and raises StorageError if the transaction fails;
-                its second argument is `durable`.
-            wait_ms_max: time after which a waiting work is not begun any more, and raises
-                StorageError; None: no limit.
-            idle: called when no work is left.
+            run: runs work in a transaction, and raises StorageError if the transaction fails; its
+                second argument is `durable`.
+            boot_ms: the clock; by default that of the system.
+            wait_ms_max: time in milliseconds after which queued work is not started any more, and
+                fails with a StorageError; None means no limit.
+            idle: called when the queue becomes empty.
         """
         self._run = run
         self._wait_ms_max = wait_ms_max
         self._idle = idle
         self._boot_ms = boot_ms or SystemClock.boot_ms
         self._urgent: deque[_QueuedWork] = deque()
-        self._waiting: deque[_QueuedWork] = deque()
+        self._normal: deque[_QueuedWork] = deque()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -92,117 +94,121 @@ class GroupWriter:
         Run `work`, and return its result after its commit.
 
         Args:
-            durable: wait for the disk, not only for the commit.
-            urgent: run it before all works that are not urgent.
+            durable: wait until the commit is on disk.
+            urgent: run before all work that is not urgent.
 
         Raises:
-            Any error of `work`, and StorageError.
+            StorageError: the transaction failed, or the work was not started in time.
+            Exception: any error of `work`.
         """
         if self._closed:
             raise ending_error()
-        answer = asyncio.get_running_loop().create_future()
-        queue = self._urgent if urgent else self._waiting
-        queue.append(_QueuedWork(work, durable, urgent, answer, self._boot_ms()))
+        future = asyncio.get_running_loop().create_future()
+        queue = self._urgent if urgent else self._normal
+        queue.append(_QueuedWork(work, durable, urgent, future, self._boot_ms()))
         if self._task is None:
             self._task = asyncio.create_task(self._write())
-        return await answer
+        return await future
 
     async def close(self) -> None:
-        """Refuse new works, and wait until all others are done."""
+        """Refuse new work, and wait until the queued work is done."""
         self._closed = True
         while self._task is not None:
             await asyncio.wait([self._task])
 
     async def _write(self) -> None:
+        """Run batches until the queues are empty."""
         try:
-            while works := self._next():
-                left = await self._write_these(works)
-                self._waiting.extendleft(reversed(left))
+            while batch := self._take_batch():
+                unstarted = await self._run_batch(batch)
+                self._normal.extendleft(reversed(unstarted))
         finally:
             self._task = None
             self._idle()
 
     def _is_late(self, queued: _QueuedWork) -> bool:
-        waited_ms = self._boot_ms() - queued.asked_ms
+        waited_ms = self._boot_ms() - queued.queued_ms
         return self._wait_ms_max is not None and waited_ms >= self._wait_ms_max
 
-    def _next(self) -> list[_QueuedWork]:
-        """Take the works of the next transaction: urgent ones, then others, at least one of these
-        if one waits.
+    def _take_batch(self) -> list[_QueuedWork]:
+        """Remove the work of the next transaction from the queues: urgent work, then normal work,
+        of which at least one item is taken if there is any.
         """
-        works: list[_QueuedWork] = []
+        batch: list[_QueuedWork] = []
         for queue, count_max in (
-            (self._urgent, WORKS_AT_ONCE_MAX - 1),
-            (self._waiting, WORKS_AT_ONCE_MAX),
+            (self._urgent, BATCH_MAX - 1),
+            (self._normal, BATCH_MAX),
         ):
-            while queue and len(works) < count_max:
+            while queue and len(batch) < count_max:
                 queued = queue.popleft()
-                if queued.answer.done():  # its caller is gone
+                if queued.future.done():  # its caller was cancelled
                     continue
                 if self._is_late(queued):
-                    _answer(queued.answer, _Failed(StorageError(HELD, operation="lock")))
+                    _resolve(queued.future, _Failure(StorageError(ROW_LOCKED, operation="lock")))
                 else:
-                    works.append(queued)
-        return works
+                    batch.append(queued)
+        return batch
 
-    async def _write_these(self, works: Sequence[_QueuedWork]) -> Sequence[_QueuedWork]:
-        """Run these works; returns those for which there was no time."""
-        if len(works) > 1:
-            durable = any(queued.durable for queued in works)
+    async def _run_batch(self, batch: Sequence[_QueuedWork]) -> Sequence[_QueuedWork]:
+        """Run a batch, and return the work that was not started for lack of time."""
+        if len(batch) > 1:
+            durable = any(queued.durable for queued in batch)
             try:
-                answers = await self._run(lambda connection: self._each(connection, works), durable)
+                results = await self._run(
+                    lambda connection: self._run_in_savepoints(connection, batch), durable
+                )
             except StorageError as error:
-                # Each is tried alone, to find the one that failed; a locked database has refused
-                # them all, and each would wait as long again.
+                # Each item is retried separately, because only one of them may have failed. But if
+                # the database was locked, each retry would wait as long again.
                 locked = error.details.get("operation") == "lock"
-                late = [queued for queued in works if locked or self._is_late(queued)]
-                for queued in late:
-                    _answer(queued.answer, _Failed(error.copy(error.fate)))
-                works = [queued for queued in works if queued not in late]
+                failed = [queued for queued in batch if locked or self._is_late(queued)]
+                for queued in failed:
+                    _resolve(queued.future, _Failure(error.copy(error.fate)))
+                batch = [queued for queued in batch if queued not in failed]
             else:
-                for queued, answer in zip(works, answers, strict=False):
-                    _answer(queued.answer, answer)
-                return works[len(answers) :]
-        until_ms = self._boot_ms() + TRANSACTION_MS_MAX
-        for index, queued in enumerate(works):
-            if index and not queued.urgent and self._boot_ms() >= until_ms:
-                return works[index:]
+                for queued, result in zip(batch, results, strict=False):
+                    _resolve(queued.future, result)
+                return batch[len(results) :]
+        deadline_ms = self._boot_ms() + TRANSACTION_MS_MAX
+        for index, queued in enumerate(batch):
+            if index and not queued.urgent and self._boot_ms() >= deadline_ms:
+                return batch[index:]
             try:
-                answer = await self._run(queued.work, queued.durable)
+                result = await self._run(queued.work, queued.durable)
             except Exception as error:  # noqa: BLE001  raised to the caller
-                answer = _Failed(error)
-            _answer(queued.answer, answer)
+                result = _Failure(error)
+            _resolve(queued.future, result)
         return ()
 
-    def _each(self, connection: Connection, works: Sequence[_QueuedWork]) -> list[Any]:
+    def _run_in_savepoints(self, connection: Connection, batch: Sequence[_QueuedWork]) -> list[Any]:
         """
-        Run works in the connection's transaction; returns the result or the error of each one that
-        ran.
+        Run a batch in the connection's transaction, and return the result or error of each item
+        that was started.
 
-        Urgent works and the first other one always run, further ones while there is time.
+        Urgent work and the first normal item always run; further items only if there is time.
         """
-        answers: list[Any] = []
-        until_ms = self._boot_ms() + TRANSACTION_MS_MAX
-        others = 0
-        for queued in works:
+        results: list[Any] = []
+        deadline_ms = self._boot_ms() + TRANSACTION_MS_MAX
+        normal_count = 0
+        for queued in batch:
             if not queued.urgent:
-                others += 1
-                if others > 1 and self._boot_ms() >= until_ms:
+                normal_count += 1
+                if normal_count > 1 and self._boot_ms() >= deadline_ms:
                     break
             try:
                 with connection.begin_nested():
-                    answers.append(queued.work(connection))
+                    results.append(queued.work(connection))
             except SQLAlchemyError:
                 raise
             except Exception as error:  # noqa: BLE001  raised to the caller
-                answers.append(_Failed(error))
-        return answers
+                results.append(_Failure(error))
+        return results
 
 
-def _answer(future: asyncio.Future[Any], answer: Any) -> None:
-    if future.done():  # the caller is gone; its work stays done
+def _resolve(future: asyncio.Future[Any], result: Any) -> None:
+    if future.done():  # the caller was cancelled, but its work is committed
         return
-    if isinstance(answer, _Failed):
-        future.set_exception(answer.error)
+    if isinstance(result, _Failure):
+        future.set_exception(result.error)
     else:
-        future.set_result(answer)
+        future.set_result(result)

@@ -1,12 +1,13 @@
-"""Makes the schema, or migrates it with Alembic, in the caller's transaction.
+"""Creates the schema, or migrates it with Alembic, in the caller's transaction. SQL, synchronous.
 
-    no table ─▶ all tables made at HEAD, without Alembic; tests compare them with the migrations
-    revision known ─▶ migrated to HEAD, and OLDEST_READER stored
+    no tables ─▶ all tables are created at HEAD, without Alembic; tests compare them with the
+                 migrations
+    known revision ─▶ migrated to HEAD, and OLDEST_READER is stored
     revision of a keylane before the first release ─▶ refused
-    revision of a newer keylane ─▶ used as it is if that keylane stored that this version can read
-                                   it; else refused
+    revision of a newer keylane ─▶ used unchanged if the stored oldest reader allows this version;
+                                   otherwise refused
 
-So a metaserver of the previous version can start again while a cluster is upgraded.
+Therefore a metaserver of the previous version can still start while a cluster is being upgraded.
 """
 
 from __future__ import annotations
@@ -28,19 +29,21 @@ if TYPE_CHECKING:
     from alembic.config import Config  # loaded only where there is something to migrate
 
 HEAD = "0200"
-"""The newest revision; because of it an up-to-date database opens without importing Alembic."""
+"""The newest revision; with this constant, opening an up-to-date database need not import
+Alembic.
+"""
 OLDEST_READER = "0.2"
-"""The oldest minor version whose programs can use a schema at HEAD. Migrations that only add do not
-change it: new tables, and new columns that are nullable or have a default. A migration that
-removes, renames or narrows something comes one minor version after the last program that needs the
-old form, and raises it.
+"""The oldest minor version whose programs can use a schema at HEAD. Migrations that only add
+tables, or columns that are nullable or have a default, do not change it. A migration that removes,
+renames or narrows something must come one minor version after the last program that needs the old
+form, and raises it.
 """
 HEAD_OF = {"0.2": "0200"}
-"""Minor version → its revision. The migrations after that of OLDEST_READER only add; a test checks
-that.
+"""Minor version → its revision. A test checks that the migrations after that of OLDEST_READER only
+add.
 """
 READER = "oldest reader of the schema"
-"""Name of the fact with the oldest reader."""
+"""Name of the fact that holds the oldest reader."""
 log = logging.getLogger("keylane.metaserver")
 _LOCK = 0x6B65796C616E65
 _revisions = sa.Table(
@@ -49,23 +52,25 @@ _revisions = sa.Table(
     sa.Column("version_num", sa.String(32), nullable=False),
     sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
 )
-"""Alembic's own table, in the form in which Alembic makes it."""
+"""Alembic's own table, as Alembic creates it."""
 
 
 def migrate(connection: Connection, *, program: str = VERSION) -> None:
     """
-    Make the schema or migrate it to HEAD. Nothing is done if it is at HEAD, or if a newer program
-    has migrated it and this one can use it.
+    Create the schema, or migrate it to HEAD.
+
+    Does nothing if the schema is at HEAD, or if a newer program has migrated it and this one can
+    use it.
 
     Args:
         program: the version of keylane that opens the database.
 
     Raises:
-        ConfigError: the database was written by a keylane before the first release.
-        ConfigError: the database was written by a newer keylane, and this one cannot use it.
+        ConfigError: the database was written by a keylane before the first release, or by a newer
+            one whose schema this one cannot use.
     """
     lock_schema(connection)
-    revision = _revision(connection)
+    revision = _read_revision(connection)
     if revision is None and _is_empty(connection):
         _create(connection)
     elif revision != HEAD:
@@ -79,35 +84,37 @@ def migrate(connection: Connection, *, program: str = VERSION) -> None:
         except CommandError as error:
             _check_reader(connection, program, error)
             return
-    if _reader(connection) != OLDEST_READER:
+    if _read_oldest_reader(connection) != OLDEST_READER:
         insert_or_replace(connection, facts, {"name": READER, "value": OLDEST_READER})
 
 
 def _is_empty(connection: Connection) -> bool:
-    """Return whether the database has neither our tables nor Alembic's."""
+    """Return whether the database has neither keylane's tables nor Alembic's."""
     tables = set(sa.inspect(connection).get_table_names())
     return tables.isdisjoint({*metadata.tables, _revisions.name})
 
 
 def _create(connection: Connection) -> None:
-    """Make all tables without Alembic, whose memory would stay for as long as the
-    metaserver runs.
+    """Create all tables without Alembic, which would occupy memory as long as the metaserver
+    runs.
     """
     metadata.create_all(connection, checkfirst=False)
     _revisions.create(connection)
     connection.execute(sa.insert(_revisions).values(version_num=HEAD))
 
 
-def _reader(connection: Connection) -> str | None:
+def _read_oldest_reader(connection: Connection) -> str | None:
     query = sa.select(facts.c.value).where(facts.c.name == READER)
     return connection.execute(query).scalar_one_or_none()
 
 
 def _check_released(connection: Connection, revision: str) -> None:
-    """Check that a released program wrote the schema: each stores which programs can read it.
+    """Check that the schema was written by a released program, which stores the oldest reader.
     Raises ConfigError.
     """
-    reader = _reader(connection) if sa.inspect(connection).has_table(facts.name) else None
+    reader = (
+        _read_oldest_reader(connection) if sa.inspect(connection).has_table(facts.name) else None
+    )
     if reader is None or parse_version(reader) < FIRST_RELEASE:
         raise ConfigError(
             f"the schema of the database is at {revision}, from a keylane before {FIRST_RELEASE}, "
@@ -116,15 +123,13 @@ def _check_released(connection: Connection, revision: str) -> None:
 
 
 def _check_reader(connection: Connection, program: str, error: Exception) -> None:
-    """Check that a program can use a schema whose revision it does not know. Raises
-    ConfigError.
-    """
-    revision = _revision(connection)
-    reader = _reader(connection)
+    """Check that a program can use a schema with an unknown revision. Raises ConfigError."""
+    revision = _read_revision(connection)
+    reader = _read_oldest_reader(connection)
     assert reader is not None, "checked before"
     if parse_version(program) >= parse_version(reader):
         log.warning(
-            "the database schema %s belongs to a newer keylane, and works with this one too; "
+            "the database schema %s belongs to a newer keylane, but works with this one too; "
             "finish the upgrade",
             revision,
         )
@@ -133,24 +138,22 @@ def _check_reader(connection: Connection, program: str, error: Exception) -> Non
         Reason.SCHEMA_TOO_NEW,
         f"the database was written by a newer keylane: its schema is at {revision}, this keylane "
         f"{program} has {HEAD};"
-        f" use keylane {reader} or a newer one, or another database",
+        f" use keylane {reader} or newer, or another database",
         revision=revision,
         reader=reader,
     ) from error
 
 
 def lock_schema(connection: Connection) -> None:
-    """Keep other programs that open the database waiting until the transaction ends; a repeat
-    changes nothing.
-    """
+    """Make other programs that open the database wait until the transaction ends; idempotent."""
     if connection.dialect.name == "postgresql":
-        # Two metaservers may start at once; SQLite's writers wait for each other anyway.
+        # Two metaservers may start concurrently; on SQLite, writers wait for each other anyway.
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
 
 
 def check_revision(connection: Connection) -> None:
     """Check that the schema is at HEAD. Raises ConfigError."""
-    revision = _revision(connection)
+    revision = _read_revision(connection)
     if revision != HEAD:
         raise ConfigError(
             f"the schema of the database is at {revision}, this keylane has {HEAD}; use the "
@@ -159,7 +162,7 @@ def check_revision(connection: Connection) -> None:
 
 
 def alembic_config(connection: Connection) -> Config:
-    """Return Alembic's configuration for the migrations, in the connection's transaction."""
+    """Return Alembic's configuration for migrations in the connection's transaction."""
     from alembic.config import Config
 
     config = Config()
@@ -168,7 +171,7 @@ def alembic_config(connection: Connection) -> Config:
     return config
 
 
-def _revision(connection: Connection) -> str | None:
+def _read_revision(connection: Connection) -> str | None:
     if not sa.inspect(connection).has_table(_revisions.name):
         return None
     return connection.execute(sa.select(_revisions.c.version_num)).scalar_one_or_none()

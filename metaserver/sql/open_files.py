@@ -1,4 +1,4 @@
-"""Finds out whether the process can open more files, because SQLite's errors do not show it."""
+"""Checks whether the process can open more files, because SQLite's errors do not tell."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import errno
 import os
 
 FILES_OF_DATABASE = 8
-"""Number of files that must be free: a connection has up to 3, and closes those that it could open
-before its error is reported, and connections are opened at the same time.
+"""Number of file descriptors that must be free. A connection needs up to 3, some of which it has
+closed again by the time its error is reported; and several connections may be opened at the same
+time.
 """
 
 
 def few_files_left() -> bool:
-    """Return whether so few more files can be opened that a connection may have failed for that
-    reason.
-    """
-    copies: list[int] = []
+    """Return whether a connection may have failed because too few files can be opened."""
+    descriptors: list[int] = []
     try:
         first = os.open(os.devnull, os.O_RDONLY)
-        copies.append(first)
-        while len(copies) < FILES_OF_DATABASE:
-            copies.append(os.dup(first))
+        descriptors.append(first)
+        while len(descriptors) < FILES_OF_DATABASE:
+            descriptors.append(os.dup(first))
     except OSError as error:
         return error.errno in (errno.EMFILE, errno.ENFILE)
     finally:
-        for each in copies:
-            os.close(each)
+        for descriptor in descriptors:
+            os.close(descriptor)
     return False

@@ -1,4 +1,6 @@
-"""PostgreSQL, for several metaservers on one database; its clock is watched for jumps. I/O: SQL."""
+"""Runs transactions on PostgreSQL, which several metaservers may share, and detects jumps of its
+clock. I/O: SQL.
+"""
 
 from __future__ import annotations
 
@@ -25,37 +27,37 @@ log = logging.getLogger("keylane.metaserver")
 P = ParamSpec("P")
 T = TypeVar("T")
 CONNECTIONS = 8
-WRITES_AT_ONCE_MAX = CONNECTIONS - 3
-"""Most simultaneous writes; the other connections are left for reads and for the reports of
-heartbeats, because hundreds of joins may come at once.
+CONCURRENT_WRITES_MAX = CONNECTIONS - 3
+"""Maximum number of concurrent writes; the other connections are reserved for reads and heartbeats,
+because hundreds of joins may arrive at the same time.
 """
 RENEWING_CONNECTIONS = 2
-"""Number of connections for renewals alone, so that no other work that waits for the database, or
-for a row, can delay them.
+"""Number of connections that only renewals use, so that they are not delayed by other work that
+waits for the database or for a row.
 """
 IDLE_MS = 5_000
-"""Time, in milliseconds, after which PostgreSQL ends an idle transaction of a metaserver, and
+"""Time in milliseconds after which PostgreSQL ends an idle transaction of a metaserver, which
 releases its locks.
 """
 _SETTINGS = {
     "idle_in_transaction_session_timeout": str(IDLE_MS),
-    # Set explicitly, because the database or the role may have other defaults: a statement that has
-    # waited for a row reads what was stored meanwhile.
+    # Required, because a statement that has waited for a row must read what was stored meanwhile;
+    # the database or the role may have another default.
     "default_transaction_isolation": "read committed",
 }
 _SETTINGS_LONG = _SETTINGS | {"statement_timeout": "0", "lock_timeout": "0"}
-"""Settings for a migration or a rebuild, whatever the defaults are."""
+"""Settings for migrations and rebuilds, which must not depend on the server's defaults."""
 ANSWER_S = 10.0
-"""Time limit of a statement, in seconds, except those of `write_long`. A connection without an
-answer until then is given up: its server may have vanished, and the kernel would wait for a quarter
-of an hour. It is longer than IDLE_MS, for which another metaserver may hold a row, and a third of
-the default ttl, so that the next heartbeat keeps a lease.
+"""Time limit in seconds of a statement, except in `write_long`. After it the connection is closed:
+the server may have vanished, and the kernel would only give up after a quarter of an hour. The
+limit is longer than IDLE_MS, for which another metaserver may hold a row, and a third of the
+default ttl, so that the next heartbeat is in time to keep a lease.
 """
-_now = sa.select(now_ms())
+_now_query = sa.select(now_ms())
 
 
-class _JumpedError(Exception):
-    """The database's clock has jumped; the work was rolled back."""
+class _ClockJumpedError(Exception):
+    """Raised to roll back a transaction when the database's clock has jumped."""
 
     def __init__(self, by_ms: int) -> None:
         super().__init__(by_ms)
@@ -77,16 +79,17 @@ _DRIVER_PARAMETERS = frozenset(
         "prepared_statement_cache_size",
     }
 )
-"""Parameters that SQLAlchemy and asyncpg take from the query of a URL by name."""
+"""Query parameters of a URL that SQLAlchemy passes to asyncpg as arguments."""
 
 
-def _engine_of(url: URL, *, settings: dict[str, str], **options: Any) -> AsyncEngine:
+def _create_engine(url: URL, *, settings: dict[str, str], **options: Any) -> AsyncEngine:
     """
-    Make an engine for a URL, whose query may have the parameters of libpq that asyncpg knows, such
-    as `sslmode` and `sslrootcert`.
+    Create an engine for a URL, whose query may contain the libpq parameters that asyncpg supports,
+    such as `sslmode` and `sslrootcert`.
 
-    The others go to the server, which refuses unknown ones. asyncpg reads these only from a URL,
-    but SQLAlchemy passes them as arguments, which would end in a TypeError.
+    asyncpg only reads these from a URL, but SQLAlchemy would pass them as arguments, which causes a
+    TypeError; so they are passed in a separate `dsn`. Unknown parameters are sent to the server,
+    which refuses them.
     """
     query = {name: values for name, values in url.query.items() if name not in _DRIVER_PARAMETERS}
     arguments: dict[str, Any] = {"server_settings": settings, "timeout": ANSWER_S}
@@ -98,14 +101,13 @@ def _engine_of(url: URL, *, settings: dict[str, str], **options: Any) -> AsyncEn
     )
 
 
-def _give_up(context: ExceptionContext) -> None:
+def _discard_connection(context: ExceptionContext) -> None:
     """
-    Close a connection whose statement had no answer in time, or that can only read.
+    Discard a connection whose statement timed out, or that is read-only.
 
-    A rollback on the first would wait for that answer. The idle connections of its pool are most
-    likely silent as well, so they are replaced too. The second may have been made while the
-    database was read-only, or lead to a server that was demoted: a new one is told what is true
-    now.
+    After a timeout, a rollback would hang as well. The pool's idle connections are most likely dead
+    too, so all are replaced. A read-only connection may have been opened while the database was
+    read-only, or lead to a server that was demoted since, unlike a new connection.
     """
     error = context.original_exception
     if isinstance(error, TimeoutError) or getattr(error, "sqlstate", None) == READ_ONLY:
@@ -113,9 +115,9 @@ def _give_up(context: ExceptionContext) -> None:
         context.invalidate_pool_on_disconnect = True
 
 
-def _pooled(url: URL, connections: int) -> AsyncEngine:
-    """Make an engine with a fixed number of connections."""
-    engine = _engine_of(
+def _create_pool(url: URL, connections: int) -> AsyncEngine:
+    """Create an engine with a fixed number of pooled connections."""
+    engine = _create_engine(
         url,
         settings=_SETTINGS,
         arguments={"command_timeout": ANSWER_S},
@@ -123,64 +125,64 @@ def _pooled(url: URL, connections: int) -> AsyncEngine:
         max_overflow=0,
         pool_pre_ping=True,
     )
-    sa.event.listen(engine.sync_engine, "handle_error", _give_up)
+    sa.event.listen(engine.sync_engine, "handle_error", _discard_connection)
     return engine
 
 
-SHOWS = 3
-"""Number of times that each of two connections is asked for its process at the server."""
-_shown = sa.text(
+SESSION_CHECKS = 3
+"""Number of times that each of two connections queries its server process."""
+_session_query = sa.text(
     "SELECT pg_backend_pid() AS process, "
     "current_setting('idle_in_transaction_session_timeout') AS idle"
 )
-POOLED_STATES = frozenset({"26000", "42P05"})
-"""SQLSTATEs of errors of prepared statements that belong to another session: unknown here, or
-defined already.
+SHARED_SESSION_STATES = frozenset({"26000", "42P05"})
+"""SQLSTATEs of errors caused by prepared statements of another session: unknown, or already
+defined.
 """
-POOLED = (
-    "a pooler such as PgBouncer is in front of the database, and does not give each connection a "
-    "session and settings of its own: let database_url lead to PostgreSQL itself, or set "
+SHARED_SESSIONS = (
+    "a pooler such as PgBouncer is in front of the database, and connections share sessions and "
+    "settings: let database_url point to PostgreSQL itself, or set "
     "pool_mode = session in the pooler and ignore_startup_parameters = "
     f"{','.join(_SETTINGS_LONG)}"
 )
-POOLERS_SAY = ("unsupported startup parameter", "statement pooling mode")
-"""Parts of PgBouncer's errors about start-up parameters and transactions."""
-DROPPED = (
+POOLER_ERRORS = ("unsupported startup parameter", "statement pooling mode")
+"""Substrings of PgBouncer's errors about startup parameters and transactions."""
+SETTINGS_DROPPED = (
     "a pooler in front of the database drops the settings of new connections, so that a stopped "
     "metaserver may hold rows for a long time: ALTER ROLE … SET "
-    "idle_in_transaction_session_timeout = 5000, or let database_url lead to PostgreSQL itself"
+    "idle_in_transaction_session_timeout = 5000, or let database_url point to PostgreSQL itself"
 )
 
 
-def shares_sessions(shown: Sequence[tuple[int, int]]) -> bool:
+def shares_sessions(observed: Sequence[tuple[int, int]]) -> bool:
     """
-    Return whether connections have no sessions of their own.
+    Return whether connections share server sessions.
 
     Args:
-        shown: (connection, process at the server) of each transaction, one after the other.
+        observed: (connection, server process) of successive transactions.
     """
-    pairs = set(shown)
-    connections, processes = ({pair[side] for pair in pairs} for side in (0, 1))
-    return not len(pairs) == len(connections) == len(processes)
+    distinct = set(observed)
+    connections, processes = ({pair[side] for pair in distinct} for side in (0, 1))
+    return not len(distinct) == len(connections) == len(processes)
 
 
 class PostgresDatabase:
     """
-    PostgreSQL, with a connection for every work. See `Database` for the contract.
+    PostgreSQL, with a pooled connection for each transaction. See `Database` for the contract.
 
-    Its clock can be set by people. A writing transaction reads the clock before and after its work,
-    a reading one after it. If the clock jumped, the transaction is rolled back, the stored times
-    are restarted, and the work is done again.
+    Its wall clock may be set by people. A writing transaction reads the clock before and after its
+    work, a reading one only after it. If the clock jumped, the transaction is rolled back, the
+    stored times are restarted, and the work is repeated.
     """
 
     name = "postgresql"
 
     def __init__(self, url: URL, clock: Clock, *, broker_ttl_ms: int) -> None:
         self._url = url
-        self._engine = _pooled(url, CONNECTIONS)
-        self._renewing = _pooled(url, RENEWING_CONNECTIONS)
+        self._engine = _create_pool(url, CONNECTIONS)
+        self._renewal_engine = _create_pool(url, RENEWING_CONNECTIONS)
         self._transactions = TransactionRunner()
-        self._writes = asyncio.Semaphore(WRITES_AT_ONCE_MAX)
+        self._write_limit = asyncio.Semaphore(CONCURRENT_WRITES_MAX)
         self._boot_ms = clock.boot_ms
         self._watch = ClockWatch()
         self._restart = partial(restart_times, broker_ttl_ms=broker_ttl_ms)
@@ -188,10 +190,10 @@ class PostgresDatabase:
         self._restarts = 0
 
     def on_new_connection(self, call: Callable[[], None]) -> None:
-        """Register a callback for each new connection, called before it is used: another server may
-        answer on it.
+        """Register a callback that is called before a new connection is used; it may lead to
+        another server than before.
         """
-        for engine in (self._engine, self._renewing):
+        for engine in (self._engine, self._renewal_engine):
             sa.event.listen(engine.sync_engine, "connect", lambda *_connection: call())
 
     async def check_sessions(self) -> None:
@@ -199,36 +201,36 @@ class PostgresDatabase:
         Check that connections keep their settings and prepared statements.
 
         Raises:
-            ConfigError: a pooler shares sessions between them.
+            ConfigError: connections share sessions, because of a pooler.
             StorageError
         """
-        shown: list[tuple[int, int]] = []
-        dropped = False
+        observed: list[tuple[int, int]] = []
+        settings_dropped = False
         try:
-            async with self._engine.connect() as one, self._engine.connect() as two:
-                for _ in range(SHOWS):
-                    for number, connection in enumerate((one, two)):
-                        row = (await connection.execute(_shown)).one()
+            async with self._engine.connect() as first, self._engine.connect() as second:
+                for _ in range(SESSION_CHECKS):
+                    for number, connection in enumerate((first, second)):
+                        row = (await connection.execute(_session_query)).one()
                         await connection.rollback()
-                        shown.append((number, row.process))
-                        dropped |= row.idle == "0"
+                        observed.append((number, row.process))
+                        settings_dropped |= row.idle == "0"
         except DBAPIError as error:
-            known = getattr(error.orig, "sqlstate", None) in POOLED_STATES
-            if known or any(part in str(error.orig) for part in POOLERS_SAY):
-                raise ConfigError(f"cannot use database_url: {POOLED}") from error
+            is_pooler_error = getattr(error.orig, "sqlstate", None) in SHARED_SESSION_STATES
+            if is_pooler_error or any(substring in str(error.orig) for substring in POOLER_ERRORS):
+                raise ConfigError(f"cannot use database_url: {SHARED_SESSIONS}") from error
             raise storage_error(error, self._url) from error
         except (SQLAlchemyError, OSError) as error:
             raise storage_error(error, self._url) from error
-        if shares_sessions(shown):
-            raise ConfigError(f"cannot use database_url: {POOLED}")
-        if dropped:
-            log.warning("%s", DROPPED)
+        if shares_sessions(observed):
+            raise ConfigError(f"cannot use database_url: {SHARED_SESSIONS}")
+        if settings_dropped:
+            log.warning("%s", SETTINGS_DROPPED)
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.write`."""
-        async with self._writes:
+        async with self._write_limit:
             return await self.write_first(work, *args, **kwargs)
 
     async def write_first(
@@ -241,12 +243,12 @@ class PostgresDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """
-        See `Database.renew`; work that may wait for a row has to use `write_first`.
+        See `Database.renew`. Work that may wait for a row must use `write_first`.
 
-        It is durable here: the clock of a crashed server advances until its restart, so that a lost
-        renewal would end the session.
+        Unlike on SQLite, the change is durable: the clock advances while a crashed server is down,
+        so a lost renewal would end the session.
         """
-        return await self._write_on(self._renewing, work, *args, **kwargs)
+        return await self._write_on(self._renewal_engine, work, *args, **kwargs)
 
     async def _write_on(
         self,
@@ -255,17 +257,17 @@ class PostgresDatabase:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        def in_time(connection: Connection) -> T:
+        def checked(connection: Connection) -> T:
             self._check_clock(connection)
-            return self._with_check(connection, work, *args, **kwargs)
+            return self._run_checked(connection, work, *args, **kwargs)
 
-        return await self._run(engine, in_time)
+        return await self._run(engine, checked)
 
     async def write_long(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `work` as `write` does, but without time limits, for a migration or a rebuild."""
-        engine = _engine_of(self._url, settings=_SETTINGS_LONG, poolclass=sa.NullPool)
+        """Run `work` as `write` does, but without time limits, for migrations and rebuilds."""
+        engine = _create_engine(self._url, settings=_SETTINGS_LONG, poolclass=sa.NullPool)
         try:
             return await self._transactions.run(
                 engine, lambda connection: work(connection, *args, **kwargs)
@@ -278,31 +280,34 @@ class PostgresDatabase:
     ) -> T:
         """See `Database.read`."""
 
-        def in_time(connection: Connection) -> T:  # its first statement may be `begin_snapshot`
-            return self._with_check(connection, work, *args, **kwargs)
+        def checked(
+            connection: Connection,
+        ) -> T:  # no check before it: its first statement may be `begin_snapshot`
+            return self._run_checked(connection, work, *args, **kwargs)
 
-        return await self._run(self._engine, in_time, reads=True)
+        return await self._run(self._engine, checked, reads=True)
 
     async def _run(
         self, engine: AsyncEngine, work: Callable[[Connection], T], *, reads: bool = False
     ) -> T:
+        """Run a transaction, and repeat it after each jump of the clock."""
         while True:
-            before = self._restarts
+            restarts_before = self._restarts
             try:
                 return await self._transactions.run(engine, work, reads=reads)
-            except _JumpedError as jumped:
-                await self._restart_once(before, jumped.by_ms)
+            except _ClockJumpedError as jumped:
+                await self._restart_once(restarts_before, jumped.by_ms)
 
-    async def _restart_once(self, before: int, by_ms: int) -> None:
-        """Restart the stored times after a jump, once for all works that noticed it."""
+    async def _restart_once(self, restarts_before: int, by_ms: int) -> None:
+        """Restart the stored times after a jump, once for all transactions that detected it."""
         async with self._restarting:
-            if self._restarts == before:
-                log.warning("the database's clock jumped by %+d ms: leases count from now", by_ms)
+            if self._restarts == restarts_before:
+                log.warning("the database's clock jumped by %+d ms: all ttls are restarted", by_ms)
                 await self._transactions.run(self._engine, self._restart)
                 self._watch.restart()
                 self._restarts += 1
 
-    def _with_check(
+    def _run_checked(
         self,
         connection: Connection,
         work: Callable[Concatenate[Connection, P], T],
@@ -310,22 +315,23 @@ class PostgresDatabase:
         **kwargs: P.kwargs,
     ) -> T:
         try:
-            done = work(connection, *args, **kwargs)
+            result = work(connection, *args, **kwargs)
         except KeylaneError:
-            self._check_clock(connection)  # with the right time it may not be refused
+            self._check_clock(connection)  # a jump may have caused the error
             raise
         self._check_clock(connection)
-        return done
+        return result
 
     def _check_clock(self, connection: Connection) -> None:
-        asked_ms = self._boot_ms()
-        database_ms = connection.execute(_now).scalar_one()
-        by_ms = self._watch.jump_ms(ClockReading(asked_ms, database_ms, self._boot_ms()))
+        """Raise _ClockJumpedError if the database's clock has jumped since the last reading."""
+        sent_ms = self._boot_ms()
+        database_ms = connection.execute(_now_query).scalar_one()
+        by_ms = self._watch.jump_ms(ClockReading(sent_ms, database_ms, self._boot_ms()))
         if by_ms:
-            raise _JumpedError(by_ms)
+            raise _ClockJumpedError(by_ms)
 
     async def close(self) -> None:
-        """Close every connection, after the transactions that run."""
+        """Wait for the running transactions, then close all connections."""
         await self._transactions.close()
         await self._engine.dispose()
-        await self._renewing.dispose()
+        await self._renewal_engine.dispose()

@@ -1,32 +1,28 @@
-"""The tables: brokers, subjects, partitions with their parents, operations, and the leases of
-consumer groups.
+"""Defines the tables of the database.
 
     subjects ─┬─ partitions ─── partition_parents
-              ├─ removals                   what brokers have to drop or forget; cluster/removals.py
+              ├─ removals                   what brokers must drop or forget; cluster/removals.py
               ├─ operations ─── steps       journaled changes of the partitions
               └─ groups ─┬─ live_resets     resets under live consumers
                          ├─ sessions        one consumer each; alive while expires_at > now
-                         ├─ heard           partitions whose brokers have the group on their disks
+                         ├─ heard           partitions whose brokers have stored the group
                          ├─ leases          one row for each partition that was ever granted
                          ├─ starts          starts that brokers have not stored; starts/rows.py
                          ├─ suspended_clients
                          └─ drained         sealed partitions that the group has acked to the end
 
 Invariants
-    Ids of subjects, partitions, operations and groups are never used twice, not even after a
-    deletion.
-    `groups.last_token` only rises, and every grant takes the next one, so that no two grants of a
-    group share a token.
-    `expires_at` is the database's time in milliseconds, and is compared with nothing else.
+    Ids of subjects, partitions, operations and groups are never reused, not even after a deletion.
+    `groups.last_token` only rises, and every grant takes the next token, so no two grants of a
+    group share one.
+    `expires_at` is in milliseconds of the database's clock, and is only compared with that clock.
 
-The table of limits that subjects of a name or pattern share; see `access/quota_rows.py`,
+`name_limits` has limits that subjects of a name or pattern share; see `access/quota_rows.py` and
 `cluster/subjects.py`.
 
-The tables of the history: deletions and publications. Their rows, and those of done operations,
-are deleted after a time.
-
-`ended_at` is an age of the history at which a row's end was noticed; the database counts that age
-as a fact: see `retention/history.py`. None: the end was not noticed yet, or is still to come.
+`deletions` and `publications` are the history. Their rows, and those of finished operations, are
+deleted after some time. `ended_at` is the age of the history, a fact that the database counts, at
+which the end of a row was noticed; NULL until then. See `retention/history.py`.
 """
 
 from __future__ import annotations
@@ -58,7 +54,7 @@ metadata = MetaData(
     }
 )
 
-# SQLite numbers rows by itself only if the column is exactly INTEGER, which also holds 64 bits.
+# SQLite only generates ids if the column type is exactly INTEGER, which also holds 64 bits.
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 
 facts = Table(
@@ -246,7 +242,7 @@ subjects = Table(
     Column(
         "filled_by", String(200), nullable=False, server_default="", comment="while it is hidden"
     ),
-    sqlite_autoincrement=True,  # an id is never given twice
+    sqlite_autoincrement=True,  # ids are never reused
 )
 
 partitions = Table(
@@ -277,7 +273,7 @@ partitions = Table(
         comment="expired because the loss of its disk was accepted",
     ),
     UniqueConstraint("subject_id", "name"),
-    sqlite_autoincrement=True,  # an id is never given twice
+    sqlite_autoincrement=True,  # ids are never reused
 )
 
 partition_parents = Table(
@@ -310,7 +306,7 @@ operations = Table(
         comment="older partitions expire once the route has changed",
     ),
     Column("ended_at", BigInteger, index=True, comment="see `schema.py`"),
-    sqlite_autoincrement=True,  # an id is never given twice
+    sqlite_autoincrement=True,  # ids are never reused
 )
 
 steps = Table(
@@ -381,7 +377,7 @@ groups = Table(
         comment="no session since; null: it has one, or was not checked yet",
     ),
     UniqueConstraint("subject_id", "name"),
-    sqlite_autoincrement=True,  # an id is never given twice
+    sqlite_autoincrement=True,  # ids are never reused
 )
 
 sessions = Table(

@@ -1,12 +1,11 @@
-"""SQLite through aiosqlite, one transaction at a time, which runs entirely in the thread that
-aiosqlite has for its connection.
+"""Runs transactions on SQLite through aiosqlite, each of them entirely in the connection's thread.
 
-    aiosqlite under SQLAlchemy's asyncio     begin ⇄   each statement ⇄ ⇄ ⇄ ⇄   commit ⇄
-    here                                     begin, all statements, commit ⇄
+    SQLAlchemy's asyncio with aiosqlite      begin ⇄   each statement ⇄ ⇄ ⇄ ⇄   commit ⇄
+    this module                              begin, all statements, commit ⇄
 
-Each hop waits for a thread on a busy machine, and a transaction has a dozen statements; the event
-loop does other work meanwhile. Work gets a connection and values, and touches nothing else, because
-it runs beside the event loop.
+Each hop (⇄) waits for another thread, which takes long on a busy machine, and a transaction has a
+dozen statements. Work must only use its connection and arguments, because it runs in another thread
+than the event loop.
 """
 
 from __future__ import annotations
@@ -29,52 +28,48 @@ from .transactions import CLOSE_S, ending_error, storage_error
 P = ParamSpec("P")
 T = TypeVar("T")
 STATEMENTS_MAX = 1_000
-"""Number of compiled statements that SQLAlchemy and SQLite keep for a connection; no connection
-uses so many.
-"""
+"""Size of the statement caches of SQLAlchemy and SQLite, larger than any connection needs."""
 CHUNK_ROWS = 64
-"""A parameter of aiosqlite for iteration, which is not used here."""
+"""A required parameter of aiosqlite, for iteration, which is not used here."""
 
 
 class ThreadedConnection(aiosqlite.Connection):
-    """A connection of aiosqlite whose thread can also run whole functions."""
+    """An aiosqlite connection whose thread can run arbitrary functions."""
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Call `function` in the connection's thread, and return its result; it is not cancelled
-        with its caller.
+        """Call `function` in the connection's thread, and return its result. It continues if the
+        caller is cancelled.
         """
-        answer: T = await self._execute(function)  # type: ignore[no-untyped-call]
-        return answer
+        result: T = await self._execute(function)  # type: ignore[no-untyped-call]
+        return result
 
 
 class SqliteTransactions:
     """
-    Runs transactions on one connection, one after the other, in the order of the calls.
+    Runs transactions on a single connection, one at a time, in the order of the calls.
 
     Args:
-        prepare: sets up the engine before its first transaction.
+        prepare: configures the engine before its first transaction.
     """
 
     def __init__(self, url: URL, prepare: Callable[[sa.Engine], None]) -> None:
         self._url = url
         self.engine = sa.create_engine(
             url.set(drivername="sqlite"),
-            creator=self._raw,
+            creator=self._get_sqlite,
             poolclass=StaticPool,
             query_cache_size=STATEMENTS_MAX,
         )
-        """The engine, used only in the connection's thread; sqlite3 refuses another one."""
+        """Used only in the connection's thread; sqlite3 refuses others."""
         prepare(self.engine)
         self._connection: ThreadedConnection | None = None
         self._sqlite: sqlite3.Connection | None = None
-        self._kept: Connection | None = None
-        """The engine's connection for all transactions, made and used in the connection's
-        thread.
-        """
+        self._transaction_connection: Connection | None = None
+        """The engine's connection for all transactions; used only in the connection's thread."""
         self._opening = asyncio.Lock()
         self._closed = False
         self.pending = 0
-        """Number of transactions that have not ended."""
+        """Number of queued and running transactions."""
 
     async def run(
         self,
@@ -83,11 +78,12 @@ class SqliteTransactions:
         **kwargs: P.kwargs,
     ) -> T:
         """
-        Run `work` in a transaction, and return its result. If the caller is cancelled, the
-        transaction still ends.
+        Run `work` in a transaction, and return its result. The transaction completes even if the
+        caller is cancelled.
 
         Raises:
-            Any error of `work`, and StorageError.
+            StorageError: the transaction failed.
+            Exception: any error of `work`.
         """
         if self._closed:
             raise ending_error()
@@ -95,7 +91,7 @@ class SqliteTransactions:
         try:
             connection = self._connection
             if connection is None:
-                # A caller that left now would leave a connection behind that nobody closes.
+                # Shielded, because a connection would leak if the caller were cancelled now.
                 connection = await shield(self._open())
             return await connection.run(partial(self._transact, work, *args, **kwargs))
         except (SQLAlchemyError, sqlite3.Error, OSError) as error:
@@ -110,42 +106,41 @@ class SqliteTransactions:
         **kwargs: P.kwargs,
     ) -> T:
         """Run a transaction; called in the connection's thread."""
-        if self._kept is None:
-            self._kept = self.engine.connect()
-        with self._kept.begin():
-            return work(self._kept, *args, **kwargs)
+        if self._transaction_connection is None:
+            self._transaction_connection = self.engine.connect()
+        with self._transaction_connection.begin():
+            return work(self._transaction_connection, *args, **kwargs)
 
     async def _open(self) -> ThreadedConnection:
+        """Return the connection, which is opened on first use."""
         async with self._opening:
             if self._closed:
                 raise ending_error()
             if self._connection is None:
-                opened = ThreadedConnection(self._connect, CHUNK_ROWS)
-                # As in SQLAlchemy, an open connection does not keep the process alive.
-                opened._thread.daemon = True
-                await opened
-                self._connection = opened
+                connection = ThreadedConnection(self._connect, CHUNK_ROWS)
+                # As in SQLAlchemy, an open connection must not keep the process alive.
+                connection._thread.daemon = True
+                await connection
+                self._connection = connection
             return self._connection
 
     def _connect(self) -> sqlite3.Connection:
-        """Connect; called in the connection's thread. SQLite caches its own form of each
-        statement.
-        """
+        """Open the SQLite connection; called in the connection's thread."""
         self._sqlite = sqlite3.connect(self._url.database or "", cached_statements=STATEMENTS_MAX)
         return self._sqlite
 
-    def _raw(self) -> Any:
+    def _get_sqlite(self) -> Any:
         assert self._sqlite is not None
         return self._sqlite
 
-    def _end(self) -> None:
+    def _release(self) -> None:
         """Release the connection; called in the connection's thread."""
-        if self._kept is not None:
-            self._kept.close()
+        if self._transaction_connection is not None:
+            self._transaction_connection.close()
         self.engine.dispose()
 
     async def close(self) -> None:
-        """Refuse new transactions, wait for the running ones, interrupt them if they take long, and
+        """Refuse new transactions, wait `CLOSE_S` for the running ones, then interrupt them, and
         close the connection.
         """
         self._closed = True
@@ -153,9 +148,9 @@ class SqliteTransactions:
             connection, self._connection = self._connection, None
             if connection is None:
                 return
-            ending = asyncio.ensure_future(connection.run(self._end))
-            done, _ = await asyncio.wait([ending], timeout=CLOSE_S)
+            release = asyncio.ensure_future(connection.run(self._release))
+            done, _ = await asyncio.wait([release], timeout=CLOSE_S)
             if not done:
                 await connection.interrupt()
-                await asyncio.wait([ending])
+                await asyncio.wait([release])
             await connection.close()

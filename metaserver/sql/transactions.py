@@ -1,5 +1,5 @@
-"""Runs transactions: they are repeated if the database asks for it, and writing ones end even if
-their callers are gone. I/O: SQL.
+"""Runs transactions, with retries if the database requests them; a writing transaction completes
+even if its caller is cancelled. I/O: SQL.
 """
 
 from __future__ import annotations
@@ -21,26 +21,25 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 T = TypeVar("T")
-TRIES = 3
+ATTEMPTS = 3
 CLOSE_S = 2.0
-GONE_S = 0.5
-"""Longest time, in seconds, that a read may take after its caller is gone; a connection that is
-given up in the middle has to be made again.
+ORPHANED_READ_S = 0.5
+"""Longest time in seconds that a read may continue after its caller was cancelled. Cancelling it at
+once would cost its connection.
 """
-_RETRY_STATES = {"40001", "40P01"}  # serialization failure, deadlock: PostgreSQL asks to try again
+_RETRY_STATES = {"40001", "40P01"}  # serialization failure, deadlock
 READ_ONLY = "25006"
-"""SQLSTATE of PostgreSQL on a standby, or with its default_transaction_read_only."""
+"""SQLSTATE of writes to a PostgreSQL standby, or with default_transaction_read_only."""
 
 
 class TransactionRunner:
     """
     Runs transactions on asyncio engines.
 
-    A transaction whose caller is gone continues, because its connection would be lost with it; one
-    that only reads is cancelled after `GONE_S`. Its error is dropped, because nobody is left to
-    raise it.
+    A transaction continues if its caller is cancelled, because otherwise its connection would be
+    lost; one that only reads is cancelled after `ORPHANED_READ_S`. Its error is dropped.
 
-    `close` waits for the transactions whose callers are gone, so that every connection is closed.
+    `close` also waits for such transactions, so every connection is closed.
     """
 
     def __init__(self) -> None:
@@ -55,29 +54,28 @@ class TransactionRunner:
         reads: bool = False,
     ) -> T:
         """
-        Run `work` in a transaction of its own, and return its result. Raises its errors, and
-        StorageError.
+        Run `work` in a transaction, and return its result. Raises its errors, and StorageError.
 
         Args:
-            reads: `work` changes nothing.
+            reads: `work` only reads.
         """
         if self._closed:
             raise ending_error()
         task = asyncio.create_task(run_transaction(engine, work))
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._forget)
         try:
             return await shield(task)
         except asyncio.CancelledError:
             if reads and not task.done():
-                taking = asyncio.get_running_loop().call_later(GONE_S, task.cancel)
-                task.add_done_callback(lambda _done: taking.cancel())
+                timer = asyncio.get_running_loop().call_later(ORPHANED_READ_S, task.cancel)
+                task.add_done_callback(lambda _done: timer.cancel())
             raise
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # its caller raises it, unless the caller is gone
+            task.exception()  # marks it as retrieved: the caller may have been cancelled
 
     async def close(self) -> None:
         """Refuse new transactions, wait `CLOSE_S` for the running ones, then cancel them."""
@@ -93,50 +91,50 @@ class TransactionRunner:
 
 async def run_transaction(engine: AsyncEngine, work: Callable[[Connection], T]) -> T:
     """
-    Run `work` in a transaction of its own, and return its result; it is tried up to `TRIES` times
-    if the database asks for it.
+    Run `work` in a transaction, and return its result. After a serialization failure or a deadlock
+    it is retried, up to `ATTEMPTS` attempts in all.
 
     Raises:
-        Any error of `work`.
         StorageError: nothing was changed; or, with fate UNKNOWN, the connection broke during the
             commit.
+        Exception: any error of `work`.
     """
-    for left in reversed(range(TRIES)):
+    for retries_left in reversed(range(ATTEMPTS)):
         committing = False
         try:
             async with engine.connect() as connection:
                 try:
                     async with connection.begin() as transaction:
-                        done = await connection.run_sync(work)
+                        result = await connection.run_sync(work)
                         committing = True
                         await transaction.commit()
-                        return done
+                        return result
                 except asyncio.CancelledError:
-                    await _give_back(connection)
+                    await _close_without_rollback(connection)
                     raise
         except DBAPIError as error:
-            if not left or getattr(error.orig, "sqlstate", None) not in _RETRY_STATES:
-                raise _failed(error, engine.url, committing=committing) from error
+            if not retries_left or getattr(error.orig, "sqlstate", None) not in _RETRY_STATES:
+                raise _transaction_error(error, engine.url, committing=committing) from error
         except (SQLAlchemyError, OSError) as error:
-            raise _failed(error, engine.url, committing=committing) from error
+            raise _transaction_error(error, engine.url, committing=committing) from error
     raise AssertionError("unreachable")
 
 
-def _failed(error: Exception, url: URL, *, committing: bool) -> StorageError:
-    """Make the error of a transaction; a commit without an answer may have taken effect."""
-    failed = storage_error(error, url)
-    answered = getattr(getattr(error, "orig", None), "sqlstate", None) is not None
-    if committing and not answered:
-        failed.fate = Fate.UNKNOWN
-        failed.hint = (
-            "The database may have made the change: check its effect before you repeat the call."
+def _transaction_error(error: Exception, url: URL, *, committing: bool) -> StorageError:
+    """Build the error of a transaction; a commit without a reply may have taken effect."""
+    storage_failure = storage_error(error, url)
+    has_reply = getattr(getattr(error, "orig", None), "sqlstate", None) is not None
+    if committing and not has_reply:
+        storage_failure.fate = Fate.UNKNOWN
+        storage_failure.hint = (
+            "The database may have made the change: check whether it did before repeating the call."
         )
-    return failed
+    return storage_failure
 
 
-async def _give_back(connection: AsyncConnection) -> None:
-    """Close the connection of a cancelled transaction, because a rollback would wait for a frozen
-    database.
+async def _close_without_rollback(connection: AsyncConnection) -> None:
+    """Close the connection of a cancelled transaction, without a rollback, which would hang if the
+    database is frozen.
     """
     raw = await connection.get_raw_connection()
     terminate = getattr(raw.driver_connection, "terminate", None)
@@ -146,42 +144,43 @@ async def _give_back(connection: AsyncConnection) -> None:
 
 
 def ending_error() -> StorageError:
-    """Make the error for a call after `close`."""
+    """Build the error for a call after `close`."""
     return StorageError(
-        "the metaserver is ending; call another one, or call again", operation="query"
+        "the metaserver is shutting down; call another one, or try again later", operation="query"
     )
 
 
 def storage_error(error: Exception, url: URL) -> StorageError:
-    """Convert an error of the driver to a StorageError whose message says what to do."""
+    """Convert a driver's error to a StorageError whose message says what to do."""
     lines = str(getattr(error, "orig", None) or error).splitlines()
+    # A TimeoutError has no text.
     text = (
         lines[0] if lines else "no answer in time, or another transaction holds a row that it needs"
-    )  # a TimeoutError says nothing
-    where = without_password(url.render_as_string(hide_password=True))
+    )
+    location = without_password(url.render_as_string(hide_password=True))
     if "unable to open" in text and few_files_left():
         return open_files_error(
-            f"cannot use the database {where}", operation="open", path=url.database or ""
+            f"cannot use the database {location}", operation="open", path=url.database or ""
         )
     if "not a database" in text:
-        damaged = DataFolderError(f"cannot use the database {where}: {text}", operation="open")
+        damaged = DataFolderError(f"cannot use the database {location}: {text}", operation="open")
         damaged.hint = (
             "Restore it in a new folder (keylane meta restore), or rebuild it from the brokers "
             "(keylane meta rebuild)."
         )
         return damaged
     if "unable to open" in text or "readonly" in text:
-        return DataFolderError(f"cannot use the database {where}: {text}", operation="open")
+        return DataFolderError(f"cannot use the database {location}: {text}", operation="open")
     if "locked" in text:
         return StorageError(
-            f"the database {where} is locked by another program; end that program, or wait",
+            f"the database {location} is locked by another program; end that program, or wait",
             operation="lock",
         )
     if "disk is full" in text or "No space left" in text:
-        return DiskFullError(f"the disk of {where} is full: {text}", operation="write")
-    answered = getattr(getattr(error, "orig", None), "sqlstate", None) == READ_ONLY
-    if not answered and (
+        return DiskFullError(f"the disk of {location} is full: {text}", operation="write")
+    is_read_only = getattr(getattr(error, "orig", None), "sqlstate", None) == READ_ONLY
+    if not is_read_only and (
         isinstance(error, OSError) or getattr(error, "connection_invalidated", False)
     ):
-        return StorageError(f"cannot reach the database {where}: {text}", operation="connect")
-    return StorageError(f"the database {where} answered: {text}", operation="query")
+        return StorageError(f"cannot reach the database {location}: {text}", operation="connect")
+    return StorageError(f"the database {location} answered: {text}", operation="query")

@@ -347,7 +347,7 @@ async def test_copy_of_a_running_folder_is_refused_when_the_original_was_started
     await told.go_silent()
     second = await asyncio.to_thread(copied.start_on_copy)
     said = await asyncio.to_thread(copied.registration_once, second, "older copy")
-    assert "does not know of the last start" in said
+    assert "does not know the last start" in said
     copied.stop_copy()
     original.restart()
     await asyncio.to_thread(copied.registration_once, original.address, "registered")
@@ -378,7 +378,7 @@ async def test_copy_is_not_accepted_while_the_original_is_alive(copied: Copied) 
     told = CopyUnderLoad(copied)
     second = await asyncio.to_thread(copied.start_copy)
     await asyncio.to_thread(copied.registration_once, second, "is a copy")
-    with pytest.raises(InvalidRequestError, match=r"within its ttl, from .* ask again once"):
+    with pytest.raises(InvalidRequestError, match=r"within its ttl, from .* try again once"):
         await told.accept()
 
 

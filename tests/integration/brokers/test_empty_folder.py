@@ -108,7 +108,7 @@ async def test_evacuation_right_after_the_kill_says_when_to_ask_again(
         done = await keylane(cluster, "broker", "evacuate", "g2", flag)
         assert done.returncode == 1
         assert "ago, within its ttl" in done.stderr
-        assert "ask again once it is silent, at the latest in " in done.stderr
+        assert "try again once it is silent, at the latest in " in done.stderr
 
 
 async def test_loss_is_accepted_on_a_terminal_when_the_answer_is_yes(tmp_path: Path) -> None:

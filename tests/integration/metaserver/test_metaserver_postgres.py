@@ -300,7 +300,7 @@ async def test_close_waits_for_running_works(
     assert postgres.execute(counted)[0][0] == 0
     stored = "SELECT value FROM facts WHERE name = 'slow'"
     assert [row[0] for row in postgres.execute(stored, database=name)] == ["done"]
-    with pytest.raises(StorageError, match="ending"):
+    with pytest.raises(StorageError, match="shutting down"):
         await database.read(slow)
 
 

@@ -66,7 +66,7 @@ async def test_refused_operations_keep_no_other_from_being_resumed(
     A younger operation is done all the same. The waiting ones name their reason, and are done when
     their broker answers.
     """
-    monkeypatch.setattr(operations_driver, "DRIVEN_AT_ONCE_MAX", ROOM)
+    monkeypatch.setattr(operations_driver, "CONCURRENT_OPERATIONS_MAX", ROOM)
     source, busy, well = (HostingBroker(name) for name in ("source", "busy", "well"))
     async with AsyncExitStack() as stack:
         for broker in (source, busy, well):

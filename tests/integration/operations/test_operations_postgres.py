@@ -167,10 +167,10 @@ async def test_cancel_and_round_lock_in_one_order(meeting: Meeting):
         (operations, operations.c.operation_id == operation_id),
     ):
         await meeting.first(Connection.execute, sa.select(table).where(here).with_for_update())
-    hosted = dict.fromkeys(partition.partition_id for partition in operation.todo)
+    hosted = dict.fromkeys(partition.partition_id for partition in operation.targets)
     noted = await meeting.second(finish_round, operation_id, hosted)
     await meeting.first(cancel_operation, operation_id)
     await meeting.commit()
     await noted
     left = await meeting.write(claim_operation, operation_id, driver="d", lease_ms=60_000)
-    assert [partition.partition_id for partition in left.todo] == list(hosted)
+    assert [partition.partition_id for partition in left.targets] == list(hosted)

@@ -57,7 +57,9 @@ class Slow:
             claim_operation, operation_id, driver="d", lease_ms=TTL_MS
         ):
             hosts = operation.state in {OperationState.PLAN, OperationState.OPEN}
-            done = {int(todo.partition_id): None if hosts else 100 for todo in operation.todo}
+            done = {
+                int(target.partition_id): None if hosts else 100 for target in operation.targets
+            }
             heard = [group_id for group_id, _ in operation.groups]
             await self.database.write(finish_round, operation_id, done, heard=heard)
 

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 )
 from sqlalchemy.pool import StaticPool
 
-from keylane.metaserver.groups.lease_rows import note_drained, read_grants, release_leases
+from keylane.metaserver.groups.lease_rows import read_grants, release_leases, store_drained
 from keylane.metaserver.groups.sessions import (
     join_group,
     leave_group,
@@ -292,7 +292,7 @@ class LeaseMachine(RuleBasedStateMachine):
         session, partition_id, _ = known
         held = self.owners.get(partition_id, ("", 0))[0] == session
         try:
-            self.run(note_drained, session, [partition_id, 10**30, -1], ())
+            self.run(store_drained, session, [partition_id, 10**30, -1], ())
         except SessionUnknownError:
             assert not self.alive(session)
             return

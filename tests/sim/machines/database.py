@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keylane.checker.events import AcceptedLost, Granted, Replaced
-from keylane.metaserver.groups.sessions import Renewed
+from keylane.metaserver.groups.sessions import RenewalResult
 from keylane.testing.machines.database import connected
 from keylane.testing.machines.machine import Machine
 from sim.machines.promises import Claims
@@ -113,7 +113,7 @@ class Shelf:
         asked = args[0] if isinstance(args[0], list) else []
         ended = [session for session in asked if self.left_ms(session) == 0]
         result = self.run(work, args, kwargs, durable=False)
-        rows = result.rows if isinstance(result, Renewed) else result
+        rows = result.rows if isinstance(result, RenewalResult) else result
         for session in ended:
             if session in rows:
                 said = f"session {session[:8]} was renewed after its end"

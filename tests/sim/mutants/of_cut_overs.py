@@ -75,7 +75,7 @@ def groups_read_while_they_are_placed(patches: Patches) -> None:
     def circumstances(connection: Any, group: Any) -> Any:
         return real(connection, group)._replace(being_replaced=False)
 
-    real = patches.set(lease_rows, "_circumstances", circumstances)
+    real = patches.set(lease_rows, "_read_context", circumstances)
 
 
 def rows_and_messages_both_stay(patches: Patches) -> None:

@@ -45,7 +45,7 @@ def children_have_one_parent(patches: Patches) -> None:
         children = (replace(child, parents=child.parents[:1]) for child in planned.children)
         return replace(planned, children=tuple(children))
 
-    real = patches.set(operations_plan, "_plan", plan)
+    real = patches.set(operations_plan, "_plan_children", plan)
 
 
 def merged_ranges_end_early(patches: Patches) -> None:

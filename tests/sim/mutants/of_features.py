@@ -116,7 +116,7 @@ def halves_change_their_numbers(patches: Patches) -> None:
         last = max(ranges)
         ranges[queue], ranges[last] = ranges[last], ranges[queue]
 
-    real = patches.set(operations_plan, "_cut", cut)
+    real = patches.set(operations_plan, "_split_queue", cut)
 
 
 # ── later deliveries ──────────────────────────────────────────────────────────────────────────────

@@ -192,7 +192,7 @@ def child_opened_before_seal(patches: Patches) -> None:
             await self._announce_route(operation)
         return await real(self, operation)
 
-    real = patches.set(OperationDriver, "_ask_brokers", ask)
+    real = patches.set(OperationDriver, "_request_steps", ask)
 
 
 def older_copy_is_taken(patches: Patches) -> None:
@@ -206,7 +206,7 @@ def creations_wait_for_their_brokers(patches: Patches) -> None:
 
 def children_begin_by_their_calendar(patches: Patches) -> None:
     """No broker is told when the parents of a child ended on another one."""
-    patches.set(operations_driver, "first_times", lambda children, parents, ended_ms: [])
+    patches.set(operations_driver, "start_times", lambda children, parents, ended_ms: [])
 
 
 BREAKS: tuple[Breaks, ...] = (

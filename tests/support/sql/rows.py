@@ -89,7 +89,7 @@ class Rows:
             end = None if hosts else 100
             done = {
                 partition.partition_id: end
-                for partition in operation.todo
+                for partition in operation.targets
                 if partition.address is not None
             }
             heard = [group_id for group_id, _ in operation.groups]

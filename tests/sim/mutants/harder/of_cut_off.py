@@ -15,10 +15,10 @@ from sim.mutants.mutant import Breaks, Patches
 def partitions_are_never_passed_on(patches: Patches) -> None:
     """The metaserver grants as if every member reached every broker."""
 
-    def pass_on(allocated: Any, _sessions: Any, *, current: Any, unreached: Any) -> Any:
+    def avoid_unreachable(allocated: Any, _sessions: Any, *, current: Any, unreached: Any) -> Any:
         return dict(allocated)
 
-    patches.set(group_leases, "pass_on", pass_on)
+    patches.set(group_leases, "avoid_unreachable", avoid_unreachable)
 
 
 def unreached_brokers_are_not_told(patches: Patches) -> None:
@@ -59,7 +59,7 @@ def brokers_away_for_all_count_as_unreached(patches: Patches) -> None:
 def unreached_by_all_is_passed_round(patches: Patches) -> None:
     """Where no member gets at a partition, another one has it all the same."""
 
-    def pass_on(allocated: Any, sessions: Any, *, current: Any, unreached: Any) -> Any:
+    def avoid_unreachable(allocated: Any, sessions: Any, *, current: Any, unreached: Any) -> Any:
         after = real(allocated, sessions, current=current, unreached=unreached)
         for number, shut_out in unreached.items():
             if number in after and shut_out.issuperset(sessions):
@@ -67,7 +67,7 @@ def unreached_by_all_is_passed_round(patches: Patches) -> None:
                 after[number] = (others or list(sessions))[0]
         return after
 
-    real = patches.set(group_leases, "pass_on", pass_on)
+    real = patches.set(group_leases, "avoid_unreachable", avoid_unreachable)
 
 
 def all_brokers_count_as_unreached(patches: Patches) -> None:
@@ -84,7 +84,7 @@ def all_brokers_count_as_unreached(patches: Patches) -> None:
 
 def what_heartbeats_say_of_brokers_is_not_noted(patches: Patches) -> None:
     """The metaserver does not look at what heartbeats say of brokers."""
-    patches.set(service, "_reaches_others", lambda _ask, _row: False)
+    patches.set(service, "_unreached_changed", lambda _ask, _row: False)
 
 
 def open_connections_count_as_answers(patches: Patches) -> None:

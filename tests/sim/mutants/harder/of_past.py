@@ -42,8 +42,8 @@ def nothing_is_forgotten(patches: Patches) -> None:
 def quotas_are_looked_up_for_everybody_alone(patches: Patches) -> None:
     """The limit of a tenant of its own does not count."""
 
-    def check(connection: Any, principal: str, *, more: int = 1) -> None:
-        real(connection, principal and f"not {principal}", more=more)
+    def check(connection: Any, principal: str, *, count: int = 1) -> None:
+        real(connection, principal and f"not {principal}", count=count)
 
     real = patches.set(sessions, "check_session_quota", check)
 

@@ -132,7 +132,7 @@ def children_adopt_what_is_not_theirs(patches: Patches) -> None:
 
 def parked_parents_are_not_told(patches: Patches) -> None:
     """The metaserver forgets which drained partitions have parked messages."""
-    patches.set(lease_rows, "read_taken_over", lambda *_args: {})
+    patches.set(lease_rows, "read_adopted", lambda *_args: {})
 
 
 def edit_by_key_takes_the_newest(patches: Patches) -> None:

@@ -114,8 +114,8 @@ def damaged_messages_are_given_up(patches: Patches) -> None:
 
 def lost_partitions_carry_on(patches: Patches) -> None:
     """What was left behind a lost partition counts as taken over by it."""
-    patches.set(parked_ancestors, "_known", _with_all_tokens())
-    patches.set(parked_ancestors, "_left", _left_with_all_tokens())
+    patches.set(parked_ancestors, "_ancestors_query", _with_all_tokens())
+    patches.set(parked_ancestors, "_parked_query", _left_with_all_tokens())
 
 
 def lost_parents_are_waited_for(patches: Patches) -> None:
@@ -132,17 +132,17 @@ def lost_parents_are_waited_for(patches: Patches) -> None:
 
 def _with_all_tokens() -> Any:
     of = parked_ancestors
-    columns = [c for c in of._known.selected_columns if c.key != "token"]
-    return of._known.with_only_columns(
-        *columns, of._token.label("token"), maintain_column_froms=True
+    columns = [c for c in of._ancestors_query.selected_columns if c.key != "token"]
+    return of._ancestors_query.with_only_columns(
+        *columns, of._lease_token.label("token"), maintain_column_froms=True
     )
 
 
 def _left_with_all_tokens() -> Any:
     of = parked_ancestors
-    columns = [c for c in of._left.selected_columns if c.key != "token_kept"]
-    kept = of._token.label("token_kept")
-    return of._left.with_only_columns(*columns, kept, maintain_column_froms=True)
+    columns = [c for c in of._parked_query.selected_columns if c.key != "surviving_token"]
+    kept = of._lease_token.label("surviving_token")
+    return of._parked_query.with_only_columns(*columns, kept, maintain_column_froms=True)
 
 
 BREAKS: tuple[Breaks, ...] = (

@@ -1,4 +1,4 @@
-"""What a broker group's state says to people, and why none can take new partitions."""
+"""The states of broker groups as shown to operators, and the error if none can host partitions."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_creation_says_of_each_broker_why_it_can_take_no_partition(rows: Rows) -
         "no broker group can take new partitions: g1 is silent for 11 s, "
         f"g2 takes no writes: {FULL}, g3 is cordoned"
     )
-    others = rows.run(no_host, without="g2")
+    others = rows.run(no_host, excluded="g2")
     assert "no other broker group" in others.message
     assert "g2" not in others.message
 

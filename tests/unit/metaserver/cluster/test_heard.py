@@ -1,4 +1,4 @@
-"""Which brokers are told of which groups, and the grants and openings that wait for it."""
+"""Announcements of groups to brokers, and the grants and openings that wait for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from keylane.metaserver.cluster.heard import (
     unannounced_groups,
     unheard_partitions,
 )
-from keylane.metaserver.groups.lease_rows import note_drained, read_grants, settle_group
+from keylane.metaserver.groups.lease_rows import read_grants, settle_group, store_drained
 from keylane.metaserver.groups.locked_group import raise_group_versions
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.groups.views import grants_versions, group_versions
@@ -165,7 +165,7 @@ def step(rows: Groups, operation_id: int, *, hears: bool = True) -> OperationSta
     """One round with brokers that answer; `hears`: hosting ones know the groups, too."""
     operation = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
     hosts = operation.state in {OperationState.PLAN, OperationState.OPEN}
-    done = {partition.partition_id: None if hosts else 100 for partition in operation.todo}
+    done = {partition.partition_id: None if hosts else 100 for partition in operation.targets}
     names = [group_id for group_id, _ in operation.groups] if hears else []
     state: OperationState = rows.run(finish_round, operation_id, done, heard=names)
     return state
@@ -184,11 +184,11 @@ def test_child_opens_when_its_broker_knows_all_groups():
     assert step(rows, operation_id) is OperationState.OPEN
     assert step(rows, operation_id, hears=False) is OperationState.OPEN
     operation = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
-    assert [partition.partition_id for partition in operation.todo] == [5]
+    assert [partition.partition_id for partition in operation.targets] == [5]
     assert step(rows, operation_id) is OperationState.DONE
     pairs = rows.run(lambda connection: connection.execute(sa.select(heard)).all())
     assert {(row.group_id, row.partition_id) for row in pairs} >= {(1, 5), (2, 5)}
-    rows.run(note_drained, (b"a".hex() * 16)[:16], [1])
+    rows.run(store_drained, (b"a".hex() * 16)[:16], [1])
 
 
 def test_reset_has_brokers_told_again():
@@ -286,7 +286,7 @@ def test_older_copy_has_not_hosted_or_sealed_what_the_original_did_when_it_answe
         operation := rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
     ).state is not state:
         assert step(rows, operation_id)
-    (asked,) = operation.todo
+    (asked,) = operation.targets
     assert asked.broker_group == "g1"
     end = None if state is OperationState.PLAN else 100
     accept_older_copy(rows)
@@ -298,7 +298,7 @@ def test_older_copy_has_not_hosted_or_sealed_what_the_original_did_when_it_answe
     rows.report("g2")
     rows.run(report_broker, report_of("1", end=100), ttl_ms=1_000)
     again = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
-    assert [partition.partition_id for partition in again.todo] == [asked.partition_id]
+    assert [partition.partition_id for partition in again.targets] == [asked.partition_id]
     row = sa.select(partitions.c.end_offset).where(partitions.c.partition_id == asked.partition_id)
     assert rows.run(lambda connection: connection.execute(row).scalar_one()) is None
     there = sa.select(heard).where(heard.c.partition_id == asked.partition_id)

@@ -9,7 +9,7 @@ from keylane.metaserver.cluster.brokers import cordon_broker, report_broker, wri
 from keylane.metaserver.cluster.heard import unheard_children
 from keylane.metaserver.cluster.removals import _delete_group_rows
 from keylane.metaserver.cluster.subjects import find_subject, read_route
-from keylane.metaserver.groups.leases import PartitionFacts, readable_partitions
+from keylane.metaserver.groups.leases import GroupPartition, readable_partitions
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.groups.views import read_group
 from keylane.metaserver.metrics import _read
@@ -139,11 +139,11 @@ def test_dry_run_names_the_losses_of_a_running_operation(rows: Rows) -> None:
     rows.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g1"))
     rows.silence("g1")
     (planned,) = rows.run(plan_operations, LOSE_G1)
-    assert planned.freed
+    assert planned.continued
     assert {loss.partition_id for loss in planned.losses} == there
 
     rows.begin(LOSE_G1)
-    assert rows.drive(planned.freed) is None
+    assert rows.drive(planned.continued) is None
     assert lost(rows, "s") == there
 
 
@@ -199,8 +199,8 @@ def test_losses_of_groups_stay_known_when_the_operation_is_done(rows: Rows) -> N
     assert set(rows.run(_read).given_up) == {behind}
 
 
-def part(number: int, *parents: int, state: PartitionState, lost: bool = False) -> PartitionFacts:
-    return PartitionFacts(
+def part(number: int, *parents: int, state: PartitionState, lost: bool = False) -> GroupPartition:
+    return GroupPartition(
         partition_id=PartitionId(number),
         state=state,
         parents=tuple(PartitionId(partition_id) for partition_id in parents),
@@ -229,7 +229,7 @@ def test_loss_of_a_disk_spares_another_silent_one(rows: Rows) -> None:
     """
     rows.create("s", 3, order_strategy=STRICT)
     ((operation_id, _),) = rows.begin(Reshape(kind=OperationKind.RESIZE, subject="s", partitions=1))
-    todo = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000).todo
+    todo = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000).targets
     hosted = dict.fromkeys(partition.partition_id for partition in todo)
     assert rows.run(finish_round, operation_id, hosted) is OperationState.SEAL
     (child,) = rows.run(operation_views, [operation_id])[0].children
@@ -263,7 +263,7 @@ def begin_unheard_move(rows: Rows) -> int:
     rows.run(join_group, Join(subject="s", group="g", session="a" * 16), sessions_max=9)
     claim = {"driver": "d", "lease_ms": 1_000}
     for state, end_offset in ((OperationState.SEAL, None), (OperationState.OPEN, 100)):
-        todo = rows.run(claim_operation, operation_id, **claim).todo
+        todo = rows.run(claim_operation, operation_id, **claim).targets
         done = {partition.partition_id: end_offset for partition in todo}
         assert rows.run(finish_round, operation_id, done) is state
     rows.silence("g3")

@@ -1,4 +1,4 @@
-"""Members of a cluster note their versions; the cluster has the lowest of them."""
+"""Members register their versions; the cluster's version is the lowest of them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_cluster_is_raised_once_the_last_member_has_the_new_version(rows: Rows) 
 
 
 def test_silent_broker_with_partitions_holds_the_cluster_back(rows: Rows) -> None:
-    """It may come back; one that has none may not matter any more."""
+    """It may return; a silent broker without partitions does not count."""
     broker(rows, "g1", "0.2.0", hosted=3)
     broker(rows, "g2", "0.2.0")
     rows.clock.advance(2 * TTL_MS)
@@ -80,7 +80,7 @@ def test_cluster_does_not_fall_when_an_older_member_comes(rows: Rows) -> None:
 
 
 def test_metaservers_that_have_ended_are_forgotten(rows: Rows) -> None:
-    """By the next one that beats."""
+    """The next heartbeat of another one deletes them."""
     metaserver(rows, "killed", "0.2.0")
     rows.clock.advance(TTL_MS)
     metaserver(rows, "m", "0.2.0")

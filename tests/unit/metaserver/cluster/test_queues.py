@@ -1,4 +1,4 @@
-"""The rows of static subjects: chains without gaps, and queues that only grow in number."""
+"""Static subjects: chains of partitions without gaps, and queues that only grow in number."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from keylane.metaserver.operations.journal import (
     claim_operation,
     finish_round,
 )
-from keylane.metaserver.operations.plan import NOTHING
+from keylane.metaserver.operations.plan import EMPTY_PLAN
 from keylane.metaserver.verify.checks import Views, verify
 from keylane.metaserver.verify.service import read_sql_view
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Retention
@@ -46,7 +46,7 @@ class QueueRows(Rows):
             operation = self.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
             seals = state is OperationState.SEAL
             answers = {
-                partition.partition_id: end if seals else None for partition in operation.todo
+                partition.partition_id: end if seals else None for partition in operation.targets
             }
             state = self.run(finish_round, operation_id, answers)
 
@@ -127,7 +127,7 @@ def test_grown_subject_is_the_same_when_it_is_created_again(rows: QueueRows):
     (planned,) = rows.run(
         plan_operations, Reshape(kind=OperationKind.GROW, subject="s", partitions=5)
     )
-    assert planned.plan == NOTHING
+    assert planned.plan == EMPTY_PLAN
 
 
 def test_canceled_growth_leaves_the_numbers_free(rows: QueueRows):
@@ -218,7 +218,7 @@ def test_static_subject_waits_for_a_silent_source():
     ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
     ((operation_id, _),) = rows.run(begin_operations, ask, driver="d", lease_ms=1_000)
     operation = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
-    hosted = {partition.partition_id: None for partition in operation.todo}
-    assert not any(step.may_leave for step in operation.pending)
+    hosted = {partition.partition_id: None for partition in operation.targets}
+    assert not any(step.may_skip for step in operation.pending)
     assert rows.run(finish_round, operation_id, hosted) is OperationState.PLAN
     assert rows.chain(0) == [(1, 0, None)]

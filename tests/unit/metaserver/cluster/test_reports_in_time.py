@@ -1,4 +1,4 @@
-"""Reports of brokers: a report in time changes no route, a late one does."""
+"""A broker's report in time does not change routes; a late one does."""
 
 from __future__ import annotations
 

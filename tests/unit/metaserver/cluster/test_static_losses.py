@@ -81,7 +81,7 @@ def test_growth_continues_when_the_disk_of_the_split_queue_is_lost(rows: Rows) -
     source = place(rows).broker_group
     ((operation_id, _),) = rows.begin(Reshape(kind=OperationKind.GROW, subject="s", partitions=2))
     claimed = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
-    hosted = {partition.partition_id: None for partition in claimed.todo}
+    hosted = {partition.partition_id: None for partition in claimed.targets}
     assert rows.run(finish_round, operation_id, hosted) is OperationState.SEAL
     rows.silence(source)
     assert rows.drive(operation_id) is OperationState.SEAL

@@ -1,4 +1,4 @@
-"""Room for one more subject: in the cluster, and among those whose names begin alike."""
+"""Limits on the number of subjects: in the cluster, and with a common prefix."""
 
 from __future__ import annotations
 

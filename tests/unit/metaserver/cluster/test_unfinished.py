@@ -1,12 +1,12 @@
-"""Operations that are not finished, as rounds of the metaserver and drivers find them."""
+"""Unfinished operations, as found by the periodic tasks and by drivers."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.unfinished import UNDER_WAY, UNFINISHED
+from keylane.metaserver.cluster.unfinished import UNFINISHED, UNFINISHED_STATES
 from keylane.metaserver.operations.journal import cancel_operation
-from keylane.metaserver.operations.states import ASKING
+from keylane.metaserver.operations.states import ACTIVE_STATES
 from keylane.metaserver.sql.schema import operations, steps
 from keylane.protocol.operations import OperationKind, Reshape
 from support.sql.rows import Rows
@@ -19,7 +19,7 @@ def unfinished(connection: sa.Connection) -> list[int]:
 
 
 def test_states_under_way_are_those_in_which_brokers_are_asked() -> None:
-    assert set(UNDER_WAY) == set(ASKING)
+    assert set(UNFINISHED_STATES) == set(ACTIVE_STATES)
 
 
 def test_canceled_operation_is_finished_when_no_step_is_left() -> None:

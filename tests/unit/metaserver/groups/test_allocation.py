@@ -1,4 +1,4 @@
-"""Allocation of partitions: named cases."""
+"""Allocation of partitions: individual cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The members of a group leave out the same messages, or join is refused."""
+"""All members of a group must have the same filter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def join(rows: Rows, session: str, text: str, *, client: str = "") -> None:
 
 
 def test_join_with_another_filter_is_refused_while_a_member_lives(rows: Rows):
-    """The error names both; with the last member its filter is gone."""
+    """The error names both filters. A filter ends with the last member that has it."""
     join(rows, A, "tags paid", client="first")
     join(rows, B, "tags paid")
     for other in ("tags new", ""):
@@ -43,7 +43,7 @@ def test_join_with_another_filter_is_refused_while_a_member_lives(rows: Rows):
 
 
 def test_expired_session_keeps_none_from_joining(rows: Rows):
-    """Its filter counts for its ttl alone."""
+    """A filter counts only until its session expires."""
     join(rows, A, "tags paid")
     rows.clock.advance(TTL_MS_DEFAULT)
     join(rows, B, "")

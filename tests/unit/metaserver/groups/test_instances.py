@@ -1,4 +1,4 @@
-"""A named instance of a group takes its leases back when it is started anew."""
+"""A restarted instance of a group gets the leases of its predecessor."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def shared_out(rows: Rows) -> None:
 
 
 def test_restarted_instance_gets_the_partitions_of_its_predecessor(rows: Rows):
-    """At once, under new tokens; the other consumer keeps its own, and the predecessor's session is
-    over.
+    """Immediately, with new tokens. The other consumer keeps its partitions, and the predecessor's
+    session has ended.
     """
     shared_out(rows)
     before, others = tokens(rows, A), tokens(rows, B)
@@ -83,7 +83,9 @@ def test_restarted_instance_gets_what_its_predecessor_waited_for(rows: Rows):
 
 
 def test_process_that_joins_again_does_not_take_its_place_back(rows: Rows):
-    """It ends; the one that was started later goes on. Once that is gone, the place is free."""
+    """It is fenced; the process that started later continues. Once that has left, the name
+    is free.
+    """
     join(rows, A, "a")
     join(rows, A_AGAIN, "a")
     rows.run(renew_sessions, [A_AGAIN])
@@ -98,13 +100,11 @@ def test_process_that_joins_again_does_not_take_its_place_back(rows: Rows):
 def test_process_that_lost_its_place_to_a_session_that_is_never_heard_goes_on_after_its_ttl(
     rows: Rows,
 ):
-    """A join may be done late, when its process has long ended: it does not end the process that is
-    at work.
-    """
+    """A late join of a process that no longer exists must not fence the process that works."""
     join(rows, A, "a")
     rows.run(renew_sessions, [A])
     join(rows, A_AGAIN, "a")
-    with raises(Reason.GROUP_BUSY, match="not heard since"):
+    with raises(Reason.GROUP_BUSY, match="not sent a heartbeat yet"):
         join(rows, A_LATER, "a", again=True)
     rows.clock.advance(31_000)
     assert join(rows, A_LATER, "a", again=True).replaced == (A_AGAIN,)
@@ -122,7 +122,7 @@ def test_late_call_of_a_replaced_session_does_not_begin_it_again(rows: Rows):
 
 
 def test_repeated_join_of_an_instance_is_harmless(rows: Rows):
-    """Its first answer may be lost; its session goes on."""
+    """The first reply may be lost; the session continues."""
     join(rows, A, "a")
     before = tokens(rows, A)
     assert join(rows, A, "a", again=True).replaced == ()

@@ -1,5 +1,5 @@
-"""Sessions that join one group in one transaction: each has a row or an error of its own, as if it
-had joined alone.
+"""Sessions that join a group in one transaction get the same row or error as if they
+joined alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 from keylane.metaserver.access.quota_rows import set_quota
 from keylane.metaserver.access.rows import create_access_state
 from keylane.metaserver.groups.lease_rows import read_grants, settle_group
-from keylane.metaserver.groups.sessions import JoinAsk, SessionRow, join_group, join_together
+from keylane.metaserver.groups.sessions import PendingJoin, SessionRow, join_batch, join_group
 from keylane.protocol.access.quota import Quota
 from keylane.protocol.control import Join
 from keylane.protocol.errors import (
@@ -37,8 +37,8 @@ class JoiningRows(Rows):
     def join(
         self, *asks: Join, sessions_max: int = 99, principal: str = ""
     ) -> list[SessionRow | KeylaneError]:
-        together = [JoinAsk(ask, principal) for ask in asks]
-        joined = self.run(join_together, together, sessions_max=sessions_max)
+        together = [PendingJoin(ask, principal) for ask in asks]
+        joined = self.run(join_batch, together, sessions_max=sessions_max)
         return [joined[ask.session] for ask in asks]
 
 

@@ -1,6 +1,4 @@
-"""Leases changing hands: grant, withdraw, release, expiry, and the rule that parents drain
-first.
-"""
+"""Leases: grant, withdrawal, release and expiry; and the rule that parents are drained first."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import dataclasses
 import pytest
 
 from keylane.metaserver.groups.leases import (
-    PartitionFacts,
+    GroupPartition,
     PartitionLease,
     Settlement,
     grant,
@@ -25,15 +23,15 @@ A, B, C = SessionId("a"), SessionId("b"), SessionId("c")
 Leases = dict[PartitionId, PartitionLease]
 
 
-def readable(*ids: int) -> list[PartitionFacts]:
+def readable(*ids: int) -> list[GroupPartition]:
     return [
-        PartitionFacts(partition_id=PartitionId(partition_id), state=PartitionState.OPEN)
+        GroupPartition(partition_id=PartitionId(partition_id), state=PartitionState.OPEN)
         for partition_id in ids
     ]
 
 
 def settled(
-    leases: Leases, sessions: list[SessionId], ids: list[PartitionFacts], last_token: int
+    leases: Leases, sessions: list[SessionId], ids: list[GroupPartition], last_token: int
 ) -> tuple[Leases, Settlement]:
     settlement = settle_leases(leases, sessions, ids, last_token=FencingToken(last_token))
     return leases | {lease.partition_id: lease for lease in settlement.leases}, settlement
@@ -138,7 +136,7 @@ def test_drained_partition_is_withdrawn_and_its_children_granted() -> None:
     leases, _ = settled({}, [A, B], readable(1, 2), 0)
     owner = leases[PartitionId(1)].session
     children = [
-        PartitionFacts(
+        GroupPartition(
             partition_id=PartitionId(partition_id),
             state=PartitionState.OPEN,
             parents=(PartitionId(1),),
@@ -180,8 +178,8 @@ def test_release_is_refused_when_another_session_holds_the_lease() -> None:
 def test_child_is_readable_when_all_parents_are_drained() -> None:
     """All of them, each by itself; what is planned is not readable."""
 
-    def facts(key: int, state: PartitionState, *parents: int) -> PartitionFacts:
-        return PartitionFacts(
+    def facts(key: int, state: PartitionState, *parents: int) -> GroupPartition:
+        return GroupPartition(
             partition_id=PartitionId(key),
             state=state,
             parents=tuple(PartitionId(parent) for parent in parents),
@@ -205,15 +203,15 @@ def test_child_is_readable_when_all_parents_are_drained() -> None:
     assert ids(2, 3) == [4, 5]
 
 
-def chain(*between: PartitionFacts) -> list[PartitionFacts]:
+def chain(*between: GroupPartition) -> list[GroupPartition]:
     """1 is sealed, the others continue it in turn, and an open one at the end is number 9."""
-    first = PartitionFacts(partition_id=PartitionId(1), state=PartitionState.SEALED)
+    first = GroupPartition(partition_id=PartitionId(1), state=PartitionState.SEALED)
     parents = (between[-1].partition_id,)
-    last = PartitionFacts(partition_id=PartitionId(9), state=PartitionState.OPEN, parents=parents)
+    last = GroupPartition(partition_id=PartitionId(9), state=PartitionState.OPEN, parents=parents)
     return [first, *between, last]
 
 
-def ids_of(partitions: list[PartitionFacts], *drained: int) -> list[int]:
+def ids_of(partitions: list[GroupPartition], *drained: int) -> list[int]:
     passed = {PartitionId(key) for key in drained}
     return [partition.partition_id for partition in readable_partitions(partitions, passed)]
 
@@ -221,7 +219,7 @@ def ids_of(partitions: list[PartitionFacts], *drained: int) -> list[int]:
 def test_ancestor_that_was_reset_alone_blocks_its_descendants_past_drained_ones() -> None:
     """Its messages come before theirs, and what it parks anew they take over; at any distance."""
     between = [
-        PartitionFacts(
+        GroupPartition(
             partition_id=PartitionId(number),
             state=PartitionState.SEALED,
             parents=(PartitionId(number - 1),),
@@ -235,14 +233,14 @@ def test_ancestor_that_was_reset_alone_blocks_its_descendants_past_drained_ones(
 @pytest.mark.parametrize("ended", [False, True])
 def test_abandoned_partition_blocks_nothing_past_a_drained_one(ended: bool) -> None:
     """The group has begun what is behind it."""
-    abandoned = PartitionFacts(
+    abandoned = GroupPartition(
         partition_id=PartitionId(2),
         state=PartitionState.SEALED,
         parents=(PartitionId(1),),
         abandoned=True,
         ended=ended,
     )
-    behind = PartitionFacts(
+    behind = GroupPartition(
         partition_id=PartitionId(3), state=PartitionState.SEALED, parents=(PartitionId(2),)
     )
     assert ids_of(chain(abandoned, behind), 1, 3) == [2, 9]
@@ -251,7 +249,7 @@ def test_abandoned_partition_blocks_nothing_past_a_drained_one(ended: bool) -> N
 
 def test_lineage_of_thousands_of_drained_partitions_is_read() -> None:
     between = [
-        PartitionFacts(
+        GroupPartition(
             partition_id=PartitionId(number),
             state=PartitionState.SEALED,
             parents=(PartitionId(number - 1),),
@@ -273,14 +271,14 @@ def test_abandoned_parent_blocks_only_when_its_end_is_known_and_the_child_not_be
 ) -> None:
     """Once its end is known, the child waits for it, unless the group has begun the child."""
     partitions = [
-        PartitionFacts(
+        GroupPartition(
             partition_id=PartitionId(1), state=PartitionState.SEALED, abandoned=True, ended=ended
         ),
-        PartitionFacts(
+        GroupPartition(
             partition_id=PartitionId(2),
             state=PartitionState.OPEN,
             parents=(PartitionId(1),),
-            begun=begun,
+            assigned=begun,
         ),
     ]
     assert [

@@ -1,4 +1,4 @@
-"""What operators change of a group, in SQL: its stored policy, and its switches."""
+"""Changes of a group by operators: its stored policy and its suspension."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_policy_with_half_a_backoff_is_refused(ask: SetGroup):
 
 @pytest.mark.parametrize("strategy", ConsumeStrategy)
 def test_every_member_hears_of_a_new_policy(rows: Rows, strategy: ConsumeStrategy):
-    """The version of its grants rises, though no grant has changed."""
+    """The version of its grants rises although the grants are the same."""
     join(rows, A, strategy)
     join(rows, B, strategy)
     before = {session: rows.run(read_grants, session) for session in (A, B)}
@@ -146,7 +146,7 @@ def test_suspended_group_has_no_grants(rows: Rows, strategy: ConsumeStrategy):
 
 @pytest.mark.parametrize("strategy", ConsumeStrategy)
 def test_suspended_client_has_no_grants(rows: Rows, strategy: ConsumeStrategy):
-    """By its name, whatever its session; other clients are granted what it would have."""
+    """It is suspended by name, for all its sessions; other clients get its partitions."""
     join(rows, A, strategy, client="sick")
     switch(rows, suspended=True, client="sick")
     join(rows, B, strategy, client="well")

@@ -1,5 +1,5 @@
-"""Of which ancestors a granted partition takes over what the group has parked, and which partition
-needs no owner more.
+"""Which ancestors' parked messages a granted partition adopts, and which partitions are
+finished.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from keylane.metaserver.cluster.partitions import BY_ID, read_partitions
 from keylane.metaserver.groups.parked_ancestors import (
     Ancestor,
-    noted_at_end,
-    read_taken_over,
-    taken_over,
+    adopted_ranges,
+    finished_at_end,
+    read_adopted,
 )
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.sql.schema import drained as drained_rows
@@ -45,8 +45,8 @@ def drained(token: int, *parents: int, start: int = 0, end: int = 1024, **more: 
 
 
 def test_partition_takes_over_what_its_parents_have_left():
-    known = {1: drained(4, left=True), 2: drained(5)}
-    assert taken_over(partition(3, 1, 2), known) == {1: ()}
+    known = {1: drained(4, has_parked=True), 2: drained(5)}
+    assert adopted_ranges(partition(3, 1, 2), known) == {1: ()}
 
 
 @pytest.mark.parametrize(("token", "expected"), [(9, {1: ((0, 1024),)}), (3, {})])
@@ -54,84 +54,84 @@ def test_grandparent_counts_when_it_was_granted_after_the_partition_between(
     token: int, expected: dict[int, Any]
 ):
     """What it left before came by way of that one."""
-    known = {1: drained(token, left=True), 2: drained(4, 1)}
-    assert taken_over(partition(3, 2), known) == expected
+    known = {1: drained(token, has_parked=True), 2: drained(4, 1)}
+    assert adopted_ranges(partition(3, 2), known) == expected
 
 
 def test_ancestor_counts_at_any_distance_when_all_between_were_granted_before():
-    known = {1: drained(9, left=True), 2: drained(4, 1), 3: drained(5, 2, left=True)}
-    assert taken_over(partition(4, 3), known) == {3: (), 1: ((0, 1024),)}
+    known = {1: drained(9, has_parked=True), 2: drained(4, 1), 3: drained(5, 2, has_parked=True)}
+    assert adopted_ranges(partition(4, 3), known) == {3: (), 1: ((0, 1024),)}
     known[2] = drained(10, 1)
-    assert taken_over(partition(4, 3), known) == {3: ()}
+    assert adopted_ranges(partition(4, 3), known) == {3: ()}
 
 
 def test_merged_partition_takes_over_the_part_that_did_not_come_by_way_of_a_child():
     """2 was drained when 1 was reset, 3 was not: it has taken its half over."""
     known = {
-        1: drained(9, left=True),
+        1: drained(9, has_parked=True),
         2: drained(4, 1, end=512),
-        3: drained(11, 1, start=512, left=True),
+        3: drained(11, 1, start=512, has_parked=True),
     }
-    assert taken_over(partition(4, 2, 3), known) == {3: (), 1: ((0, 512),)}
+    assert adopted_ranges(partition(4, 2, 3), known) == {3: (), 1: ((0, 512),)}
     known[3] = drained(5, 1, start=512)
-    assert taken_over(partition(4, 2, 3), known) == {1: ((0, 1024),)}
+    assert adopted_ranges(partition(4, 2, 3), known) == {1: ((0, 1024),)}
 
 
 def test_partition_takes_nothing_over_of_ancestors_that_share_no_range_with_the_way_to_them():
     """2 and 3 are lost, and 3 continues no part of 1. What 1 had came by way of 4, which lives."""
     known = {
-        1: drained(4, end=341, left=True),
+        1: drained(4, end=341, has_parked=True),
         2: drained(0, 1, start=256, end=512),
         3: drained(0, 2, start=341, end=682),
-        4: drained(9, 1, end=341, left=True),
+        4: drained(9, 1, end=341, has_parked=True),
         5: drained(0, 3, 4),
     }
-    assert taken_over(partition(6, 5), known) == {4: ((0, 341),)}
+    assert adopted_ranges(partition(6, 5), known) == {4: ((0, 341),)}
     known[4] = drained(9, 1, end=341)
-    assert taken_over(partition(6, 5), known) == {}
-    assert noted_at_end([partition(6, 5)], known, ()) == [6]
+    assert adopted_ranges(partition(6, 5), known) == {}
+    assert finished_at_end([partition(6, 5)], known, ()) == [6]
 
 
 def test_partition_takes_nothing_over_past_one_that_is_not_drained():
     """It takes that over itself, when it is granted."""
     known = {
-        1: drained(9, left=True),
+        1: drained(9, has_parked=True),
         2: Ancestor(range_start=0, range_end=1024, parents=(1,), token=4),
     }
-    assert taken_over(partition(3, 2), known) == {}
+    assert adopted_ranges(partition(3, 2), known) == {}
 
 
 def test_long_chain_is_walked_without_a_limit():
     """Each partition between was moved and drained."""
-    known = {1: drained(9_000, left=True)}
+    known = {1: drained(9_000, has_parked=True)}
     known |= {number: drained(number, number - 1) for number in range(2, 5_000)}
-    assert taken_over(partition(5_000, 4_999), known) == {1: ((0, 1024),)}
+    assert adopted_ranges(partition(5_000, 4_999), known) == {1: ((0, 1024),)}
 
 
 def test_many_splits_and_merges_are_walked_once_each():
     """As many paths lead up as there are numbers of sixty bits."""
-    known, top = {1: drained(9_000, left=True)}, (1,)
+    known, top = {1: drained(9_000, has_parked=True)}, (1,)
     for number in range(2, 122, 2):
         known[number] = drained(number, *top, end=512)
         known[number + 1] = drained(number, *top, start=512)
         top = number, number + 1
-    assert taken_over(partition(500, *top), known) == {1: ((0, 1024),)}
+    assert adopted_ranges(partition(500, *top), known) == {1: ((0, 1024),)}
 
 
 def test_partition_at_its_end_has_an_owner_first_when_an_ancestor_left_something():
     """So have those behind it."""
     known = {
-        1: drained(9, left=True),
+        1: drained(9, has_parked=True),
         2: drained(4, 1),
         3: Ancestor(range_start=0, range_end=1024, parents=(2,), token=12),
         4: Ancestor(range_start=0, range_end=1024, parents=(3,), token=13),
         5: Ancestor(range_start=0, range_end=1024, token=14),
     }
     at_end = [partition(3, 2), partition(4, 3), partition(5)]
-    assert noted_at_end(at_end, known, ()) == [5]
+    assert finished_at_end(at_end, known, ()) == [5]
     known[1] = drained(9)
-    assert noted_at_end(at_end, known, ()) == [3, 4, 5]
-    assert noted_at_end(at_end, known, [3]) == [3, 5]
+    assert finished_at_end(at_end, known, ()) == [3, 4, 5]
+    assert finished_at_end(at_end, known, [3]) == [3, 5]
 
 
 @pytest.mark.parametrize(("token", "expected"), [(0, {1: ((0, 1024),)}), (9, {})])
@@ -141,8 +141,8 @@ def test_grandparent_counts_when_the_partition_between_is_lost(
     """A lost partition counts as never granted: what its owner has taken over of a living ancestor
     is not known.
     """
-    known = {1: drained(4, left=True), 2: drained(token, 1)}
-    assert taken_over(partition(3, 2), known) == expected
+    known = {1: drained(4, has_parked=True), 2: drained(token, 1)}
+    assert adopted_ranges(partition(3, 2), known) == expected
 
 
 def resized_twice() -> tuple[Rows, Joined]:
@@ -177,7 +177,7 @@ def test_lost_partition_that_left_nothing_keeps_what_its_owners_have_done(
         lost = sa.update(partitions).where(partitions.c.partition_id == 2).values(lost=True)
         connection.execute(lost)
         (held,) = read_partitions(connection, BY_ID, ids=[4])
-        taken = read_taken_over(connection, joined.group_id, [held])[PartitionId(4)]
+        taken = read_adopted(connection, joined.group_id, [held])[PartitionId(4)]
         return sorted(each.partition.partition_id for each in taken)
 
     assert rows.run(owners) == ancestors
@@ -200,7 +200,7 @@ def test_ancestor_behind_a_lost_partition_counts_when_it_is_the_parent_of_anothe
         lost = sa.update(partitions).where(partitions.c.partition_id == 2).values(lost=True)
         connection.execute(lost)
         held = read_partitions(connection, BY_ID, ids=[3, 4])
-        taken = read_taken_over(connection, joined.group_id, held)
+        taken = read_adopted(connection, joined.group_id, held)
         return {
             int(number): {int(each.partition.partition_id): each.ranges for each in ancestors}
             for number, ancestors in taken.items()
@@ -233,7 +233,7 @@ def test_parent_whose_loss_was_accepted_holds_no_child_up(grandparent_left: bool
         lost = sa.update(partitions).where(partitions.c.partition_id == 2)
         connection.execute(lost.values(lost=True, state=PartitionState.EXPIRED))
         held = read_partitions(connection, BY_ID, ids=[4])
-        ancestors = read_taken_over(connection, joined.group_id, held).get(PartitionId(4), [])
+        ancestors = read_adopted(connection, joined.group_id, held).get(PartitionId(4), [])
         return {int(each.partition.partition_id): each.partition.state for each in ancestors}
 
     ancestors = rows.run(taken)

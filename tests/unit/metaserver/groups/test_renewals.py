@@ -1,4 +1,4 @@
-"""What the renewal of sessions tells of each of them."""
+"""The results of renewing sessions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from keylane.metaserver.groups.renewals import Renewals
+from keylane.metaserver.groups.renewals import SessionRenewer
 from keylane.metaserver.groups.sessions import (
-    Renewed,
+    RenewalResult,
     SessionRow,
     join_group,
-    renew_at_once,
     renew_sessions,
+    renew_unlocked,
 )
 from keylane.metaserver.sql.database import Database
 from keylane.protocol.control import Join
@@ -45,11 +45,11 @@ ROW = SessionRow(session=SessionId(B), group_id=2, ttl_ms=1_000, grants_version=
 
 
 class DatabaseThatGivesUp:
-    """One whose wait for the held row of A has no answer in time."""
+    """A database that times out while it waits for the locked row of A."""
 
     async def renew(self, work: Callable[..., object], ids: Sequence[str]) -> object:
-        if work is renew_at_once:
-            return Renewed({B: ROW} if B in ids else {}, {A: 1} if A in ids else {})
+        if work is renew_unlocked:
+            return RenewalResult({B: ROW} if B in ids else {}, {A: 1} if A in ids else {})
         raise AssertionError
 
     async def write_first(self, _work: Callable[..., object], _ids: Sequence[str]) -> object:
@@ -57,10 +57,10 @@ class DatabaseThatGivesUp:
 
 
 async def test_session_is_renewed_when_the_wait_for_the_held_row_of_another_one_fails():
-    """They share the statement that waits for no row."""
-    renewals = Renewals(cast("Database", DatabaseThatGivesUp()))
+    """Both are in the statement that skips locked rows."""
+    renewer = SessionRenewer(cast("Database", DatabaseThatGivesUp()))
     held, free = await asyncio.gather(
-        renewals.one(SessionId(A)), renewals.one(SessionId(B)), return_exceptions=True
+        renewer.renew(SessionId(A)), renewer.renew(SessionId(B)), return_exceptions=True
     )
     assert isinstance(held, StorageError)
     assert free == ROW

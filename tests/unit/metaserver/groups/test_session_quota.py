@@ -1,5 +1,5 @@
-"""How many sessions a principal may have: its own quota, else that of everybody, counted over all
-groups and while they live.
+"""The number of live sessions of a principal in all groups is limited by its own quota or the
+default.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Least movement through the real SQL: joins, leaves, crashes, suspensions, a rolling restart, a
-thousand consumers.
+"""Allocation through SQL moves few partitions: joins, leaves, crashes, suspensions, rolling
+restarts.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ import pytest
 import sqlalchemy as sa
 
 from keylane.metaserver.groups.lease_rows import (
-    note_drained,
     read_grants,
     release_leases,
+    store_drained,
 )
 from keylane.metaserver.groups.operators import switch_group
 from keylane.metaserver.groups.sessions import join_group, leave_group, suspend_session
@@ -150,11 +150,11 @@ def test_drained_parent_unblocks_its_children_for_every_session(rows: Rows):
     rows.resize("s", 2)
     rows.run(settle_group, group_id)
     sealed = set(tokens(rows, A))
-    assert rows.run(note_drained, B, sorted(sealed)[:2]) == group_id
+    assert rows.run(store_drained, B, sorted(sealed)[:2]) == group_id
     rows.run(settle_group, group_id)
     assert len(set(tokens(rows, A)) - sealed) == 1
     assert tokens(rows, A) == tokens(rows, B)
-    assert rows.run(note_drained, A, sorted(sealed)[:2]) is None
+    assert rows.run(store_drained, A, sorted(sealed)[:2]) is None
     held = rows.run(lambda c: c.execute(sa.select(leases.c.session)).scalars().all())
     assert set(held) == {None}
 

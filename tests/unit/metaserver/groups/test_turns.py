@@ -1,6 +1,4 @@
-"""A group whose row is held has one connection to the database; calls that wait for their turn
-share a transaction.
-"""
+"""A group whose row is locked occupies one connection; queued calls share a transaction."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from keylane.metaserver.groups import turns as turns_module
-from keylane.metaserver.groups.turns import Turns, Work
+from keylane.metaserver.groups.turns import KeyedQueue, Work
 from keylane.protocol.errors import StorageError
 
 
 class HeldRow:
-    """Transactions that wait for a row until it is let go."""
+    """Runs transactions that wait until a locked row is free."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -43,9 +41,9 @@ def row() -> Iterator[HeldRow]:
     engine.dispose()
 
 
-async def waiting(turns: Turns, key: int, count: int) -> list[asyncio.Task[int]]:
+async def waiting(queue: KeyedQueue, key: int, count: int) -> list[asyncio.Task[int]]:
     tasks = [
-        asyncio.create_task(turns.run(key, lambda _connection, number=number: number))
+        asyncio.create_task(queue.run(key, lambda _connection, number=number: number))
         for number in range(count)
     ]
     await asyncio.sleep(0.01)
@@ -53,22 +51,22 @@ async def waiting(turns: Turns, key: int, count: int) -> list[asyncio.Task[int]]
 
 
 async def test_calls_of_one_group_share_a_transaction_when_its_row_was_held(row: HeldRow):
-    turns = Turns(row.run)
-    late = await waiting(turns, 1, 1)
-    late += await waiting(turns, 1, 5)
-    await waiting(turns, 2, 1)
+    queue = KeyedQueue(row.run)
+    late = await waiting(queue, 1, 1)
+    late += await waiting(queue, 1, 5)
+    await waiting(queue, 2, 1)
     assert row.begun == 2  # one of each group
     row.free.set()
     assert await asyncio.gather(*late) == [0, 0, 1, 2, 3, 4]
     assert row.begun == 3
-    assert not turns._writers
+    assert not queue._writers
 
 
 async def test_call_leaves_the_queue_when_its_caller_is_cancelled(row: HeldRow):
-    turns = Turns(row.run)
+    queue = KeyedQueue(row.run)
     done: list[int] = []
-    first = await waiting(turns, 1, 1)
-    late = asyncio.create_task(turns.run(1, lambda _connection: done.append(1)))
+    first = await waiting(queue, 1, 1)
+    late = asyncio.create_task(queue.run(1, lambda _connection: done.append(1)))
     await asyncio.sleep(0.01)
     late.cancel()
     with suppress(asyncio.CancelledError):
@@ -77,16 +75,16 @@ async def test_call_leaves_the_queue_when_its_caller_is_cancelled(row: HeldRow):
     assert await first[0] == 0
     await asyncio.sleep(0.01)
     assert not done
-    assert not turns._writers
+    assert not queue._writers
 
 
 async def test_call_is_refused_when_its_turn_does_not_come(
     row: HeldRow, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(turns_module, "WAIT_MS", 20)
-    turns = Turns(row.run)
-    first = await waiting(turns, 1, 1)
-    late = await waiting(turns, 1, 1)
+    queue = KeyedQueue(row.run)
+    first = await waiting(queue, 1, 1)
+    late = await waiting(queue, 1, 1)
     await asyncio.sleep(0.05)
     row.free.set()
     assert await first[0] == 0
@@ -100,10 +98,10 @@ async def test_calls_are_not_tried_alone_when_their_transaction_fails_late(
 ):
     """Each of them would wait as long."""
     monkeypatch.setattr(turns_module, "WAIT_MS", 20)
-    turns = Turns(row.run)
+    queue = KeyedQueue(row.run)
     late = [
-        asyncio.create_task(turns.run(1, lambda _connection: 1)),
-        asyncio.create_task(turns.run(1, lambda _connection: 2)),
+        asyncio.create_task(queue.run(1, lambda _connection: 1)),
+        asyncio.create_task(queue.run(1, lambda _connection: 2)),
     ]
     row.fails = True
     await asyncio.sleep(0.05)
@@ -115,7 +113,7 @@ async def test_calls_are_not_tried_alone_when_their_transaction_fails_late(
 
 
 async def test_turn_is_free_again_when_its_call_fails(row: HeldRow):
-    turns = Turns(row.run)
+    queue = KeyedQueue(row.run)
     row.free.set()
 
     def fail(_connection: Connection) -> None:
@@ -123,5 +121,5 @@ async def test_turn_is_free_again_when_its_call_fails(row: HeldRow):
 
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
-            await turns.run(1, fail)
-    assert not turns._writers
+            await queue.run(1, fail)
+    assert not queue._writers

@@ -1,6 +1,4 @@
-"""Partitions at brokers to which a session gets no connection go to sessions that do, and stay
-there.
-"""
+"""Partitions on brokers that a session cannot reach go to sessions that can, and stay there."""
 
 from __future__ import annotations
 
@@ -8,8 +6,8 @@ import random
 
 import pytest
 
-from keylane.metaserver.groups.allocation import allocate, pass_on
-from keylane.metaserver.groups.lease_rows import note_unreached, read_grants, release_leases
+from keylane.metaserver.groups.allocation import allocate, avoid_unreachable
+from keylane.metaserver.groups.lease_rows import read_grants, release_leases, store_unreached
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.protocol.control import Join, ReleaseGrant
 from keylane.protocol.errors import SessionUnknownError
@@ -61,7 +59,7 @@ def at(rows: Rows, session: str, broker_group: str) -> int:
 
 def say(rows: Rows, session: str, *names: str) -> None:
     before = {each: granted(rows, each) for each in (A, B)}
-    rows.run(settle_group, rows.run(note_unreached, session, names))
+    rows.run(settle_group, rows.run(store_unreached, session, names))
     for each, tokens in before.items():
         hand_over(rows, each, tokens)
 
@@ -97,7 +95,7 @@ def test_partitions_stay_when_no_session_reaches_their_broker(rows: Rows):
 def test_session_that_has_ended_says_nothing(rows: Rows):
     join(rows, A)
     with pytest.raises(SessionUnknownError):
-        rows.run(note_unreached, B, ["g1"])
+        rows.run(store_unreached, B, ["g1"])
 
 
 def test_partition_moves_once_when_sessions_reach_brokers_or_not() -> None:
@@ -116,7 +114,7 @@ def test_partition_moves_once_when_sessions_reach_brokers_or_not() -> None:
         for _ in range(len(SIX) + 1):
             before = current
             allocated = allocate(sessions, SIX, current=current, preferred={})
-            current = pass_on(allocated, sessions, current=current, unreached=shut_out)
+            current = avoid_unreachable(allocated, sessions, current=current, unreached=shut_out)
             # What has moved is owned for the shortest time.
             stayed = {each: now for each, now in current.items() if before.get(each) == now}
             current = {key: current[key] for key in [each for each in before if each in stayed]} | {
@@ -129,4 +127,4 @@ def test_partition_moves_once_when_sessions_reach_brokers_or_not() -> None:
 
 def test_allocation_is_as_before_when_every_broker_is_reached() -> None:
     allocated = allocate([A, B, C], SIX, current={}, preferred={})
-    assert pass_on(allocated, [A, B, C], current={}, unreached={}) == allocated
+    assert avoid_unreachable(allocated, [A, B, C], current={}, unreached={}) == allocated

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from keylane.metaserver.cluster.subjects import read_route
-from keylane.metaserver.groups.lease_rows import note_drained, read_grants
+from keylane.metaserver.groups.lease_rows import read_grants, store_drained
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.evacuations import plan_evacuations
 from keylane.metaserver.operations.journal import idle_operations
-from keylane.metaserver.operations.plan import NOTHING
+from keylane.metaserver.operations.plan import EMPTY_PLAN
 from keylane.metaserver.operations.views import operation_views, subject_history
 from keylane.protocol.control import Join
 from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
@@ -65,7 +65,7 @@ def granted(rows: Rows, group: str, *through: int, subject: str = "s") -> list[i
     group_id = rows.run(join_group, ask, sessions_max=9).group_id
     rows.run(settle_group, group_id)
     for partition_id in through:
-        rows.run(note_drained, session, [partition_id])
+        rows.run(store_drained, session, [partition_id])
         rows.run(settle_group, group_id)
     return [int(grant.partition.partition_id) for grant in rows.run(read_grants, session).grants]
 
@@ -174,7 +174,7 @@ def test_evacuation_names_a_subject_when_it_may_not_be_reordered(
     rows.silence("g1")
     ((operation_id, planned),) = rows.begin(WITHOUT_G1)
     assert operation_id == 0
-    assert planned.plan == NOTHING
+    assert planned.plan == EMPTY_PLAN
     assert "until the broker group is back" in planned.busy.problem
     assert (planned.busy.subject, planned.busy.operation_id) == ("s", 0)
     assert granted(rows, "g") == [parent]

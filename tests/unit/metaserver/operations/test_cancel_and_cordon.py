@@ -55,7 +55,7 @@ def test_cancel_restores_route_and_history(rows: Rows):
     """Route and history are as before; hosted children are sealed; the next operation may begin."""
     before = rows.run(read_route, "s"), rows.run(subject_history, "s")
     operation_id = begin(rows, FOUR)
-    children = [partition.partition_id for partition in claim(rows, operation_id).todo]
+    children = [partition.partition_id for partition in claim(rows, operation_id).targets]
     rows.run(finish_round, operation_id, {children[0]: None}, "g2 is silent")
     rows.run(cancel_operation, operation_id)
     (view,) = rows.run(operation_views, [operation_id])
@@ -66,12 +66,12 @@ def test_cancel_restores_route_and_history(rows: Rows):
     assert rows.run(idle_operations) == [operation_id]
     assert rows.run(due_work).operations
     left = claim(rows, operation_id, "second")
-    assert [partition.partition_id for partition in left.todo] == children
+    assert [partition.partition_id for partition in left.targets] == children
     assert (
         rows.run(finish_round, operation_id, dict.fromkeys(children, 0)) is OperationState.CANCELED
     )
     assert rows.run(idle_operations) == []
-    read = rows.run(lambda connection: connection.execute(journal._left).all())
+    read = rows.run(lambda connection: connection.execute(journal._idle_query).all())
     assert read == []  # operations that are over are many in time, and are not read again
     rows.clock.advance(60_000)
     assert not rows.run(due_work).operations
@@ -106,7 +106,7 @@ def test_cancel_is_refused_from_seal_on(rows: Rows):
             with raises(Reason.OPERATION_FORWARD):
                 rows.run(cancel_operation, operation_id)
         end = None if operation.state is OperationState.PLAN else 7
-        done = dict.fromkeys((partition.partition_id for partition in operation.todo), end)
+        done = dict.fromkeys((partition.partition_id for partition in operation.targets), end)
         rows.run(finish_round, operation_id, done)
     with raises(Reason.OPERATION_FORWARD):
         rows.run(cancel_operation, operation_id)
@@ -125,10 +125,10 @@ def test_cancel_stands_when_a_driver_finishes_its_round_later(rows: Rows):
     canceled.
     """
     operation_id = begin(rows, FOUR)
-    children = [partition.partition_id for partition in claim(rows, operation_id).todo]
+    children = [partition.partition_id for partition in claim(rows, operation_id).targets]
     rows.run(cancel_operation, operation_id)
     assert rows.run(finish_round, operation_id, dict.fromkeys(children)) is OperationState.CANCELED
-    assert [partition.partition_id for partition in claim(rows, operation_id).todo] == children
+    assert [partition.partition_id for partition in claim(rows, operation_id).targets] == children
 
 
 def test_evacuated_group_gets_no_partitions_until_it_is_uncordoned(rows: Rows):

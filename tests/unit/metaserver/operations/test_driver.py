@@ -1,4 +1,4 @@
-"""What a driver asks of brokers, and when it changes the route, as brokers answer or refuse."""
+"""The driver's requests to brokers, and when it changes the route, if brokers reply or refuse."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Driven:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(driver_module, "WAITS", Backoff(first_ms=1, max_ms=1))
+        monkeypatch.setattr(driver_module, "BACKOFF", Backoff(first_ms=1, max_ms=1))
         self.steps: list[str] = []
         self.rows = Rows()
         self.rows.report("g1", "g2")
@@ -115,7 +115,7 @@ class Driven:
         return (await self.driver.operations("s")).operations[0]
 
     async def ended(self) -> None:
-        await eventually(lambda: not self.driver._driving)
+        await eventually(lambda: not self.driver._tasks)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import plan_subject, read_route
-from keylane.metaserver.groups.lease_rows import note_drained, read_grants
+from keylane.metaserver.groups.lease_rows import read_grants, store_drained
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.evacuations import plan_evacuations
 from keylane.metaserver.operations.journal import (
@@ -39,7 +39,7 @@ def resize(rows: Rows, subject: str, count: int) -> int:
 
 def hosted(rows: Rows, operation_id: int) -> None:
     """The operation enters SEAL."""
-    todo = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000).todo
+    todo = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000).targets
     done = dict.fromkeys(partition.partition_id for partition in todo)
     assert rows.run(finish_round, operation_id, done) is OperationState.SEAL
 
@@ -65,7 +65,8 @@ def test_seal_waiting_for_a_lost_group_is_skipped_after_evacuate(rows: Rows):
 
     planned = rows.run(plan_evacuations, WITHOUT_G1)
     assert [
-        (planned_operation.subject.name, planned_operation.freed) for planned_operation in planned
+        (planned_operation.subject.name, planned_operation.continued)
+        for planned_operation in planned
     ] == [
         ("quiet", 0),
         ("sealing", operation_id),
@@ -207,7 +208,7 @@ def test_group_reads_the_source_first_when_it_joins_after_its_return(rows: Rows)
     assert rows.drive(operation_id) is None
     assert granted(rows, "early") == [parent.partition_id, child]
     assert granted(rows, "late") == [parent.partition_id]
-    rows.run(note_drained, session_of("late"), [parent.partition_id])
+    rows.run(store_drained, session_of("late"), [parent.partition_id])
     assert granted(rows, "late") == [child]
 
 
@@ -225,7 +226,7 @@ def test_evacuation_of_a_broker_killed_moments_ago_says_when_to_ask_again(rows: 
         rows.run(plan_evacuations, ask)
     said = refused.value.message
     assert "'g1' reported itself 2.5 s ago, within its ttl" in said
-    assert "ask again once it is silent, at the latest in 8 s" in said
-    assert "If it answers, evacuate it without --without-source and --accept-loss" in said
+    assert "try again once it is silent, at the latest in 8 s" in said
+    assert "If it is running, evacuate it without --without-source and --accept-loss" in said
     rows.clock.advance(8_000)
     assert len(rows.run(plan_evacuations, ask)) == 1

@@ -1,6 +1,4 @@
-"""Which children are told when their parents ended, and what becomes of one whose broker does not
-hear it.
-"""
+"""Which children get a start time, and what happens if it cannot be sent to a broker."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from keylane.metaserver.operations import driver as first_times_module
-from keylane.metaserver.operations.driver import first_times, send_first_times
+from keylane.metaserver.operations import driver as driver_module
+from keylane.metaserver.operations.driver import send_start_times, start_times
 from keylane.protocol.backoff import Backoff, Pauses
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
@@ -50,21 +48,21 @@ def pauses() -> Pauses:
 
 def test_child_is_told_the_greatest_end_of_its_parents():
     other = partition(4, "g3", 1)
-    assert first_times([CHILD, other], PARENTS, {1: 5, 2: 7}) == [(CHILD, 7), (other, 5)]
+    assert start_times([CHILD, other], PARENTS, {1: 5, 2: 7}) == [(CHILD, 7), (other, 5)]
 
 
 def test_child_is_not_told_of_parents_that_its_broker_has():
     beside = partition(3, "g2", 1, 2)
-    assert first_times([beside], PARENTS, {1: 5, 2: 7}) == [(beside, 5)]
-    assert first_times([partition(3, "g1", 1)], PARENTS, {1: 5, 2: 7}) == []
+    assert start_times([beside], PARENTS, {1: 5, 2: 7}) == [(beside, 5)]
+    assert start_times([partition(3, "g1", 1)], PARENTS, {1: 5, 2: 7}) == []
 
 
 def test_child_is_not_told_of_parents_whose_brokers_did_not_say():
     """An older broker has sealed (0), another has not answered, a third parent is not of this
     round.
     """
-    assert first_times([partition(3, "g3", 1, 2, 9)], PARENTS, {1: 0}) == []
-    assert first_times([CHILD], PARENTS, {1: 0, 2: 7}) == [(CHILD, 7)]
+    assert start_times([partition(3, "g3", 1, 2, 9)], PARENTS, {1: 0}) == []
+    assert start_times([CHILD], PARENTS, {1: 0, 2: 7}) == [(CHILD, 7)]
 
 
 @pytest.mark.parametrize("error", [NotSentError("cut off"), OverloadedError("full")])
@@ -77,7 +75,7 @@ async def test_broker_is_told_again_when_it_may_hear_soon(error: KeylaneError):
             raise errors.pop()
         heard.append(from_ms)
 
-    assert await send_first_times([(CHILD, 7)], tell, pauses)
+    assert await send_start_times([(CHILD, 7)], tell, pauses)
     assert heard == [7]
 
 
@@ -85,12 +83,12 @@ async def test_broker_is_not_told_again_when_the_child_is_open():
     async def tell(_child: Partition, _from_ms: int) -> None:
         raise InvalidRequestError(Reason.PARTITION_IN_USE, "it has messages", partition_id=3)
 
-    assert await send_first_times([(CHILD, 7)], tell, pauses)
+    assert await send_start_times([(CHILD, 7)], tell, pauses)
 
 
 async def test_operation_goes_on_and_the_log_says_so_when_a_broker_is_not_told(caplog, monkeypatch):
     """It is silent, refuses, or hangs: the others are told."""
-    monkeypatch.setattr(first_times_module, "SEND_MS", 50)
+    monkeypatch.setattr(driver_module, "SEND_MS", 50)
     heard: list[int] = []
 
     async def tell(child: Partition, _from_ms: int) -> None:
@@ -103,7 +101,7 @@ async def test_operation_goes_on_and_the_log_says_so_when_a_broker_is_not_told(c
     silent = partition(6, "g6", 1, address=None)
     children = [CHILD, partition(4, "g4", 1), partition(5, "g5", 1), silent]
     with caplog.at_level(logging.WARNING):
-        assert not await send_first_times([(child, 7) for child in children], tell, pauses)
+        assert not await send_start_times([(child, 7) for child in children], tell, pauses)
     assert heard == [3]
     for said in (
         "'g4', which could not be sent the times of its parents: the disk is broken",

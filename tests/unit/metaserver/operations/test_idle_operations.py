@@ -1,4 +1,4 @@
-"""The time that an operation has been without a driver, as the checks of `meta verify` see it."""
+"""For how long an operation has had no driver, as `meta verify` shows it."""
 
 from __future__ import annotations
 

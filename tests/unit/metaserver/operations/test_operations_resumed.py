@@ -1,6 +1,4 @@
-"""The SQL of operations, cut after any transaction, called twice, raced: the rows at the end are
-the same.
-"""
+"""Operations interrupted after any transaction, repeated, or raced: the final rows are the same."""
 
 from typing import Any
 
@@ -69,7 +67,7 @@ class OperationRows(Rows):
             seals = operation.state is not OperationState.PLAN
             answers = {
                 partition.partition_id: 100 + partition.partition_id if seals else None
-                for partition in operation.todo
+                for partition in operation.targets
                 if partition.address is not None
             }
             state = self.run(finish_round, operation_id, answers)
@@ -313,7 +311,7 @@ def test_operation_waits_in_plan_until_every_parent_is_sealable(rows: OperationR
     """
     (operation_id,) = rows.begin(resize(1))
     operation = rows.run(claim_operation, operation_id, driver="first", lease_ms=LEASE_MS)
-    hosted = {partition.partition_id: None for partition in operation.todo}
+    hosted = {partition.partition_id: None for partition in operation.targets}
     parents = [partition.partition_id for partition in operation.sources]
     assert len(parents) == 2
     for some in ((), parents[:1], parents[1:]):

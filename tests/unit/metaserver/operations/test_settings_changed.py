@@ -61,7 +61,7 @@ def test_settings_that_the_subject_has_change_nothing(rows: Rows):
 
 
 def test_change_of_partitions_of_the_kind_is_refused(rows: Rows):
-    with pytest.raises(InvalidRequestError, match="settings are changed by"):
+    with pytest.raises(InvalidRequestError, match="settings are changed with"):
         rows.begin(Reshape(kind=OperationKind.SET, subject="s"))
 
 
@@ -74,7 +74,7 @@ def test_loss_of_a_broker_group_is_accepted_by_no_change_of_one_subject(rows: Ro
         asked |= {"kind": OperationKind.RESIZE, "partitions": 3}
     else:
         asked |= {"retention": Retention.TIME}
-    with pytest.raises(InvalidRequestError, match="belong to an evacuation"):
+    with pytest.raises(InvalidRequestError, match="require an evacuation"):
         rows.begin(kind(**asked))
 
 

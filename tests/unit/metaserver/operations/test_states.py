@@ -1,4 +1,4 @@
-"""The table of states is complete and equals the one in the documentation; what follows from it."""
+"""The table of states is complete and matches the documentation; decisions follow from it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from keylane.metaserver.operations.states import (
     RULES,
-    RUNNING,
-    Ask,
+    RUNNING_STATES,
+    BrokerAction,
     NextAction,
-    Pending,
+    PendingStep,
     next_action,
     next_state,
     waiting_reason,
@@ -27,10 +27,10 @@ ARCHITECTURE = Path(__file__).parents[4] / "docs" / "ARCHITECTURE.md"
 
 
 def pending(
-    ask: Ask, *, alive: bool = True, given_up: bool = False, may_reorder: bool = False
-) -> Pending:
-    return Pending(
-        ask=ask,
+    action: BrokerAction, *, alive: bool = True, given_up: bool = False, may_reorder: bool = False
+) -> PendingStep:
+    return PendingStep(
+        action=action,
         partition_id=1,
         broker_group="g1",
         alive=alive,
@@ -41,7 +41,7 @@ def pending(
 
 def successors(state: OperationState) -> set[OperationState]:
     rule = RULES[state]
-    after = {rule.after, rule.after_leaving, CANCELED if rule.may_cancel else None}
+    after = {rule.successor, rule.successor_if_skipped, CANCELED if rule.may_cancel else None}
     return {state for state in after if state is not None}
 
 
@@ -73,7 +73,7 @@ def test_children_open_when_the_operation_stops_running():
     for state, rule in RULES.items():
         opened = rule.children is PartitionState.OPEN
         assert opened == (rule.parents is PartitionState.SEALED)
-        assert opened == (state not in RUNNING and state is not CANCELED)
+        assert opened == (state not in RUNNING_STATES and state is not CANCELED)
 
 
 def test_documentation_has_the_states_and_their_successors():
@@ -91,31 +91,39 @@ def test_documentation_has_the_states_and_their_successors():
 
 SILENT = {"alive": False}
 OUTLOOKS = [
-    (PLAN, [pending(Ask.HOST), pending(Ask.SEAL)], NextAction.ASK),
-    (PLAN, [pending(Ask.HOST, **SILENT), pending(Ask.SEAL)], NextAction.WAIT),
-    (PLAN, [pending(Ask.HOST, **SILENT, given_up=True), pending(Ask.SEAL)], NextAction.WAIT),
-    (PLAN, [pending(Ask.SEAL)], NextAction.PASS),
-    (PLAN, [pending(Ask.SEAL), pending(Ask.SEAL, **SILENT)], NextAction.WAIT),
-    (PLAN, [pending(Ask.SEAL, **SILENT, may_reorder=True)], NextAction.PASS),
-    (SEAL, [pending(Ask.SEAL)], NextAction.ASK),
-    (SEAL, [pending(Ask.SEAL, **SILENT)], NextAction.WAIT),
-    (SEAL, [pending(Ask.SEAL, **SILENT, given_up=True)], NextAction.PASS),
+    (PLAN, [pending(BrokerAction.HOST), pending(BrokerAction.SEAL)], NextAction.REQUEST),
+    (PLAN, [pending(BrokerAction.HOST, **SILENT), pending(BrokerAction.SEAL)], NextAction.WAIT),
     (
-        SEAL,
-        [pending(Ask.SEAL, **SILENT, given_up=True), pending(Ask.SEAL, **SILENT)],
+        PLAN,
+        [pending(BrokerAction.HOST, **SILENT, given_up=True), pending(BrokerAction.SEAL)],
         NextAction.WAIT,
     ),
-    (SEAL, [], NextAction.PASS),
-    (OPEN, [], NextAction.PASS),
-    (OPEN, [pending(Ask.SEAL, **SILENT, may_reorder=True)], NextAction.PASS),
-    (OPEN, [pending(Ask.ANNOUNCE)], NextAction.ASK),
-    (OPEN, [pending(Ask.ANNOUNCE, **SILENT, may_reorder=True)], NextAction.WAIT),
-    (OPEN, [pending(Ask.ANNOUNCE, **SILENT, given_up=True)], NextAction.PASS),
-    (FENCE, [pending(Ask.SEAL, **SILENT, given_up=True, may_reorder=True)], NextAction.WAIT),
-    (FENCE, [pending(Ask.SEAL)], NextAction.ASK),
-    (FENCE, [], NextAction.PASS),
-    (CANCELED, [pending(Ask.SEAL, **SILENT)], NextAction.WAIT),
-    (CANCELED, [pending(Ask.SEAL)], NextAction.ASK),
+    (PLAN, [pending(BrokerAction.SEAL)], NextAction.ADVANCE),
+    (PLAN, [pending(BrokerAction.SEAL), pending(BrokerAction.SEAL, **SILENT)], NextAction.WAIT),
+    (PLAN, [pending(BrokerAction.SEAL, **SILENT, may_reorder=True)], NextAction.ADVANCE),
+    (SEAL, [pending(BrokerAction.SEAL)], NextAction.REQUEST),
+    (SEAL, [pending(BrokerAction.SEAL, **SILENT)], NextAction.WAIT),
+    (SEAL, [pending(BrokerAction.SEAL, **SILENT, given_up=True)], NextAction.ADVANCE),
+    (
+        SEAL,
+        [pending(BrokerAction.SEAL, **SILENT, given_up=True), pending(BrokerAction.SEAL, **SILENT)],
+        NextAction.WAIT,
+    ),
+    (SEAL, [], NextAction.ADVANCE),
+    (OPEN, [], NextAction.ADVANCE),
+    (OPEN, [pending(BrokerAction.SEAL, **SILENT, may_reorder=True)], NextAction.ADVANCE),
+    (OPEN, [pending(BrokerAction.ANNOUNCE)], NextAction.REQUEST),
+    (OPEN, [pending(BrokerAction.ANNOUNCE, **SILENT, may_reorder=True)], NextAction.WAIT),
+    (OPEN, [pending(BrokerAction.ANNOUNCE, **SILENT, given_up=True)], NextAction.ADVANCE),
+    (
+        FENCE,
+        [pending(BrokerAction.SEAL, **SILENT, given_up=True, may_reorder=True)],
+        NextAction.WAIT,
+    ),
+    (FENCE, [pending(BrokerAction.SEAL)], NextAction.REQUEST),
+    (FENCE, [], NextAction.ADVANCE),
+    (CANCELED, [pending(BrokerAction.SEAL, **SILENT)], NextAction.WAIT),
+    (CANCELED, [pending(BrokerAction.SEAL)], NextAction.REQUEST),
     (CANCELED, [], NextAction.END),
     (DONE, [], NextAction.END),
 ]
@@ -123,25 +131,25 @@ OUTLOOKS = [
 
 @pytest.mark.parametrize(("state", "steps", "expected"), OUTLOOKS)
 def test_next_action_follows_from_the_steps_that_are_not_done(
-    state: OperationState, steps: Sequence[Pending], expected: NextAction
+    state: OperationState, steps: Sequence[PendingStep], expected: NextAction
 ):
-    """The state is left exactly when the next action is PASS, and a reason is named exactly when it is
-    WAIT.
+    """The state changes exactly if the next action is ADVANCE, and a reason is given exactly if it
+    is WAIT.
     """
     assert next_action(state, steps) is expected
-    assert (next_state(state, steps) is not state) == (expected is NextAction.PASS)
+    assert (next_state(state, steps) is not state) == (expected is NextAction.ADVANCE)
     assert bool(waiting_reason(state, steps)) == (expected is NextAction.WAIT)
 
 
 def test_open_is_left_for_fence_when_a_parent_is_left_behind():
-    left = pending(Ask.SEAL, **SILENT, may_reorder=True)
-    lost = pending(Ask.SEAL, **SILENT, given_up=True)
+    left = pending(BrokerAction.SEAL, **SILENT, may_reorder=True)
+    lost = pending(BrokerAction.SEAL, **SILENT, given_up=True)
     assert next_state(OPEN, [left]) is FENCE
     assert next_state(OPEN, [lost]) is DONE, "no broker comes back to seal it"
     assert next_state(OPEN, [left, lost]) is FENCE
 
 
 def test_plan_is_left_when_every_parent_is_said_to_be_sealable():
-    parents = [pending(Ask.SEAL)]
+    parents = [pending(BrokerAction.SEAL)]
     assert next_state(PLAN, parents, sealable=[]) is PLAN
     assert next_state(PLAN, parents, sealable=[1]) is SEAL

@@ -326,7 +326,7 @@ def test_logic_offsets_have_no_gap_when_a_static_subject_is_replaced():
     while state is not OperationState.DONE:
         operation = cuts.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
         sealing = operation.state is OperationState.SEAL
-        done = {each.partition_id: 7 if sealing else None for each in operation.todo}
+        done = {each.partition_id: 7 if sealing else None for each in operation.targets}
         state = cuts.run(finish_round, operation_id, done)
     assert starts() == {3: 100, 4: 100, 5: 107, 6: 107}
     assert cuts.violations("V03", "V05") == []
@@ -346,7 +346,7 @@ def test_every_round_of_a_publication_may_be_repeated_by_another_metaserver(cuts
             break
         seen.append(operation.state)
         hosts = operation.state in {OperationState.PLAN, OperationState.OPEN}
-        done = {each.partition_id: None if hosts else 100 for each in operation.todo}
+        done = {each.partition_id: None if hosts else 100 for each in operation.targets}
         for _ in range(2):
             cuts.run(finish_round, operation_id, done)
     assert seen[:2] == [OperationState.PLAN, OperationState.SEAL]

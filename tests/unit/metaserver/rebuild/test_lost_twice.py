@@ -47,7 +47,7 @@ def test_second_rebuild_leaves_out_what_the_first_left_out(engine: sa.Engine, se
         (operation_id,) = idle_operations(connection)
         left = read_operation(connection, operation_id)
     assert left.state is OperationState.CANCELED
-    assert [partition.partition_id for partition in left.todo] == [3, 4]
+    assert [partition.partition_id for partition in left.targets] == [3, 4]
 
     old = (*HALVES[1:], *forgotten(3, sealed))
     done = rebuilt(status(1, 0, 512, sealed=True), *old, *forgotten(5, False))

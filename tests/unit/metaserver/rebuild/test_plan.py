@@ -271,7 +271,7 @@ def test_operation_is_stored_as_its_driver_needs_it(engine: sa.Engine) -> None:
         store_rebuilt(connection, plan_rebuild([source(*statuses)]), route_version=VERSION)
         operation = read_operation(connection, 1)
     assert operation.state is OperationState.SEAL
-    assert [partition.partition_id for partition in operation.todo] == [2]
+    assert [partition.partition_id for partition in operation.targets] == [2]
 
 
 def test_planned_creation_is_found_again(engine: sa.Engine) -> None:

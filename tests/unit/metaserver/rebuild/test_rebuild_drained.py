@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from keylane.metaserver.cluster.brokers import report_broker
-from keylane.metaserver.groups.lease_rows import note_drained, read_grants
+from keylane.metaserver.groups.lease_rows import read_grants, store_drained
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.writer import store_rebuilt
@@ -54,7 +54,7 @@ def test_empty_partition_still_blocks_its_children_until_its_parent_is_drained(
             grants = read_grants(connection, SESSION).grants
             ids = [int(grant.partition.partition_id) for grant in grants]
             granted.append(ids)
-            note_drained(connection, SESSION, ids, ())
+            store_drained(connection, SESSION, ids, ())
     assert granted == [[1], [2], [3]]
 
 

@@ -64,7 +64,7 @@ def test_fence_and_running_merge_both_end_in_either_order(
         for operation_id in (idle[first], idle[1 - first]):
             claimed = claim_operation(connection, operation_id, driver="d", lease_ms=1_000)
             assert claimed is not None
-            ends = {int(partition.partition_id): 10 for partition in claimed.todo}
+            ends = {int(partition.partition_id): 10 for partition in claimed.targets}
             assert len(ends) == 1
             finish_round(connection, operation_id, ends)
         route = read_route(connection, "s")

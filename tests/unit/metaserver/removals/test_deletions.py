@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from keylane.metaserver.catalogue.creations import replan_creation
 from keylane.metaserver.cluster.heard import read_announcements
 from keylane.metaserver.cluster.removals import (
-    GROUPS_AT_ONCE,
+    GROUPS_PER_DELETE,
     PendingRemoval,
     give_up_removals,
     note_removed,
@@ -24,7 +24,7 @@ from keylane.metaserver.cluster.subjects import (
     plan_subject,
     read_route,
 )
-from keylane.metaserver.groups.lease_rows import note_drained, settle_group
+from keylane.metaserver.groups.lease_rows import settle_group, store_drained
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.journal import finish_round
 from keylane.metaserver.removals.begin import begin_group_deletion, begin_subject_deletion
@@ -105,7 +105,7 @@ def test_group_with_live_sessions_is_not_deleted_unless_forced(rows: DeletionRow
     assert rows.pending() == []
     assert list(rows.run(begin_group_deletion, "s", "g", FORCE_GROUP).ended) == [SESSION]
     with pytest.raises(SessionUnknownError):
-        rows.run(note_drained, SESSION, [1])
+        rows.run(store_drained, SESSION, [1])
 
 
 def test_rows_of_a_group_go_when_every_broker_has_forgotten_it_and_not_before(rows: DeletionRows):
@@ -213,7 +213,7 @@ def test_deleted_name_is_told_from_one_that_never_was_until_it_is_planned_again(
     rows.create("t", 1)
     rows.run(begin_subject_deletion, "t", FORCE_SUBJECT)
     rows.remove(rows.pending())
-    with pytest.raises(SubjectDeletedError, match="messages do not create it again"):
+    with pytest.raises(SubjectDeletedError, match="sending does not recreate it"):
         rows.run(check_not_deleted, "t")
     rows.run(plan_subject, CreateSubject(subject="t"), subjects_max=10)
     assert rows.run(check_not_deleted, "t")
@@ -269,7 +269,7 @@ def test_rows_of_many_groups_go_in_portions(rows: DeletionRows):
     partitions.
     """
     before = rows.counts()
-    for number in range(2 * GROUPS_AT_ONCE + 1):
+    for number in range(2 * GROUPS_PER_DELETE + 1):
         rows.run(
             join_group,
             Join(subject="s", group=f"g{number}", session=f"{number:032x}"),
@@ -290,5 +290,5 @@ def test_rows_of_many_groups_go_in_portions(rows: DeletionRows):
 
     pending = rows.pending()
     assert rows.run(noted) == ["s"]
-    assert sizes == [GROUPS_AT_ONCE, GROUPS_AT_ONCE, 1]
+    assert sizes == [GROUPS_PER_DELETE, GROUPS_PER_DELETE, 1]
     assert rows.counts()["sessions"] == before["sessions"] == 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.groups.lease_rows import note_drained, read_grants, release_leases
+from keylane.metaserver.groups.lease_rows import read_grants, release_leases, store_drained
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.resets.live import (
     abandon_live_reset,
@@ -173,9 +173,9 @@ def test_late_report_of_a_drained_partition_is_ignored_after_a_reset(rows: LiveR
     after = rows.held(A)
     assert after.keys() == before.keys()
     late = set(before.items())
-    assert rows.run(note_drained, A, list(before), (), late) is None
+    assert rows.run(store_drained, A, list(before), (), late) is None
     assert rows.run(lambda connection: connection.execute(sa.select(drained)).all()) == []
-    assert rows.run(note_drained, A, list(after), (), set(after.items())) == 1
+    assert rows.run(store_drained, A, list(after), (), set(after.items())) == 1
 
 
 def test_canceled_reset_changes_nothing_and_is_not_begun(rows: LiveRows):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from keylane.metaserver.groups.lease_rows import note_drained, read_grants
+from keylane.metaserver.groups.lease_rows import read_grants, store_drained
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.resets.service import PLANS_MAX, ResetService
 from keylane.metaserver.settings import MetaserverSettings
@@ -87,7 +87,7 @@ def read_all(rows: Rows, *drained: int) -> set[int]:
     group_id = rows.run(join_group, ask, sessions_max=9).group_id
     rows.run(settle_group, group_id)
     if drained:
-        rows.run(note_drained, SESSION, drained)
+        rows.run(store_drained, SESSION, drained)
         rows.run(settle_group, group_id)
     held = {int(grant.partition.partition_id) for grant in rows.run(read_grants, SESSION).grants}
     rows.run(leave_group, SESSION)

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
-from keylane.metaserver.groups.lease_rows import note_drained, read_grants
+from keylane.metaserver.groups.lease_rows import read_grants, store_drained
 from keylane.metaserver.groups.operators import switch_group
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.resets.cursors import PartitionOffsets, generations, new_cursors
@@ -399,7 +399,7 @@ def test_descendants_wait_for_an_ancestor_that_is_reset_alone_and_take_over_what
     rows.join(B)
     first = {grant.partition.partition_id: grant.token for grant in rows.run(read_grants, B).grants}
     assert set(first) == {1, 2}
-    rows.run(note_drained, B, [1], [1])
+    rows.run(store_drained, B, [1], [1])
     rows.run(settle_group, 1)
     grants = {grant.partition.partition_id: grant for grant in rows.run(read_grants, B).grants}
     assert set(grants) == {2, 4}

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.queues import read_queues
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
-from keylane.metaserver.groups.lease_rows import note_drained, read_grants, release_leases
+from keylane.metaserver.groups.lease_rows import read_grants, release_leases, store_drained
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.operations.begin import begin_operations
 from keylane.metaserver.operations.journal import claim_operation, finish_round
@@ -52,7 +52,7 @@ class ExpiryRows(Rows):
             operation = self.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
             seals = state is OperationState.SEAL
             answers = {
-                partition.partition_id: end if seals else None for partition in operation.todo
+                partition.partition_id: end if seals else None for partition in operation.targets
             }
             heard = [group_id for group_id, _ in operation.groups]
             state = self.run(finish_round, operation_id, answers, heard=heard)
@@ -123,7 +123,7 @@ def test_partition_does_not_expire_while_a_session_holds_it_undrained(rows: Expi
     assert rows.join() == [1]
     assert rows.candidates() == []
     assert rows.run(mark_expired, {1: 10}) == []
-    rows.run(note_drained, A, [1])
+    rows.run(store_drained, A, [1])
     assert rows.candidates() == [(1, 10)]
     rows.run(leave_group, A)
     assert rows.run(mark_expired, {1: 10}) == ["s"]
@@ -150,7 +150,7 @@ def test_progress_is_forgotten_when_its_partition_is_gone(rows: ExpiryRows):
     on as before.
     """
     assert rows.join() == [1]
-    rows.run(note_drained, A, [1])
+    rows.run(store_drained, A, [1])
     assert rows.granted() == [2]
     rows.run(release_leases, [ReleaseGrant(session=A, partition_id=1, token=1)])
     assert rows.kept() == {"drained": [1], "heard": [1, 2, 3], "leases": [1, 2]}
@@ -158,14 +158,14 @@ def test_progress_is_forgotten_when_its_partition_is_gone(rows: ExpiryRows):
     assert not rows.run(forget_progress, ["s"])
     assert rows.kept() == {"drained": [], "heard": [2, 3], "leases": [2]}
     assert rows.granted() == [2]
-    rows.run(note_drained, A, [2])
+    rows.run(store_drained, A, [2])
     assert rows.granted() == [3]
 
 
 def test_lease_of_a_gone_partition_stays_until_it_is_released(rows: ExpiryRows):
     """Its session releases it by the token of the row; a free row goes in the next round."""
     rows.join()
-    rows.run(note_drained, A, [1])
+    rows.run(store_drained, A, [1])
     rows.run(mark_expired, {1: 10})
     rows.run(forget_progress, ["s"])
     assert rows.kept() == {"drained": [], "heard": [2, 3], "leases": [1]}

@@ -1,6 +1,4 @@
-"""A database's clock compared with this machine's: jumps are detected, waits and drift are not
-jumps.
-"""
+"""Jumps of a database's clock are detected; slow replies and drift do not count as jumps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which programs may open a database: of its cluster, and of a version that the cluster allows."""
+"""A program may open a database of its own cluster, if the cluster's version allows it."""
 
 from __future__ import annotations
 

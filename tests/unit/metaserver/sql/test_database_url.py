@@ -1,4 +1,4 @@
-"""What is said of a database whose URL has a password, or cannot be read."""
+"""Errors about a database do not contain its password, even if its URL is unreadable."""
 
 from __future__ import annotations
 

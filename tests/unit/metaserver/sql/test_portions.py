@@ -1,17 +1,17 @@
-"""Long lists of ids in several statements."""
+"""Long lists of ids are divided among several statements."""
 
 from __future__ import annotations
 
-from keylane.metaserver.sql.dialect import IDS_AT_ONCE, portions
+from keylane.metaserver.sql.dialect import IDS_PER_STATEMENT, portions
 
 
 def test_portions_have_each_id_once_and_ascend_when_ids_are_many():
     """Rows are locked in the same order as by one statement."""
-    ids = [*range(2 * IDS_AT_ONCE, -1, -1), 7, 7]
+    ids = [*range(2 * IDS_PER_STATEMENT, -1, -1), 7, 7]
     sizes = [len(portion) for portion in portions(ids)]
-    assert sizes == [IDS_AT_ONCE, IDS_AT_ONCE, 1]
+    assert sizes == [IDS_PER_STATEMENT, IDS_PER_STATEMENT, 1]
     assert [each for portion in portions(ids) for each in portion] == list(
-        range(2 * IDS_AT_ONCE + 1)
+        range(2 * IDS_PER_STATEMENT + 1)
     )
 
 

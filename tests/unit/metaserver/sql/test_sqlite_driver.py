@@ -1,4 +1,4 @@
-"""The few hops of the embedded database's connections."""
+"""Transactions on SQLite take few hops between threads."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_long_reading_is_interrupted_when_the_database_closes(tmp_path, mo
         await asyncio.sleep(0.05)
     with pytest.raises(StorageError, match="interrupted"):
         await reading
-    with pytest.raises(StorageError, match="ending"):
+    with pytest.raises(StorageError, match="shutting down"):
         await opened.read(_make)
 
 
