@@ -25,7 +25,7 @@ class _SentMessage(NamedTuple):
     strict: bool
 
 
-class _Outcome(NamedTuple):
+class _SendOutcome(NamedTuple):
     result: str
     partition_id: int
     offset: int
@@ -33,10 +33,10 @@ class _Outcome(NamedTuple):
     twice: bool
 
 
-_UNSETTLED = _Outcome("", 0, -1, reordered=False, twice=False)
+_UNSETTLED = _SendOutcome("", 0, -1, reordered=False, twice=False)
 
 
-def _is_order_promised(message: _SentMessage, outcome: _Outcome, slot: Slot) -> bool:
+def _is_order_promised(message: _SentMessage, outcome: _SendOutcome, slot: Slot) -> bool:
     """
     Return whether the subject or the receipt promised the order of the message at `slot`.
 
@@ -62,7 +62,7 @@ class Log:
         self.sent_messages: dict[Value, _SentMessage] = {}
         self._findings = findings
         self._partitions_fixed = partitions_fixed
-        self._outcomes: dict[Value, _Outcome] = {}
+        self._outcomes: dict[Value, _SendOutcome] = {}
         self._first_slots: dict[Value, Slot] = {}
         self._further_slots: defaultdict[Value, list[Slot]] = defaultdict(list)
         self._newest_numbers: dict[tuple[int, str, bytes], int] = {}
@@ -111,7 +111,7 @@ class Log:
         twice: bool = False,
     ) -> None:
         """See `events.Settled`."""
-        self._outcomes[value] = _Outcome(outcome, partition_id, offset, reordered, twice)
+        self._outcomes[value] = _SendOutcome(outcome, partition_id, offset, reordered, twice)
         message = self.sent_messages.get(value)
         if reordered and message is not None and (message.strict or not message.key):
             reason = "its subject is strict" if message.strict else "it has no key"
