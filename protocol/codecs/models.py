@@ -92,8 +92,8 @@ class PydanticCodec(Generic[M]):
             decoded = self._model.model_validate_json(data)
         except Exception as error:
             raise ValueError(
-                f"the JSON of this {name} is not valid for {self._model.__name__}, so no receiver could "
-                f"decode it: {_validation_texts(error)}"
+                f"the JSON of this {name} is not valid for {self._model.__name__}, so no receiver "
+                f"could decode it: {_validation_texts(error)}"
             ) from error
         if decoded == value:
             return

@@ -98,7 +98,8 @@ def posted_messages(body: bytes, params: Mapping[str, str]) -> list[PostedMessag
         parts = _parse_json(body) if content == JSON else _parse_lines(body)
     elif content.startswith("multipart/"):
         raise InvalidRequestError(
-            f"a body of {content[:80]!r} is not a message: send the value itself, {JSON} or {NDJSON}"
+            f"a body of {content[:80]!r} is not a message: send the value itself, {JSON} or "
+            f"{NDJSON}"
         )
     else:
         parts = [(key or b"", body, None)]
