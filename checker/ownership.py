@@ -22,7 +22,7 @@ class Ownership:
         """(token, partition of the lease) of each running handler, by session and then by
         (partition, offset).
         """
-        self._holding: dict[str, tuple[tuple[int, int], ...]] = {}
+        self._reported_leases: dict[str, tuple[tuple[int, int], ...]] = {}
         self._replaced: set[str] = set()
         self._begun_before_next_grant: set[tuple[str, int, int]] = set()
         """(session, partition, token) under which a handler began before the next grant."""
@@ -61,7 +61,7 @@ class Ownership:
         token = self._newest_token(holder, partition_id)
         if (holder, partition_id, token) in self._released:
             return True
-        reported = self._holding.get(holder)
+        reported = self._reported_leases.get(holder)
         return reported is not None and (partition_id, token) not in reported
 
     def _newest_token(self, session: str, partition_id: int) -> int:
@@ -84,7 +84,7 @@ class Ownership:
 
     def on_leases_reported(self, session: str, holding: tuple[tuple[int, int], ...]) -> None:
         """See `events.LeasesReported`."""
-        self._holding[session] = holding
+        self._reported_leases[session] = holding
 
     def on_replaced(self, session: str) -> None:
         """See `events.Replaced`."""

@@ -74,7 +74,7 @@ class Progress:
         Args:
             adopted: True if a descendant has adopted the message as parked, and the token is one of
                 the descendant.
-            replaced: True if its process may not know yet that another one has replaced it.
+            replaced: True if its process may not know yet that a newer one has replaced it.
         """
         if self._sessions.setdefault(token, session) != session:
             self._findings.note(

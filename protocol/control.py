@@ -147,8 +147,8 @@ class BrokerWelcome(Struct, frozen=True, kw_only=True):
     of a partition again, retention must not remove messages there.
     """
     fence: int = 0
-    """If an operator has accepted an outdated data folder: the fence that the broker must raise
-    before it serves any request, so that it refuses tokens up to this one. Otherwise 0.
+    """If an operator has accepted an outdated data folder: a fence. The broker must refuse tokens
+    up to this one from its first request on. Otherwise 0.
     """
     access: AccessNews | None = None
     """Keys and versions by which the broker checks capabilities; None: access control is off."""
@@ -245,7 +245,7 @@ class Join(Struct, frozen=True, kw_only=True):
     group: str
     session: Annotated[str, Meta(min_length=16, max_length=64, pattern="^[0-9a-f]+$")]
     client: ShortText = ""
-    """Host, process id and name of the client, for people."""
+    """Host, process id and name of the client, for display."""
     ttl_ms: TtlMs = TTL_MS_DEFAULT
     suspended: bool = False
     """The session begins suspended, so it gets no grants; see Suspend."""

@@ -41,7 +41,7 @@ PULL_WAIT_MS_MAX = 30_000
 PULL_ANSWERS_MAX = 32
 """Maximum number of responses to one pull."""
 PART_BYTES_MAX = 4 << 10
-"""Maximum bytes of a response after which another one to the same pull may follow."""
+"""Maximum bytes of a response to a pull that may be followed by a further response."""
 
 TTL_MS_MIN = 1_000
 """Minimum ttl. With a shorter one, a busy interpreter whose heartbeats are late would count as

@@ -287,7 +287,7 @@ class PublishSubject(Struct, frozen=True, kw_only=True):
     None: the replaced messages are not checked.
     """
     subject_id: Annotated[int, Meta(ge=0, le=MAX_I64)] = 0
-    """Id of the hidden subject, to protect another one of its name; 0: the current one of this
+    """Id of the hidden subject, to protect a later one of the same name; 0: the current one of this
     name.
     """
     revisions: Annotated[

@@ -148,7 +148,7 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     removed_unread: int = 0
     """Number of messages that retention by time removed before the group had acked them."""
     parked: int = 0
-    """Number of messages that the group has set aside, including those that wait for retry."""
+    """Number of messages that the group has parked, including those that wait for retry."""
     retrying: int = 0
     """Number of messages that wait for retry."""
     failing: FailingMessage | None = None

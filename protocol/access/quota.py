@@ -1,6 +1,6 @@
 """Quotas: rate limits of principals at each server, and of subjects at each broker. Pure.
 
-0 means no limit. A quota is a rate: a caller that exceeds it is told how long to wait.
+0 means no limit. A quota is a rate: the error for a caller that exceeds it has the time to wait.
 """
 
 from __future__ import annotations

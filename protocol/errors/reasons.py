@@ -342,7 +342,7 @@ class Reason(enum.Enum):
             "best_tried"
         ),
     )
-    """Failed messages are to be set aside for retry in a group whose order that would break."""
+    """The policy retries failed messages out of order, in a group that must keep the order."""
     POLICY_INVALID = (
         1262,
         "InvalidRequestError",
@@ -562,7 +562,7 @@ class Reason(enum.Enum):
         "Try again: `keylane parked list SUBJECT GROUP` shows the partition that has them now.",
         RetryRule.AFTER_NEW_ROUTE,
     )
-    """The children of a sealed partition have taken over its parked messages."""
+    """The children of a sealed partition have adopted its parked messages."""
     # FencedError
     INSTANCE_TAKEN = (
         1267,
@@ -624,7 +624,7 @@ class Reason(enum.Enum):
         "keylane subject operations NAME shows its progress and what it waits for.",
         RetryRule.LATER,
     )
-    """A change of partitions is requested while another one runs on the subject."""
+    """A change of partitions is requested while another operation on the subject is running."""
     CREATION_RUNNING = (
         1159,
         "BusyError",

@@ -200,7 +200,7 @@ class SubjectDeletedError(RefusedError):
     )
     subject = Detail(str)
     left = Detail(int)
-    """Number of partitions that brokers still have to drop."""
+    """Number of partitions that brokers have not dropped yet."""
 
 
 class GroupDeletedError(RefusedError):
@@ -214,7 +214,7 @@ class GroupDeletedError(RefusedError):
     subject = Detail(str)
     group = Detail(str)
     left = Detail(int)
-    """Number of partitions whose brokers still have to forget the group."""
+    """Number of partitions whose brokers have not forgotten the group yet."""
 
 
 class StaleRouteError(RefusedError):
@@ -325,7 +325,9 @@ class CodecError(RefusedError):
 
 
 class FolderRefusedError(RefusedError):
-    """A metaserver refuses the data folder of a broker, because the group has another one."""
+    """A metaserver refuses the data folder of a broker, because the broker group has a different
+    one.
+    """
 
     broker_group = Detail(str)
     address = Detail(str)

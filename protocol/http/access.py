@@ -22,7 +22,7 @@ class CreateToken(Struct, frozen=True, kw_only=True):
 
     principal: str
     label: Label = ""
-    """Description for people."""
+    """Description of the token, for display."""
     begins_at_ms: Instant = 0
     """Wall-clock time from which the token is valid, in milliseconds since 1970; 0: now."""
     ends_at_ms: Instant = 0

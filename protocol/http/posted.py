@@ -8,7 +8,7 @@
 All messages are checked before any is stored: a single bad message makes the request fail. An error
 names its index in the request, counted from 0 like receipts and without blank lines.
 
-Idempotency keys: a broker remembers the key of a request, so that a repeat is stored once.
+Idempotency keys: a broker remembers the key of a request, and does not store a repeat again.
 
     key                ──▶  producer id, at or above KEYED_IDS
     messages           ──▶  producer epoch: a digest of keys, values and properties in their order
