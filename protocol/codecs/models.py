@@ -73,7 +73,7 @@ class PydanticCodec(Generic[M]):
         """
         given: Any = value
         if not isinstance(given, self._model):
-            raise TypeError(f"{type(given).__name__} is not a {self._model.__name__}")
+            raise TypeError(f"{type(given).__name__} is not of type {self._model.__name__}")
         text = value.model_dump_json(by_alias=True, round_trip=True)
         if "null" in text:
             dumped = value.model_dump(mode="json", by_alias=True, round_trip=True)

@@ -227,7 +227,7 @@ def _checking_type(
 
     def encode_checked(value: Any) -> bytes:
         if not isinstance(value, classes) or (refuses_bool and value.__class__ is bool):
-            raise TypeError(f"{type(value).__name__} is not a {name}")
+            raise TypeError(f"{type(value).__name__} is not of type {name}")
         data = encode(value)
         try:
             decoded = decode(data)
