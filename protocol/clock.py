@@ -77,7 +77,8 @@ def at_a_tick(wait_s: float, now_s: float) -> float:
     """
     Return the end of a wait of `wait_s` from `now_s` on, rounded down to a multiple of TICK_S.
 
-    The waits of hundreds of idle consumers then end together, in one wake-up of the process.
+    The waits of hundreds of idle consumers then end together, in one wake-up of the process. Waits
+    shorter than TICKED_S_MIN are not rounded.
     """
     end_s = now_s + wait_s
     return end_s - end_s % TICK_S if wait_s >= TICKED_S_MIN else end_s

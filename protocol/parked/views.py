@@ -1,7 +1,7 @@
 """Brokers' responses about parked messages: to their owner in frames, to operators over HTTP. Pure.
 
-Also the report about the message that blocks a consumer group on a partition, because it keeps
-failing, or its handler does not return.
+FailingMessage reports the message that blocks a consumer group on a partition, because it keeps
+failing, or because its handler does not return.
 """
 
 from __future__ import annotations

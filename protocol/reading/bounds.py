@@ -1,7 +1,7 @@
 """Bodies of the call that plans a read, and the bounds of a read in each partition. Pure.
 
-`place_in_order` converts a point in time to an offset in each partition of a lineage. If a read
-starts there, no earlier message in the order of a key is left out after a later one.
+`place_in_order` converts a point in time to an offset in each partition of a lineage. A read up to
+these offsets contains no message without all earlier messages of its key.
 
     parent   0 1 2 3 4 5│        the point is at 4: messages remain after it
     child                0 1 2   its broker's clock was slow: by its own times the point is at 2
