@@ -40,7 +40,7 @@ class Repeats:
     open: bool = False
     """True if the failure was logged, and its end was not."""
 
-    def record_line(self, now_ms: int) -> None:
+    def logged(self, now_ms: int) -> None:
         """Record that a line was logged. The gap before the next line doubles each time."""
         self.gap_ms = min(2 * self.gap_ms, GAP_MS_MAX) or FIRST_GAP_MS
         self.due_ms = now_ms + self.gap_ms
@@ -78,7 +78,7 @@ class LogFilter:
         failure.count += 1
         if now_ms < failure.due_ms:
             return ""
-        failure.record_line(now_ms)
+        failure.logged(now_ms)
         self._open.add(key)
         if failure.count == 1:
             return text
