@@ -1,3 +1,3 @@
-"""Histories of runs, and the one checker that judges them, whether they come from the demo, from
-simulations, or from tests with real processes.
+"""Records the history of a run as events, and checks it for anomalies. The demo, the simulations
+and the tests with real processes share this checker.
 """

@@ -1,4 +1,6 @@
-"""The values that operators have stored for parked messages: a register for each message. Pure."""
+"""Checks the values under which parked messages are handled after an operator has edited them. Each
+message is a register, as in a linearizability check. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,46 +11,50 @@ Slot = tuple[int, int]
 
 
 class Edits:
-    """The values with which each edited message may be handled, in the order of time."""
+    """Tracks the values with which each edited message may be handled at present."""
 
     def __init__(self) -> None:
-        self._settled: dict[tuple[str, Slot], Value] = {}
-        """Value of the last edit that was confirmed, or that a handler has shown since."""
-        self._open: dict[tuple[str, Slot], list[Value]] = {}
+        self._confirmed: dict[tuple[str, Slot], Value] = {}
+        """Value of the last edit that was confirmed, or that a handler has received since."""
+        self._pending: dict[tuple[str, Slot], list[Value]] = {}
         """Values of later edits, and of edits that were never confirmed."""
 
-    def edited(self, group: str, partition_id: int, offset: int, value: Value, done: bool) -> None:
+    def on_edited(
+        self, group: str, partition_id: int, offset: int, value: Value, done: bool
+    ) -> None:
         """See `events.Edited`."""
-        place = group, (partition_id, offset)
+        message = group, (partition_id, offset)
         if done:
-            self._settle(place, value)
+            self._confirm(message, value)
         else:
-            self._open.setdefault(place, []).append(value)
+            self._pending.setdefault(message, []).append(value)
 
-    def reset(self, group: str) -> None:
-        """Note that a reset begins, which forgets what is parked, and its edits with it."""
-        for place in [place for place in self._settled if place[0] == group]:
-            self._open.setdefault(place, []).append(self._settled.pop(place))
+    def on_reset(self, group: str) -> None:
+        """Make the edits of a group uncertain: a reset begins, which discards its parked messages
+        with their edits.
+        """
+        for message in [each for each in self._confirmed if each[0] == group]:
+            self._pending.setdefault(message, []).append(self._confirmed.pop(message))
 
-    def _settle(self, place: tuple[str, Slot], value: Value) -> None:
-        """Note that the message has this value from now on, or that of an unconfirmed edit."""
-        self._settled[place] = value
-        self._open[place].remove(value)
+    def _confirm(self, message: tuple[str, Slot], value: Value) -> None:
+        """Mark the value as current. Only edits that are still pending may replace it."""
+        self._confirmed[message] = value
+        self._pending[message].remove(value)
 
     def problem(self, group: str, slot: Slot, value: Value, stored: Value | None) -> str:
         """
-        Return why a message may not be handled with this value, "" if it may.
+        Return why a message must not be handled with this value; "" if it may.
 
         Args:
-            stored: value in the log at this place; None: there is none.
+            stored: value that the log has in this slot; None: the slot is empty.
         """
-        place = group, slot
-        wanted = self._settled.get(place, stored)
-        if stored is not None and value == wanted:
+        message = group, slot
+        expected = self._confirmed.get(message, stored)
+        if stored is not None and value == expected:
             return ""
-        if value in self._open.get(place, ()):
-            self._settle(place, value)
+        if value in self._pending.get(message, ()):
+            self._confirm(message, value)
             return ""
-        if place not in self._settled:
-            return "where it is not"
-        return f"where an operator has put {wanted!r}"
+        if message not in self._confirmed:
+            return "where the log has another value"
+        return f"where an operator has stored {expected!r}"

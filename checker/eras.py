@@ -1,4 +1,4 @@
-"""Eras, each of which is a group's progress on a partition from one reset to the next. Pure."""
+"""Tracks a group's progress on a partition, divided into eras by the resets of its cursor. Pure."""
 
 from __future__ import annotations
 
@@ -6,98 +6,106 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 Range = tuple[int, int]
-Note = Callable[[str, str], None]
+NoteAnomaly = Callable[[str, str], None]
 
 
 class Era:
     """
-    The acts of owners whose tokens are above `token` and below that of the next reset.
+    The progress of owners whose tokens are above `token` and below that of the next reset.
 
     Args:
         token: token of the reset that began the era; 0 for the era before the first reset.
-        start: cursor that the reset set; messages below it are not owed to the group.
-        sure: True if the broker has confirmed the reset; until then its outcome is unknown.
-        alone: True if the reset left out children, which keep what they took over earlier.
+        start: cursor that the reset set; the group need not handle messages below it.
+        confirmed: True if the broker has confirmed the reset; until then its outcome is unknown.
+        without_children: True if the reset excluded the children, which keep the parked messages
+            that they adopted earlier.
     """
 
     __slots__ = (
         "_acked",
         "_cursors",
-        "_passed",
-        "alone",
-        "aside",
+        "_finished_below",
+        "confirmed",
         "cursor",
-        "ended",
+        "finished",
+        "parked",
         "start",
-        "sure",
         "token",
+        "without_children",
     )
 
     def __init__(
-        self, token: int = 0, start: int = 0, *, sure: bool = True, alone: bool = False
+        self,
+        token: int = 0,
+        start: int = 0,
+        *,
+        confirmed: bool = True,
+        without_children: bool = False,
     ) -> None:
         self.token = token
-        self.alone = alone
+        self.without_children = without_children
         self.start = start
-        self.sure = sure
-        self.ended: set[int] = set()
+        self.confirmed = confirmed
+        self.finished: set[int] = set()
         """Offsets that any owner handled, or an operator gave up."""
-        self.aside: set[int] = set()
+        self.parked: set[int] = set()
         """Offsets that a broker was asked to park."""
         self.cursor = start
         """Highest cursor that the broker reported."""
         self._cursors: list[tuple[int, int]] = []
         """(instant, cursor) of each report with a higher cursor than before."""
         self._acked: dict[int, int] = {}
-        """Instant of the answer to its ack, by offset, for offsets above the cursor."""
-        self._passed = start
-        """Offset below which all are known to be handled or not owed."""
+        """Instant at which the ack of an offset was answered, for offsets above the cursor."""
+        self._finished_below = start
+        """Offset below which every message is known to be finished."""
 
-    def through(self, offset: int) -> bool:
-        """Return whether a message is handled or not owed."""
-        return offset in self.ended or offset < self.start
+    def is_finished(self, offset: int) -> bool:
+        """Return whether the group has handled the message, or need not handle it."""
+        return offset in self.finished or offset < self.start
 
-    def reported(  # noqa: PLR0917 - the fields of an event
+    def check_report(  # noqa: PLR0917 - the fields of an event
         self,
         kind: str,
         began: int,
         instant: int,
         cursor: int,
         ranges: tuple[Range, ...],
-        note: Note,
+        note: NoteAnomaly,
         floor: int,
     ) -> None:
-        """Note that the broker reported its cursor, and acked ranges: those in an ack's request, or
-        those above the cursor.
+        """Check a cursor and acked ranges that the broker reported. For an ack, `ranges` are those
+        of its request; for an acquire, those above the cursor.
         """
-        for offset in range(max(self._passed, floor), cursor):
-            if offset not in self.ended and offset not in self.aside:
-                note("skip", f"the cursor passed {offset}, not handled")
-        self._passed = max(self._passed, cursor)
-        at = bisect_left(self._cursors, (began, -1)) - 1
-        before = self._cursors[at][1] if at >= 0 else self.start
-        if cursor < before:
-            note("nonmonotonic", f"cursor {cursor} after {before}")
+        for offset in range(max(self._finished_below, floor), cursor):
+            if offset not in self.finished and offset not in self.parked:
+                note("skip", f"the cursor passed {offset}, which was not handled")
+        self._finished_below = max(self._finished_below, cursor)
+        index = bisect_left(self._cursors, (began, -1)) - 1
+        previous = self._cursors[index][1] if index >= 0 else self.start
+        if cursor < previous:
+            note("nonmonotonic", f"cursor {cursor} after {previous}")
         if cursor > self.cursor:
             self.cursor = cursor
             self._cursors.append((instant, cursor))
         if kind == "acquire":
-            self._check_kept(began, cursor, ranges, note)
+            self._check_acks_survive(began, cursor, ranges, note)
         for start, end in ranges:
             for offset in range(start, end):
-                if offset not in self.ended and offset not in self.aside:
-                    note("skip", f"{offset} acked, not handled")
+                if offset not in self.finished and offset not in self.parked:
+                    note("skip", f"{offset} was acked, but not handled")
                 if kind == "ack":
                     self._acked.setdefault(offset, instant)
 
-    def _check_kept(self, began: int, cursor: int, ranges: tuple[Range, ...], note: Note) -> None:
-        """Check that durable acks above the cursor are never forgotten."""
-        kept = {offset for start, end in ranges for offset in range(start, end)}
+    def _check_acks_survive(
+        self, began: int, cursor: int, ranges: tuple[Range, ...], note: NoteAnomaly
+    ) -> None:
+        """Check that the broker has not lost acks above the cursor that it had answered."""
+        reported = {offset for start, end in ranges for offset in range(start, end)}
         for offset, acked_at in list(self._acked.items()):
             if offset < cursor:
                 del self._acked[offset]
-            elif acked_at < began and offset not in kept:
-                note("nonmonotonic", f"the ack of {offset} is forgotten")
+            elif acked_at < began and offset not in reported:
+                note("nonmonotonic", f"the ack of {offset} was lost")
 
 
 class Eras:
@@ -105,67 +113,72 @@ class Eras:
 
     __slots__ = ("_note", "all", "floor")
 
-    def __init__(self, note: Note) -> None:
+    def __init__(self, note: NoteAnomaly) -> None:
         self.all = [Era()]
         self.floor = 0
         """Offset below which messages have expired."""
         self._note = note
 
-    def of(self, token: int) -> Era:
-        """Return the era of an owner's token."""
+    def era_of(self, token: int) -> Era:
+        """Return the era to which an owner's token belongs."""
         index = len(self.all) - 1
         while index and self.all[index].token >= token:
             index -= 1
         return self.all[index]
 
-    def possible(self, token: int | None = None) -> list[Era]:
-        """Return the eras to which a token may belong, or without a token the newest ones, because
-        resets may be unconfirmed; the newest first.
+    def candidates(self, token: int | None = None) -> list[Era]:
+        """Return the eras to which a token may belong, the newest first. There are several while
+        resets are unconfirmed. Without a token, start at the newest era.
         """
         eras: list[Era] = []
         for era in reversed(self.all):
             if token is None or era.token < token or not era.token:
                 eras.append(era)
-                if era.sure:
+                if era.confirmed:
                     break
         return eras
 
-    def asked(self, token: int, start: int, *, alone: bool = False) -> None:
-        """Note that a broker was asked for a reset, which may be done from now on."""
+    def request_reset(self, token: int, start: int, *, without_children: bool = False) -> None:
+        """Begin an unconfirmed era: a broker was asked for a reset, which may take effect at any
+        time.
+        """
         if token > self.all[-1].token:
-            self.all.append(Era(token, start, sure=False, alone=alone))
+            self.all.append(Era(token, start, confirmed=False, without_children=without_children))
 
-    def is_kept(self, offset: int) -> bool:
-        """Return whether children may still have a parked message, because each reset since has
-        left them out.
+    def is_kept_by_children(self, offset: int) -> bool:
+        """Return whether children may still have a parked message, because every later reset
+        excluded them.
         """
         for era in reversed(self.all):
-            if offset in era.aside:
+            if offset in era.parked:
                 return True
-            if not era.alone:
+            if not era.without_children:
                 return False
         return False
 
-    def done(self, token: int) -> None:
-        """Note that the broker has confirmed a reset."""
+    def confirm_reset(self, token: int) -> None:
+        """Mark a reset as done: the broker has answered it."""
         for era in self.all:
             if era.token == token:
-                era.sure = True
+                era.confirmed = True
                 return
-        self._note("nonmonotonic", f"the reset of token {token} was done, and undone")
+        self._note(
+            "nonmonotonic",
+            f"the reset of token {token} was confirmed, but an owner began without it",
+        )
 
-    def acquired(self, token: int, cursor: int, ranges: tuple[Range, ...]) -> None:
+    def resolve_resets(self, token: int, cursor: int, ranges: tuple[Range, ...]) -> None:
         """
-        Decide from an owner's first cursor which earlier unconfirmed resets were done; the others
-        never will be.
+        Decide from an owner's first cursor which earlier unconfirmed resets took effect; the others
+        never will.
 
-        A reset clears the ranges above the cursor, so any `ranges` show that none was done, even
-        one to the cursor that the group already had.
+        A reset clears the ranges above the cursor. Any `ranges` therefore prove that no reset took
+        effect, even one to the cursor that the group already had.
         """
-        for era in self.possible(token):
-            if era.sure:
+        for era in self.candidates(token):
+            if era.confirmed:
                 return
             if not ranges and cursor in {era.start, max(era.start, self.floor)}:
-                era.sure = True
+                era.confirmed = True
                 return
             self.all.remove(era)

@@ -1,6 +1,6 @@
-"""The events of a run in the order of true time; the index of an event is its instant. Pure.
+"""The events of a run, in the order of true time. The index of an event is its instant. Pure.
 
-Values are unique: a value, or a digest in its place, identifies a message in every event.
+Values are unique: a value, or its digest, identifies a message in every event.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Sent(NamedTuple):
 
 class Settled(NamedTuple):
     """
-    The outcome of a message, which its producer knows:
+    The outcome of a message as its producer knows it:
 
         stored      it is in the log
         not done    it is not in the log
         unknown     it may be in the log
         gone        like unknown: the producer died, was closed, or reported that the message
                     may be on a lost disk
-        withdrawn   the producer was closed, and said that the message is not in the log
+        withdrawn   the producer was closed, and reported that the message is not in the log
         flushed     its future was not awaited, and a later flush or close raised no error
     """
 
@@ -53,7 +53,7 @@ class Stored(NamedTuple):
 
 
 class Ranged(NamedTuple):
-    """A partition takes the logical partitions `[range_start, range_end)`."""
+    """A partition covers the logical partitions `[range_start, range_end)`."""
 
     partition_id: int
     range_start: int
@@ -65,8 +65,8 @@ class Abandoned(NamedTuple):
     An operator opened the children of a partition whose end is unknown, after a warning that this
     reorders messages.
 
-    This happens only on a subject that allows it. An outbox stores messages there in their order,
-    and groups may read them in another order.
+    Only some subjects allow this. An outbox stores messages there in their order, but groups may
+    read them in another.
     """
 
     partition_id: int
@@ -92,9 +92,7 @@ class Batched(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """A producer uses this route from now on; `partition_ids` are the open partitions,
-    ascending.
-    """
+    """A producer begins to use a route; `partition_ids` are its open partitions, ascending."""
 
     producer: str
     version: int
@@ -117,15 +115,15 @@ class Started(NamedTuple):
     ours: bool = False
     """True if the consumer has promised to keep the partition until the handler has ended."""
     session_left_ms: int | None = None
-    """Milliseconds left to the session by the metaserver's database; None: not read."""
+    """Milliseconds until the session expires by the metaserver's database; None: not read."""
     with_earlier: bool = False
-    """True if the program got it together with an earlier message of its key, at `clock_ns`, and
-    continues with it now.
+    """True if the program got the message at `clock_ns`, in one batch with an earlier message of
+    its key, and starts to handle it only now.
     """
 
 
 class Ended(NamedTuple):
-    """A handler returned; there is no such event for one that raised or was cancelled."""
+    """A handler returned. A handler that raised or was cancelled is `Dropped` instead."""
 
     group: str
     partition_id: int
@@ -151,12 +149,12 @@ class Granted(NamedTuple):
     session: str
     holder: str
     holder_left_ms: int
-    """Milliseconds left to the session of `holder`."""
+    """Milliseconds until the session of `holder` expires."""
 
 
-class LetGo(NamedTuple):
-    """A consumer released a lease at the metaserver; if partition and token are 0, all its
-    leases.
+class LeaseReleased(NamedTuple):
+    """A consumer released a lease at the metaserver, or all its leases if partition and token are
+    0.
     """
 
     session: str
@@ -164,9 +162,9 @@ class LetGo(NamedTuple):
     token: int
 
 
-class Holds(NamedTuple):
-    """A consumer reported its leases to the metaserver, as pairs of (partition id, token); there is
-    an event for each change.
+class LeasesReported(NamedTuple):
+    """A consumer reported to the metaserver, as (partition id, token), leases that differ from
+    those in its previous report.
     """
 
     session: str
@@ -174,8 +172,8 @@ class Holds(NamedTuple):
 
 
 class Served(NamedTuple):
-    """A broker accepted a call that needs the fence: "acquire", "pull", "ack", "release" or "park";
-    or a "reset".
+    """A broker accepted a call that it checks against the fence: "acquire", "pull", "ack",
+    "release", "park" or "reset".
     """
 
     kind: str
@@ -183,28 +181,27 @@ class Served(NamedTuple):
     partition_id: int
     token: int
     began: int
-    """Instant at which the broker was asked."""
+    """Instant at which the request was sent."""
     cursor: int = -1
     ranges: tuple[tuple[int, int], ...] = ()
-    """Acked offsets `[start, end)`: for an ack those in the request, for an acquire those above the
-    cursor.
+    """Acked offsets `[start, end)`: those in the request of an ack, or those above the cursor for
+    an acquire.
     """
 
 
 class SetAside(NamedTuple):
     """
-    A broker is asked to park messages, so its cursor may pass them from now on, though they are not
-    handled.
+    A broker is asked to park messages, so its cursor may pass them although they are not handled.
 
-    `skipped`: an operator gives them up, so they are no longer owed.
-    `alone`: they are set aside without their key, whose later messages are not held up.
+    `skipped`: an operator gives them up, so the group need not handle them.
+    `alone`: they are parked without their key, so later messages of the key do not wait for them.
     """
 
     group: str
     partition_id: int
     """Partition that stores their bytes."""
     token: int
-    """Token of the owner; 0: an operator asks."""
+    """Token of the owner; 0: the request comes from an operator."""
     ranges: tuple[tuple[int, int], ...]
     skipped: bool = False
     alone: bool = False
@@ -212,9 +209,10 @@ class SetAside(NamedTuple):
 
 class Edited(NamedTuple):
     """
-    An operator replaces the value of a parked message; the edit is requested or confirmed.
+    An operator replaces the value of a parked message: `done` is False for the request, True for
+    its confirmation.
 
-    The outcome of an edit that was requested and never confirmed is unknown.
+    The outcome of an edit that is never confirmed is unknown.
     """
 
     group: str
@@ -227,17 +225,17 @@ class Edited(NamedTuple):
 
 class Replaced(NamedTuple):
     """
-    A session has ended because a process with its instance name was started.
+    A session has ended because a newer process has taken its instance name.
 
-    Its process may live on, and start handlers until it learns that: by giving the name again, the
-    operator declares it dead. Its later calls to brokers are judged like any others.
+    Its process may still start handlers until it learns this: whoever reuses the name declares the
+    old process dead. Its later calls to brokers are judged like any others.
     """
 
     session: str
 
 
 class Looked(NamedTuple):
-    """A broker showed a group's cursor."""
+    """A broker answered a query for a group's cursor."""
 
     group: str
     partition_id: int
@@ -246,17 +244,17 @@ class Looked(NamedTuple):
     acked_above: int
     """Number of messages acked above the cursor."""
     run: int = 0
-    """Number of the broker's run. A cursor that is shown may not be durable: a crash may set it
-    back, because its acks were not answered.
+    """Number of restarts of the broker so far. The reported cursor need not be durable: a crash may
+    set it back if the acks were not answered yet.
     """
 
 
 class Resetting(NamedTuple):
     """
-    A broker is asked to set a group's cursor for an operator; a `Served` event follows once it has
-    done so.
+    A broker is asked to reset a group's cursor for an operator. A `Served` event follows when it is
+    done.
 
-    `alone`: children are left out, and keep what they took over from the partition.
+    `alone`: the reset excludes the children, which keep the parked messages that they adopted.
     """
 
     group: str
@@ -267,7 +265,7 @@ class Resetting(NamedTuple):
 
 
 class Expired(NamedTuple):
-    """Retention removes the messages below an offset, which the database promises to `groups`."""
+    """Retention removes the messages below an offset. The database promises them to `groups`."""
 
     partition_id: int
     first_offset: int
@@ -275,7 +273,7 @@ class Expired(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """A restarted broker recovered a group's progress from its log."""
+    """A restarted broker has recovered a group's progress from its log."""
 
     group: str
     partition_id: int
@@ -297,8 +295,8 @@ Event = (
     | Ended
     | Dropped
     | Granted
-    | LetGo
-    | Holds
+    | LeaseReleased
+    | LeasesReported
     | Served
     | SetAside
     | Edited

@@ -1,4 +1,4 @@
-"""The anomalies that a run can show, and how often each was found. Pure."""
+"""Counts the anomalies that are found in a run. Pure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ANOMALIES = (
 )
 ORDER_ANOMALIES = ("inversion", "skip", "nonmonotonic", "duplicate token", "two grants")
 EXAMPLES_MAX = 5
-"""Number of examples that are kept of each anomaly."""
+"""Maximum number of examples of each anomaly."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """Counts of the anomalies that were found, and a few examples."""
+    """Number of occurrences of each anomaly, with a few examples."""
 
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ANOMALIES, 0))
     examples: list[str] = field(default_factory=list)
@@ -43,5 +43,5 @@ class Findings:
 
     @property
     def order_violations(self) -> int:
-        """Number of anomalies of order."""
+        """Number of anomalies that violate the order of messages."""
         return sum(self.counts[anomaly] for anomaly in ORDER_ANOMALIES)

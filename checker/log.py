@@ -1,7 +1,7 @@
-"""The messages that were sent, the outcomes that were reported to their senders, and the places
-where they are stored at the end. Pure.
+"""Compares the messages that were sent, the outcomes that were reported to their senders, and the
+final log. Pure.
 
-The events of sending come before those of settling, and these before what is stored.
+All `Sent` events must come before the `Settled` events, and those before the `Stored` events.
 """
 
 from __future__ import annotations
@@ -18,74 +18,76 @@ Slot = tuple[int, int]
 """Partition id and offset."""
 
 
-class _Sending(NamedTuple):
+class _SentMessage(NamedTuple):
     key: bytes
     producer: str
     number: int
     strict: bool
 
 
-class _Fate(NamedTuple):
-    outcome: str
+class _SendOutcome(NamedTuple):
+    result: str
     partition_id: int
     offset: int
     reordered: bool
     twice: bool
 
 
-_UNSETTLED = _Fate("", 0, -1, reordered=False, twice=False)
+_UNSETTLED = _SendOutcome("", 0, -1, reordered=False, twice=False)
 
 
-def _promised(sending: _Sending, fate: _Fate, slot: Slot) -> bool:
+def _is_order_promised(message: _SentMessage, outcome: _SendOutcome, slot: Slot) -> bool:
     """
-    Return whether the order of a message at `slot` was promised, by its subject or its receipt.
+    Return whether the subject or the receipt promised the order of the message at `slot`.
 
-    For a message that may be stored twice, only the slot in its receipt is promised.
+    If a message may be stored twice, the promise covers only the slot in its receipt.
     """
-    if fate.twice:
-        return not fate.reordered and (fate.partition_id, fate.offset) == slot
-    return sending.strict or (fate.outcome == "stored" and not fate.reordered)
+    if outcome.twice:
+        return not outcome.reordered and (outcome.partition_id, outcome.offset) == slot
+    return message.strict or (outcome.result == "stored" and not outcome.reordered)
 
 
 class Log:
     """
-    Compares the log with the messages that were sent.
+    Checks the final log against the messages that were sent.
 
     Args:
-        partitions_fixed: True if no partition was ever split, merged or moved, so that all messages
-            of a key are in one.
+        partitions_fixed: True if no partition was ever split, merged or moved. All messages of a
+            key are then in one partition.
     """
 
     def __init__(self, findings: Findings, *, partitions_fixed: bool = False) -> None:
         self.values: dict[Slot, Value] = {}
         """Stored value by slot."""
-        self.sendings: dict[Value, _Sending] = {}
+        self.sent_messages: dict[Value, _SentMessage] = {}
         self._findings = findings
         self._partitions_fixed = partitions_fixed
-        self._fates: dict[Value, _Fate] = {}
-        self._first_slot: dict[Value, Slot] = {}
-        self._more_slots: defaultdict[Value, list[Slot]] = defaultdict(list)
-        self._newest: dict[tuple[int, str, bytes], int] = {}
-        self._last: dict[tuple[int, bytes], Slot] = {}
-        self._home: dict[bytes, int] = {}
-        self._strays: set[bytes] = set()
+        self._outcomes: dict[Value, _SendOutcome] = {}
+        self._first_slots: dict[Value, Slot] = {}
+        self._further_slots: defaultdict[Value, list[Slot]] = defaultdict(list)
+        self._newest_numbers: dict[tuple[int, str, bytes], int] = {}
+        self._last_slots: dict[tuple[int, bytes], Slot] = {}
+        self._first_partitions: dict[bytes, int] = {}
+        self._scattered_keys: set[bytes] = set()
         """Keys with messages in more than one partition."""
-        self._before: dict[Slot, Slot] = {}
-        self._elsewhere: dict[Slot, Slot] = {}
+        self._previous_in_partition: dict[Slot, Slot] = {}
+        self._previous_elsewhere: dict[Slot, Slot] = {}
         self._ranges: dict[int, range] = {}
         self._abandoned: set[int] = set()
         self._lost: set[int] = set()
-        self._around: dict[Slot, Slot] = {}
-        """Previous slot outside lost partitions, by slot, if a lost one is between them."""
+        self._previous_not_lost: dict[Slot, Slot] = {}
+        """By slot: the previous slot of its key outside lost partitions, if a lost slot is between
+        the two.
+        """
 
     def ranged(self, partition_id: int, range_start: int, range_end: int) -> None:
         """See `events.Ranged`."""
         self._ranges[partition_id] = range(range_start, range_end)
 
-    def belongs(self, key: bytes, partition_id: int) -> bool:
-        """Return whether a partition takes messages of this key, as far as its range is known."""
-        taken = self._ranges.get(partition_id)
-        return taken is None or logical_partition(key) in taken
+    def is_covered(self, key: bytes, partition_id: int) -> bool:
+        """Return whether a partition covers this key; also True if its range is unknown."""
+        covered = self._ranges.get(partition_id)
+        return covered is None or logical_partition(key) in covered
 
     def abandoned(self, partition_id: int) -> None:
         """See `events.Abandoned`."""
@@ -97,7 +99,7 @@ class Log:
 
     def sent(self, value: Value, key: bytes, producer: str, number: int, strict: bool) -> None:
         """See `events.Sent`."""
-        self.sendings[value] = _Sending(key, producer, number, strict)
+        self.sent_messages[value] = _SentMessage(key, producer, number, strict)
 
     def settled(
         self,
@@ -109,118 +111,127 @@ class Log:
         twice: bool = False,
     ) -> None:
         """See `events.Settled`."""
-        self._fates[value] = _Fate(outcome, partition_id, offset, reordered, twice)
-        sending = self.sendings.get(value)
-        if reordered and sending is not None and (sending.strict or not sending.key):
-            why = "its subject is strict" if sending.strict else "it has no key"
-            self._findings.note("inversion", f"{value!r} was reported as reordered, although {why}")
+        self._outcomes[value] = _SendOutcome(outcome, partition_id, offset, reordered, twice)
+        message = self.sent_messages.get(value)
+        if reordered and message is not None and (message.strict or not message.key):
+            reason = "its subject is strict" if message.strict else "it has no key"
+            self._findings.note(
+                "inversion", f"{value!r} was reported as reordered, although {reason}"
+            )
 
     def stored(self, partition_id: int, offset: int, key: bytes, value: Value) -> None:
         """See `events.Stored`."""
         slot = (partition_id, offset)
         self.values[slot] = value
-        sending = self.sendings.get(value)
-        if sending is None or sending.key != key:
+        message = self.sent_messages.get(value)
+        if message is None or message.key != key:
             self._findings.note(
-                "phantom", f"{value!r} at {partition_id}/{offset}, which was not sent so"
+                "phantom", f"{value!r} at {partition_id}/{offset} was never sent with this key"
             )
             return
-        fate = self._fates.get(value, _UNSETTLED)
-        promised = _promised(sending, fate, slot)
-        first = self._first_slot.setdefault(value, slot)
+        outcome = self._outcomes.get(value, _UNSETTLED)
+        promised = _is_order_promised(message, outcome, slot)
+        first = self._first_slots.setdefault(value, slot)
         if first != slot:
-            self._more_slots[value].append(slot)
-            if promised and not fate.twice:
+            self._further_slots[value].append(slot)
+            if promised and not outcome.twice:
                 self._findings.note(
                     "duplicate", f"{value!r} at {partition_id}/{offset} and {first}"
                 )
-        if fate.outcome in {"not done", "withdrawn"}:
-            self._findings.note("phantom", f"{value!r} at {slot}, reported as {fate.outcome}")
+        if outcome.result in {"not done", "withdrawn"}:
+            self._findings.note("phantom", f"{value!r} at {slot}, reported as {outcome.result}")
         if key:
-            self._keyed(slot, key, sending, promised=promised)
+            self._check_keyed(slot, key, message, promised=promised)
 
-    def _keyed(self, slot: Slot, key: bytes, sending: _Sending, *, promised: bool) -> None:
+    def _check_keyed(
+        self, slot: Slot, key: bytes, message: _SentMessage, *, promised: bool
+    ) -> None:
+        """Check the order of a keyed message within its partition, and note its predecessor."""
         partition_id = slot[0]
         if promised:
-            taken = self._ranges.get(partition_id)
-            if taken is not None and logical_partition(key) not in taken:
+            if not self.is_covered(key, partition_id):
                 self._findings.note(
-                    "inversion", f"{key!r} at {slot}: its partition is another, undeclared"
+                    "inversion", f"{key!r} at {slot}: it left its partition, which was not declared"
                 )
-            lane = (partition_id, sending.producer, key)
-            before = self._newest.get(lane, -1)
-            if sending.number < before:
+            lane = (partition_id, message.producer, key)
+            newest = self._newest_numbers.get(lane, -1)
+            if message.number < newest:
                 self._findings.note(
                     "inversion",
-                    f"{key!r}: number {sending.number} of {sending.producer} at "
-                    f"{slot} after {before}",
+                    f"{key!r}: number {message.number} of {message.producer} at "
+                    f"{slot} after {newest}",
                 )
             else:
-                self._newest[lane] = sending.number
-        last = self._last.get((partition_id, key))
+                self._newest_numbers[lane] = message.number
+        last = self._last_slots.get((partition_id, key))
         if last is not None:
-            self._before[slot] = last
-        elif self._home.setdefault(key, partition_id) != partition_id:
-            self._strays.add(key)
+            self._previous_in_partition[slot] = last
+        elif self._first_partitions.setdefault(key, partition_id) != partition_id:
+            self._scattered_keys.add(key)
             if self._partitions_fixed:
                 self._findings.note(
-                    "inversion", f"{key!r} is in partitions {self._home[key]} and {partition_id}"
+                    "inversion",
+                    f"{key!r} is in partitions {self._first_partitions[key]} and {partition_id}",
                 )
-        self._last[partition_id, key] = slot
+        self._last_slots[partition_id, key] = slot
 
     def close(self, *, drained: bool) -> None:
-        """Find what is missing in the whole log."""
+        """Find messages that are missing from the whole log."""
         note = self._findings.note
-        for value, fate in self._fates.items():
-            sending = self.sendings.get(value)
-            if fate.outcome in {"not done", "unknown"} and sending is not None and sending.strict:
+        for value, outcome in self._outcomes.items():
+            message = self.sent_messages.get(value)
+            if outcome.result in {"not done", "unknown"} and message is not None and message.strict:
                 note("lost", f"{value!r} was given up, although its order is strict")
-            first = self._first_slot.get(value)
-            if fate.outcome == "flushed" and first is None:
+            first = self._first_slots.get(value)
+            if outcome.result == "flushed" and first is None:
                 note(
-                    "silent loss", f"{value!r} is nowhere, though a flush after it reported nothing"
+                    "silent loss",
+                    f"{value!r} is not in the log, though a later flush raised no error",
                 )
-            if fate.outcome != "stored":
+            if outcome.result != "stored":
                 continue
-            reported = (fate.partition_id, fate.offset)
+            reported = (outcome.partition_id, outcome.offset)
             if first is None:
-                note("lost", f"{value!r} was acked and is nowhere")
+                note("lost", f"{value!r} was acked, but is not in the log")
             elif (
-                fate.offset >= 0
+                outcome.offset >= 0
                 and reported != first
-                and reported not in self._more_slots.get(value, ())
+                and reported not in self._further_slots.get(value, ())
             ):
                 note("lost", f"{value!r} is not at {reported}")
         if drained:
-            for value, sending in self.sendings.items():
-                if sending.strict and value not in self._fates:
+            for value, message in self.sent_messages.items():
+                if message.strict and value not in self._outcomes:
                     note("starvation", f"{value!r} was never settled")
-        self._join_partitions()
+        self._find_order_across_partitions()
 
-    def _join_partitions(self) -> None:
-        """Find the promised order of each key across partitions, which is that of its producer."""
+    def _find_order_across_partitions(self) -> None:
+        """Find the promised order of the messages of each key across partitions: the order in which
+        a producer sent them.
+        """
         lanes: defaultdict[tuple[str, bytes], list[tuple[int, Slot]]] = defaultdict(list)
-        for value, slot in self._first_slot.items():
-            sending = self.sendings[value]
-            fate = self._fates.get(value, _UNSETTLED)
-            if sending.key in self._strays and _promised(sending, fate, slot):
-                lanes[sending.producer, sending.key].append((sending.number, slot))
+        for value, slot in self._first_slots.items():
+            message = self.sent_messages[value]
+            outcome = self._outcomes.get(value, _UNSETTLED)
+            if message.key in self._scattered_keys and _is_order_promised(message, outcome, slot):
+                lanes[message.producer, message.key].append((message.number, slot))
         for lane in lanes.values():
             lane.sort()
             for (_, earlier), (_, later) in pairwise(lane):
                 if earlier[0] != later[0] and earlier[0] not in self._abandoned:
-                    self._elsewhere[later] = earlier
-            left = [slot for _, slot in lane if slot[0] not in self._lost]
-            for earlier, later in pairwise(left) if len(left) < len(lane) else ():
+                    self._previous_elsewhere[later] = earlier
+            not_lost = [slot for _, slot in lane if slot[0] not in self._lost]
+            if len(not_lost) == len(lane):
+                continue
+            for earlier, later in pairwise(not_lost):
                 if earlier[0] != later[0] and earlier[0] not in self._abandoned:
-                    self._around[later] = earlier
+                    self._previous_not_lost[later] = earlier
 
-    def before(self, slot: Slot) -> tuple[Slot, ...]:
+    def predecessors(self, slot: Slot) -> tuple[Slot, ...]:
         """Return the slots whose messages must be handled before the one at `slot`."""
-        here, there = self._before.get(slot), self._elsewhere.get(slot)
-        if self._around and slot in self._around:
-            near = tuple(slot for slot in (here, there) if slot is not None)
-            return (*near, self._around[slot])
-        if there is None:
-            return () if here is None else (here,)
-        return (there,) if here is None else (here, there)
+        candidates = (
+            self._previous_in_partition.get(slot),
+            self._previous_elsewhere.get(slot),
+            self._previous_not_lost.get(slot),
+        )
+        return tuple(each for each in candidates if each is not None)

@@ -1,6 +1,4 @@
-"""A consumer group's progress on a partition: handled messages, served fences, the cursor.
-Pure.
-"""
+"""Checks a consumer group's progress on a partition: its messages, fences and cursor. Pure."""
 
 from __future__ import annotations
 
@@ -14,43 +12,43 @@ from .findings import Findings
 
 
 class Progress:
-    """Judges the acts of owners and of the broker on one partition, in the order of time."""
+    """Checks the handlers of owners, and the answers of the broker, in the order of time."""
 
     __slots__ = (
-        "_aside",
+        "_parked_by_token",
         "_fences",
         "_findings",
         "_instants",
-        "_late",
+        "_stale_ends",
         "_sessions",
-        "alone",
-        "done",
+        "unordered",
+        "handled_by_token",
         "eras",
-        "looks",
-        "newest",
+        "observations",
+        "newest_token",
         "partition_id",
-        "reached",
+        "newest_begun",
     )
 
     def __init__(self, partition_id: int, findings: Findings) -> None:
         self.partition_id = partition_id
         self.eras = Eras(self._note)
         """Progress between the resets."""
-        self.done: defaultdict[int, set[int]] = defaultdict(set)
+        self.handled_by_token: defaultdict[int, set[int]] = defaultdict(set)
         """Offsets handled under each token."""
-        self._aside: defaultdict[int, set[int]] = defaultdict(set)
+        self._parked_by_token: defaultdict[int, set[int]] = defaultdict(set)
         """Offsets parked under each token."""
-        self.alone: set[int] = set()
-        """Offsets set aside without their key: nothing waits for them, and they keep no order."""
-        self.reached: dict[tuple[int, bytes], int] = {}
+        self.unordered: set[int] = set()
+        """Offsets parked without their key: they have no order, and no message waits for them."""
+        self.newest_begun: dict[tuple[int, bytes], int] = {}
         """Highest offset begun, by (token, key)."""
-        self.newest = 0
+        self.newest_token = 0
         """Highest token under which a handler began."""
-        self.looks: list[Looked] = []
+        self.observations: list[Looked] = []
         self._findings = findings
-        self._late: list[tuple[int, int]] = []
-        """(token, offset) of messages that were first handled after a newer owner had begun, and
-        that no operator has given up since.
+        self._stale_ends: list[tuple[int, int]] = []
+        """(token, offset) of messages that an older owner was the first to handle, after a newer
+        owner had begun, and that no operator has skipped since.
         """
         self._sessions: dict[int, str] = {}
         """Session that used each token."""
@@ -60,100 +58,98 @@ class Progress:
         """Acquired tokens, ascending."""
 
     # ── owners ────────────────────────────────────────────────────────────────────────────────────
-    def begun(
+    def on_started(
         self,
         offset: int,
         key: bytes,
         token: int,
         session: str,
         *,
-        foreign: bool = False,
-        fenced: bool = False,
+        adopted: bool = False,
+        replaced: bool = False,
     ) -> None:
         """
-        Note that a handler began.
+        Check that a handler may begin.
 
         Args:
-            foreign: True under the token of a descendant, which has taken over parked messages of
-                this partition.
-            fenced: True if its process may not know yet that another one has replaced it.
+            adopted: True if a descendant has adopted the message as parked, and the token is one of
+                the descendant.
+            replaced: True if its process may not know yet that a newer one has replaced it.
         """
         if self._sessions.setdefault(token, session) != session:
             self._findings.note(
                 "duplicate token", f"token {token} of partition {self.partition_id} used twice"
             )
-        if foreign:
-            if not any(offset in era.aside for era in self.eras.all):
+        if adopted:
+            if not any(offset in era.parked for era in self.eras.all):
                 self._note(
                     "stale effect", f"{offset} begun under token {token} of another partition"
                 )
         else:
-            self.newest = max(self.newest, token)
-        if not (foreign and self.eras.is_kept(offset)):
-            self._check_reset(offset, token, fenced=fenced)
-        if key and offset not in self.alone:
-            reached = self.reached.get((token, key), -1)
-            if offset < reached or (offset == reached and offset in self.done[token]):
+            self.newest_token = max(self.newest_token, token)
+        if not (adopted and self.eras.is_kept_by_children(offset)):
+            self._check_reset(offset, token, replaced=replaced)
+        if key and offset not in self.unordered:
+            newest = self.newest_begun.get((token, key), -1)
+            if offset < newest or (offset == newest and offset in self.handled_by_token[token]):
                 self._findings.note(
                     "nonmonotonic",
-                    f"token {token} of partition {self.partition_id} went back from {reached} "
+                    f"token {token} of partition {self.partition_id} went back from {newest} "
                     f"to {offset} of {key!r}",
                 )
             else:
-                self.reached[token, key] = offset
+                self.newest_begun[token, key] = offset
 
-    def _check_reset(self, offset: int, token: int, *, fenced: bool) -> None:
-        """Check that after a reset no earlier owner begins a handler, and no later owner begins one
-        below the cursor of the reset.
+    def _check_reset(self, offset: int, token: int, *, replaced: bool) -> None:
+        """Check a start against resets: owners before a reset may not begin a handler after it, and
+        later owners may not begin one below its cursor.
         """
         newest = self.eras.all[-1]
-        if token < newest.token and newest.sure and not fenced:
+        if token < newest.token and newest.confirmed and not replaced:
             self._note(
                 "stale effect",
                 f"{offset} begun under token {token} after the reset of {newest.token}",
             )
-        if all(offset < era.start for era in self.eras.possible(token)):
+        if all(offset < era.start for era in self.eras.candidates(token)):
             self._note(
                 "nonmonotonic", f"{offset} begun under token {token}, below the cursor of its reset"
             )
 
-    def set_aside(self, token: int, offset: int, *, skipped: bool, alone: bool = False) -> None:
-        """Note that a broker is asked to park a message, or that an operator gives up a parked
-        one.
-        """
-        era = self.eras.of(token) if token else self.eras.all[-1]
-        (era.ended if skipped else era.aside).add(offset)
+    def on_parked(self, token: int, offset: int, *, skipped: bool, alone: bool = False) -> None:
+        """Record that a broker is asked to park a message, or an operator skips a parked one."""
+        era = self.eras.era_of(token) if token else self.eras.all[-1]
+        (era.finished if skipped else era.parked).add(offset)
         if alone:
-            self.alone.add(offset)
+            self.unordered.add(offset)
         if skipped:  # it was still parked, so no ack of an earlier owner had counted
-            self._late = [late for late in self._late if late[1] != offset]
-        self._aside[token].add(offset)
+            self._stale_ends = [each for each in self._stale_ends if each[1] != offset]
+        self._parked_by_token[token].add(offset)
 
-    def handled(self, offset: int, token: int, *, foreign: bool = False) -> None:
-        """Note that a handler returned."""
-        ended = self.eras.of(token).ended
-        if token < self.newest and offset not in ended and not foreign:
-            self._late.append((token, offset))
-        ended.add(offset)
-        self.done[token].add(offset)
+    def on_ended(self, offset: int, token: int, *, adopted: bool = False) -> None:
+        """Record that a handler returned."""
+        finished = self.eras.era_of(token).finished
+        if token < self.newest_token and offset not in finished and not adopted:
+            self._stale_ends.append((token, offset))
+        finished.add(offset)
+        self.handled_by_token[token].add(offset)
 
-    def through(self, offset: int, token: int) -> bool:
-        """Return whether nothing waits for a message: it is handled or not owed, as far as an owner
-        with this token can know, or set aside alone.
+    def is_finished(self, offset: int, token: int) -> bool:
+        """Return whether later messages of its key need not wait for a message. It is handled or
+        not owed, as far as an owner with this token can know, or is parked without its key.
         """
         eras = self.eras.all
         if (
-            offset in self.alone
+            offset in self.unordered
             or offset < self.eras.floor
-            or (len(eras) == 1 and offset in eras[0].ended)
+            or (len(eras) == 1 and offset in eras[0].finished)
         ):
             return True
-        return any(era.through(offset) for era in self.eras.possible(token))
+        return any(era.is_finished(offset) for era in self.eras.candidates(token))
 
     # ── the broker ────────────────────────────────────────────────────────────────────────────────
-    def served(self, kind: str, token: int, began: int, instant: int) -> None:
-        """Note that the broker accepted a call that was made at `began` and answered at
-        `instant`.
+    def on_served(self, kind: str, token: int, began: int, instant: int) -> None:
+        """Check a call that the broker accepted. Its request was sent at instant `began`, its
+        answer at `instant`.
         """
         index = bisect_left(self._instants, began) - 1
         if index >= 0 and token < self._fences[index]:
@@ -166,7 +162,7 @@ class Progress:
             self._instants.append(instant)
             self._fences.append(token)
 
-    def reported(
+    def on_reported(
         self,
         kind: str,
         token: int,
@@ -175,77 +171,82 @@ class Progress:
         cursor: int,
         ranges: tuple[Range, ...],
     ) -> None:
-        """Note the cursor and acked ranges that the broker reported, or that a reset has set the
-        cursor.
+        """Check the cursor and the acked ranges that the broker reported; or record that a reset is
+        done.
         """
         if kind == "reset":
-            self.eras.done(token)
+            self.eras.confirm_reset(token)
             return
         if kind == "acquire":
-            self.eras.acquired(token, cursor, ranges)
-        self.eras.of(token).reported(
+            self.eras.resolve_resets(token, cursor, ranges)
+        self.eras.era_of(token).check_report(
             kind, began, instant, cursor, ranges, self._note, self.eras.floor
         )
 
-    def resetting(self, token: int, cursor: int, *, alone: bool) -> None:
-        """Note that the broker is asked to set the cursor."""
+    def on_resetting(self, token: int, cursor: int, *, without_children: bool) -> None:
+        """Record that the broker is asked to reset the cursor."""
         if not self._fences or token > self._fences[-1]:
-            self.eras.asked(token, cursor, alone=alone)
+            self.eras.request_reset(token, cursor, without_children=without_children)
 
     def check_expired(self, first_offset: int) -> None:
-        """Check that the group has handled the messages below `first_offset`, which are removed."""
-        eras = self.eras.possible()
+        """Check that the group has handled the messages below `first_offset`, which retention
+        removes.
+        """
+        eras = self.eras.candidates()
         for offset in range(self.eras.floor, first_offset):
-            if not any(era.through(offset) for era in eras):
+            if not any(era.is_finished(offset) for era in eras):
                 self._note("lost", f"{offset} was removed before it was handled")
 
-    def recovered(self, token: int, cursor: int) -> None:
-        """Check after a restart of the broker that neither the fence nor a reported cursor has
-        fallen.
-        """
+    def on_recovered(self, token: int, cursor: int) -> None:
+        """Check that a restart of the broker lowered neither the fence nor a reported cursor."""
         if self._fences and token < self._fences[-1]:
             self._note(
                 "nonmonotonic", f"the fence is {token} after a restart, {self._fences[-1]} before"
             )
-        before = min(era.cursor for era in self.eras.possible())
-        if cursor < before:
-            self._note("nonmonotonic", f"the cursor is {cursor} after a restart, {before} before")
+        previous = min(era.cursor for era in self.eras.candidates())
+        if cursor < previous:
+            self._note("nonmonotonic", f"the cursor is {cursor} after a restart, {previous} before")
 
     def _note(self, anomaly: str, example: str) -> None:
         self._findings.note(anomaly, f"partition {self.partition_id}: {example}")
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
     def close(self, *, drained: bool) -> None:
-        """Find the acks of fenced owners that counted, after the last event."""
-        self._check_looks()
+        """Find acks of fenced owners that took effect. Called after the last event."""
+        self._check_observations()
         if not drained:
             return
-        for token, offset in self._late:
+        for token, offset in self._stale_ends:
             if any(offset < era.start for era in self.eras.all if era.token > token):
                 continue  # a reset passed it
-            if not any(offset in done for later, done in self.done.items() if later > token):
+            if not any(
+                offset in handled
+                for later, handled in self.handled_by_token.items()
+                if later > token
+            ):
                 self._note(
                     "stale effect",
                     f"{offset} handled under token {token} after a higher one had begun, "
-                    "and never again: its ack came after the fence and was taken",
+                    "and never again: its ack was accepted after the fence",
                 )
 
-    def _check_looks(self) -> None:
-        """Check that token and cursor never fall, and that messages below a cursor were handled
-        under its token.
+    def _check_observations(self) -> None:
+        """Check that token and cursor never fall, and that the cursor passed only messages that
+        were handled under its token.
         """
-        for before, look in pairwise(self.looks):
-            fell = look.cursor < before.cursor and look.run == before.run
-            if look.token < before.token or fell:
-                self._note("nonmonotonic", f"{look} seen after {before}")
-            elif look.token == before.token and look.cursor > before.cursor:
-                passed = set(range(before.cursor, look.cursor))
-                own = self.done[look.token] | self._aside[look.token]
-                foreign = len(passed - own) - before.acked_above
-                if foreign > 0:
+        for previous, current in pairwise(self.observations):
+            fell = current.cursor < previous.cursor and current.run == previous.run
+            if current.token < previous.token or fell:
+                self._note("nonmonotonic", f"{current} observed after {previous}")
+            elif current.token == previous.token and current.cursor > previous.cursor:
+                passed = set(range(previous.cursor, current.cursor))
+                token = current.token
+                finished = self.handled_by_token[token] | self._parked_by_token[token]
+                by_others = len(passed - finished) - previous.acked_above
+                if by_others > 0:
                     self._findings.note(
                         "stale effect",
-                        f"partition {self.partition_id}: cursor went from {before.cursor} to "
-                        f"{look.cursor} under token {look.token}, which handled less",
-                        count=foreign,
+                        f"partition {self.partition_id}: cursor went from {previous.cursor} to "
+                        f"{current.cursor} under token {token}, which handled less",
+                        count=by_others,
                     )

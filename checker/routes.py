@@ -6,18 +6,17 @@ from .findings import Findings
 
 
 class Sequences:
-    """The batches of each producer on each partition, in the order of the log."""
+    """Checks the sequences of each producer on each partition, in the order of the log."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._next: dict[tuple[int, int], tuple[int, int]] = {}
         """Epoch and next sequence, by (partition, producer)."""
         self._first: dict[int, int] = {}
-        """First offset in the log of each partition, because retention may have removed earlier
-        ones.
+        """First offset of each partition in the log; retention may have removed earlier messages.
         """
 
-    def batched(
+    def on_batched(
         self,
         partition_id: int,
         offset: int,
@@ -27,29 +26,31 @@ class Sequences:
         sequence: int,
     ) -> None:
         """See `events.Batched`."""
-        known = self._next.get((partition_id, producer_id))
-        where = f"{partition_id}/{offset}: epoch {epoch}, sequence {sequence} of {producer_id}"
-        if known is not None and epoch < known[0]:
-            self._findings.note("stale effect", f"{where}, after epoch {known[0]}")
+        previous = self._next.get((partition_id, producer_id))
+        description = (
+            f"{partition_id}/{offset}: epoch {epoch}, sequence {sequence} of {producer_id}"
+        )
+        if previous is not None and epoch < previous[0]:
+            self._findings.note("stale effect", f"{description}, after epoch {previous[0]}")
             return
-        expected = known[1] if known is not None and epoch == known[0] else 0
-        whole = self._first.setdefault(partition_id, offset) == 0
+        expected = previous[1] if previous is not None and epoch == previous[0] else 0
+        is_complete = self._first.setdefault(partition_id, offset) == 0
         if sequence < expected:
-            self._findings.note("duplicate", f"{where}, where {expected} is the next")
-        elif sequence > expected and (known is not None or whole):
-            self._findings.note("skip", f"{where}, where {expected} is the next")
+            self._findings.note("duplicate", f"{description}, expected sequence {expected}")
+        elif sequence > expected and (previous is not None or is_complete):
+            self._findings.note("skip", f"{description}, expected sequence {expected}")
         self._next[partition_id, producer_id] = (epoch, sequence + count)
 
 
 class Routes:
-    """The routes that producers followed, in the order of time."""
+    """Checks the routes that producers used, in the order of time."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._open: dict[int, tuple[int, ...]] = {}
+        self._open_partitions: dict[int, tuple[int, ...]] = {}
         self._newest: dict[str, int] = {}
 
-    def routed(self, producer: str, version: int, partition_ids: tuple[int, ...]) -> None:
+    def on_routed(self, producer: str, version: int, partition_ids: tuple[int, ...]) -> None:
         """See `events.Routed`."""
         newest = self._newest.get(producer, version)
         if version < newest:
@@ -57,8 +58,8 @@ class Routes:
                 "nonmonotonic", f"{producer} follows route {version} after route {newest}"
             )
         self._newest[producer] = max(version, newest)
-        known = self._open.setdefault(version, partition_ids)
-        if known != partition_ids:
+        first_seen = self._open_partitions.setdefault(version, partition_ids)
+        if first_seen != partition_ids:
             self._findings.note(
-                "nonmonotonic", f"route {version} leads to {known} and to {partition_ids}"
+                "nonmonotonic", f"route {version} has partitions {first_seen}, and {partition_ids}"
             )

@@ -1,4 +1,4 @@
-"""Parses and checks addresses, `host:port`, that users and brokers give. Pure."""
+"""Parses and checks `host:port` addresses from users and brokers. Pure."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from .text import items_of
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
 
 VIRTUAL_DOMAIN = ".keylane.invalid"
-"""Suffix of the names of servers in memory; no machine has a name that ends in `.invalid` (RFC
-6761).
+"""Suffix of the host names of in-memory servers. No real host has it, because RFC 6761 reserves
+`.invalid`.
 """
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 
 
 def check_real(address: str) -> None:
-    """Raise StoryError if `address` is a server of a virtual cluster, because this network is
-    real.
+    """Raise StoryError if `address` belongs to a virtual cluster, which a real network cannot
+    reach.
     """
     if VIRTUAL_DOMAIN in address and address.rpartition(":")[0].endswith(VIRTUAL_DOMAIN):
         error = StoryError(
-            f"{address} is in a virtual cluster of keylane.testing, which only its story reaches"
+            f"{address} is in a virtual cluster of keylane.testing, which only its story can reach"
         )
         error.hint = (
-            "Take keylane_cluster in an `async def` test, or call cluster.run(story). "
-            "keylane.sync, other threads and event "
-            "loops, as unittest's, and other processes need a real cluster: `keylane dev`."
+            "Use the fixture keylane_cluster in an `async def` test, or call cluster.run(story). "
+            "keylane.sync, other processes, threads and event loops, such as unittest's, need a "
+            "real cluster: `keylane dev`."
         )
         raise error
 
 
 @lru_cache(maxsize=1024)  # a broker reports its address with each heartbeat
 def is_loopback(host: str) -> bool:
-    """Return True for `localhost` and loopback addresses; `host` has no brackets."""
+    """Return True for `localhost` and for loopback addresses, without brackets."""
     if host == "localhost":
         return True
     try:
@@ -48,7 +48,7 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_wildcard(host: str) -> bool:
-    """Return True for an address that means all addresses of a machine; `host` has no brackets."""
+    """Return True for an address such as 0.0.0.0 that means all interfaces, without brackets."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -56,7 +56,7 @@ def is_wildcard(host: str) -> bool:
 
 
 def is_host(text: str) -> bool:
-    """Return True for a host name or address, without brackets, to which others may connect."""
+    """Return True for a host name or IP address, without brackets, that others can connect to."""
     if ":" in text:
         try:
             return not ipaddress.IPv6Address(text).is_unspecified
@@ -69,7 +69,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """
     Split `host:port` into host and port.
 
-    An IPv6 address must be in brackets; the returned host has none. No connection is made.
+    An IPv6 address must be in brackets, which the returned host does not have.
 
     Raises:
         ConfigError: `text` is not host:port, or the port is outside 1..65535.
@@ -82,15 +82,14 @@ def parse_address(text: str) -> tuple[str, int]:
 
 def check_broker_address(address: str, *, anywhere: bool = False) -> None:
     """
-    Check the address that a broker reports for itself, to which clients and metaservers connect.
+    Check the address that a broker advertises to clients and metaservers.
 
     Args:
-        anywhere: the address need not be a loopback address.
+        anywhere: accept addresses other than loopback.
 
     Raises:
-        InvalidRequestError: `address` is not host:port.
-        InvalidRequestError: `address` means every address of a machine, or is no loopback address
-            though `anywhere` is False.
+        InvalidRequestError: `address` is not host:port, means all interfaces, or is not loopback
+            although `anywhere` is False.
     """
     try:
         host, _port = parse_address(address)
@@ -99,25 +98,25 @@ def check_broker_address(address: str, *, anywhere: bool = False) -> None:
     if is_wildcard(host):
         raise InvalidRequestError(
             Reason.BROKER_ADDRESS,
-            f"no machine has the address {address!r:.80}",
+            f"{address!r:.80} means all interfaces: clients cannot connect to it",
             address=address[:80],
         )
     if not anywhere and not is_loopback(host):
         raise InvalidRequestError(
             Reason.BROKER_ADDRESS,
-            f"a broker's address is a loopback address, not {address!r:.80}",
+            f"a broker's address must be a loopback address, not {address!r:.80}",
             address=address[:80],
         )
 
 
 def addresses_of(given: object) -> list[str]:
     """
-    Return the addresses in `given`: a text of one or more `host:port` separated by commas, or an
-    iterable of such texts.
+    Return the addresses in `given`: a string of comma-separated `host:port` addresses, or an
+    iterable of such strings.
 
     Raises:
-        ConfigError: `given` has no address, or something that is not host:port.
-        InvalidRequestError: a text contains a token.
+        ConfigError: `given` contains no address, or something other than host:port.
+        InvalidRequestError: an address contains a token.
     """
     items = [given] if isinstance(given, str) else items_of(given)
     texts = [item for item in items if isinstance(item, str) and item]
@@ -125,7 +124,9 @@ def addresses_of(given: object) -> list[str]:
         check_address_has_no_token(text)
     addresses = [part.strip() for text in texts for part in text.split(",") if part.strip()]
     if not addresses or len(texts) < len(items):
-        raise ConfigError(f"an address is host:port, or several with commas, not {given!r:.80}")
+        raise ConfigError(
+            f"an address is host:port, or several separated by commas, not {given!r:.80}"
+        )
     for address in addresses:
         parse_address(address)
     return addresses

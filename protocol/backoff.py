@@ -1,4 +1,4 @@
-"""The pauses of a retry loop, with jitter from a random generator that the caller passes. Pure."""
+"""Exponential backoff for retry loops, with jitter from the caller's random generator. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _RANGES = {"first_ms": (0, PAUSE_MS_MAX), "max_ms": (1, PAUSE_MS_MAX)}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
     """
-    Exponential pauses with jitter: the first is about `first_ms` long, each further pause `factor`
-    times longer, up to `max_ms`.
+    Exponential backoff with jitter: the first pause is about `first_ms` long, and each further
+    pause `factor` times as long, up to `max_ms`.
 
     Raises:
-        ConfigError: values are out of their ranges; the text names all of them.
+        ConfigError: some values are out of range; the message lists all of them.
     """
 
     first_ms: int = 50
@@ -28,8 +28,8 @@ class Backoff:
 
     def __post_init__(self) -> None:
         problems = range_problems(values_of(self), _RANGES)
-        number = isinstance(self.factor, int | float) and not isinstance(self.factor, bool)
-        if not number or not 1 <= self.factor <= FACTOR_MAX:
+        is_number = isinstance(self.factor, int | float) and not isinstance(self.factor, bool)
+        if not is_number or not 1 <= self.factor <= FACTOR_MAX:
             problems.append(
                 f"factor must be a number from 1 to {FACTOR_MAX}, not {self.factor!r:.40}"
             )
@@ -41,7 +41,7 @@ class Backoff:
 
     def wait_ms(self, attempt: int, rng: random.Random) -> int:
         """
-        Return the milliseconds to wait after `attempt`, which counts from 1.
+        Return the milliseconds to wait after attempt number `attempt`, counted from 1.
 
         The result is drawn from [step / 2, step], where step is `first_ms * factor ** (attempt -
         1)`, at most `max_ms`.
@@ -52,7 +52,7 @@ class Backoff:
 
 class Pauses:
     """
-    The pauses of a retry loop, which grow with each failure in a row.
+    The pauses of one retry loop, which grow with each consecutive failure.
 
         pauses = backoff.pauses(rng)
         while True:
@@ -69,17 +69,17 @@ class Pauses:
         self._backoff = backoff
         self._rng = rng
         self.failures = 0
-        """Failures since the last success."""
+        """Number of failures since the last success."""
 
     def next_ms(self) -> int:
-        """Count a failure, and return the milliseconds to wait before the next try."""
+        """Count a failure, and return the milliseconds to wait before the next attempt."""
         self.failures += 1
         return self._backoff.wait_ms(self.failures, self._rng)
 
     def skip(self) -> None:
-        """Count a failure after which the next try begins at once."""
+        """Count a failure after which the caller retries without a pause."""
         self.failures += 1
 
     def reset(self) -> None:
-        """Note a success: the next pause is short again."""
+        """Record a success: the next pause is the first one again."""
         self.failures = 0

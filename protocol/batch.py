@@ -14,12 +14,12 @@
     └─────────────────┴─────────────────┴──────────────────┴────────────────────┴────────────────┘
 
 Invariants
-    The lengths add up to the body exactly, or the whole batch is refused.
-    The lengths of a packed batch add up to what it unpacks to, so a broker knows that size without
-    unpacking; unpacked, a batch keeps the same limits as others.
-    Python loops over messages only in the two joins of the writer and in the slicing of the reader.
+    The lengths add up exactly to the size of the body; otherwise the whole batch is refused.
+    The lengths of a packed batch add up to its unpacked size, so a broker knows that size without
+    unpacking. An unpacked batch has the same limits as any other.
+    Only the writer's two joins and the reader's slicing loop over messages in Python.
 
-Source: columns because Arrow arrays are these buffers; see `arrow/columns.py`.
+Source: the columns are laid out like the buffers of Arrow arrays; see `arrow/columns.py`.
 """
 
 from __future__ import annotations
@@ -49,26 +49,25 @@ from .record import (
 )
 
 ZSTD_LEVEL = 1
-"""The fastest level; on batches of this size the result is nearly as small as with higher ones."""
+"""Fastest level. On batches of this size, higher levels save little more."""
 BYTES_PER_MESSAGE = 8 + 3 * 4
-"""Overhead of a message in a batch: its time and its three lengths."""
+"""Overhead in bytes of a message in a batch: its time and its three lengths."""
 SENDER_HINT = (
-    "Nothing of it is stored, and if it is sent again it is refused again: the program that "
-    "packed it is at fault, or the memory of its machine. "
-    "A producer with compression='none' does not pack."
+    "Nothing of the batch is stored, and a retry will be refused too: the program that packed it "
+    "has a bug, or its machine has bad memory. A producer with compression='none' does not pack."
 )
 _NO_HEADER = bytes(HEADER_BYTES)
 _EMPTY = bytearray()
 _ONE = Struct("<III")
-"""The lengths of a single message."""
+"""Layout of the lengths of a single message."""
 _ONE_TIMED = Struct("<qIII")
-"""The time and the lengths of a single message."""
-FEW = 64
-"""Up to this number of messages the layout of their lengths is cached, because making it takes as
-long as using it.
+"""Layout of the time and the lengths of a single message."""
+CACHED_LAYOUTS_MAX = 64
+"""Largest number of messages for which the layout of their lengths is cached: creating a layout
+takes as long as using it.
 """
 SAME_SIZE_BLOCK = 32
-"""Number of values of the same size that are cut at once."""
+"""Number of equally long values that are cut at once."""
 
 
 def encode_batch(
@@ -86,8 +85,8 @@ def encode_batch(
     """
     Pack messages into a batch, oldest first.
 
-    All columns have the same length. An empty `properties` means that no message has properties.
-    `sequence` is the first message's; the others follow without gap.
+    All columns have the same length. Empty `properties` mean that no message has any. `sequence`
+    belongs to the first message; the others follow without a gap.
     """
     assert len(sent_at_ns) == len(values)
     batch = encode_columns(
@@ -116,18 +115,18 @@ def encode_columns(
     **fields: int,
 ) -> bytes | bytearray:
     """
-    Encode a batch like `encode_batch`, from times of sending that are already the bytes of the
-    layout; `encode_body` takes the same `fields`.
+    Encode a batch like `encode_batch`, but take the times as the bytes of their column. `fields`
+    are those of `encode_body`.
 
-    The header is written in place before the joined columns, which saves a copy of them.
+    The header is written in place, in front of the joined columns, to avoid copying them.
     """
     count = len(values)
-    if count == 1:  # the usual batch of a producer that has little to send
+    if count == 1:  # the usual batch of a slow producer
         (key,), (value,), (packed,) = keys, values, properties or (b"",)
         lengths = _ONE.pack(len(key), len(value), len(packed))
         record = _EMPTY.join((_NO_HEADER, times, lengths, key, value, packed))
     else:
-        record = _EMPTY.join(_columns_of(times, keys, values, properties))
+        record = _EMPTY.join(_record_parts(times, keys, values, properties))
     if compression is not Compression.NONE:
         body = bytes(memoryview(record)[HEADER_BYTES:])
         return encode_body(body, count=count, compression=compression, **fields)
@@ -138,14 +137,14 @@ def encode_columns(
     return record
 
 
-def _columns_of(
+def _record_parts(
     times: bytes, keys: Sequence[bytes], values: Sequence[bytes], properties: Sequence[bytes]
 ) -> Sequence[bytes]:
-    """Return the columns of a record, after room for its header."""
+    """Return the parts of a record: zeros for its header, then the columns."""
     count = len(values)
     assert 0 < count <= BATCH_COUNT_MAX
     assert len(keys) == count == len(times) // 8
-    lengths = _lengths(count) if count <= FEW else struct.Struct(f"<{count}I")
+    lengths = _lengths_layout(count) if count <= CACHED_LAYOUTS_MAX else struct.Struct(f"<{count}I")
     blobs = b"".join(properties) if properties else b""
     return (
         _NO_HEADER,
@@ -159,8 +158,8 @@ def _columns_of(
     )
 
 
-@lru_cache(maxsize=FEW)
-def _lengths(count: int) -> Struct:
+@lru_cache(maxsize=CACHED_LAYOUTS_MAX)
+def _lengths_layout(count: int) -> Struct:
     """Return the layout of a column of `count` lengths."""
     return Struct(f"<{count}I")
 
@@ -169,12 +168,12 @@ def encode_body(
     body: bytes, *, count: int, compression: Compression = Compression.NONE, **fields: int
 ) -> bytes:
     """
-    Return a batch with this body of `count` messages; `compression` packs it if that makes it
-    shorter and keeps the limit on the ratio.
+    Return a batch with this body of `count` messages. It is packed by `compression` only if that
+    makes it shorter, within the limit on the ratio.
 
     Args:
-        body: not packed, in the form that `join_columns` returns.
-        fields: other fields of the header, which are passed to `encode_record`.
+        body: the unpacked body, as `join_columns` returns it.
+        fields: other header fields for `encode_record`.
     """
     if compression is not Compression.NONE:
         at = BYTES_PER_MESSAGE * count
@@ -206,10 +205,10 @@ def join_columns(
     properties: Iterable[bytes | memoryview] = (),
 ) -> bytes:
     """
-    Return the body of `count` messages, from columns that already have the bytes of the layout.
+    Return the body of `count` messages, from columns that are already encoded.
 
     Args:
-        keys, values, properties: pieces in order, which are concatenated.
+        keys, values, properties: the parts of each column, in order.
         property_lengths: None means that no message has properties.
     """
     lengths = bytes(4 * count) if property_lengths is None else property_lengths
@@ -217,7 +216,7 @@ def join_columns(
 
 
 def split_columns(body: bytes, count: int) -> tuple[list[bytes], list[bytes]]:
-    """Return the keys and the values of a body that `join_columns` made."""
+    """Return the keys and the values of a body that `join_columns` returned."""
     lengths: array[int] = array("I")
     lengths.frombytes(body[8 * count : 16 * count])
     edges = list(accumulate(lengths, initial=BYTES_PER_MESSAGE * count))
@@ -227,12 +226,12 @@ def split_columns(body: bytes, count: int) -> tuple[list[bytes], list[bytes]]:
 
 def check_batch(data: bytes | memoryview, start: int = 0) -> Header:
     """
-    Check the message batch at `start`, and return its header; a broker does this with each batch
-    that it receives.
+    Check the message batch at `start`, and return its header. Brokers call this for every batch
+    that they receive.
 
     Raises:
-        CorruptBatchError: the bytes are cut or damaged, the record is not a message batch, or its
-            compression is unknown.
+        CorruptBatchError: the bytes are truncated or damaged, the record is not a message batch, or
+            its compression is unknown.
     """
     header = read_record(data, start)
     if not isinstance(header, Header):
@@ -244,7 +243,7 @@ def check_batch(data: bytes | memoryview, start: int = 0) -> Header:
         )
     columns = header.count * BYTES_PER_MESSAGE
     if not 0 < header.count <= BATCH_COUNT_MAX or HEADER_BYTES + columns > header.length:
-        raise CorruptBatchError("the count does not fit the length", count=header.count)
+        raise CorruptBatchError("the count does not match the length", count=header.count)
     if header.length > BATCH_BYTES_MAX:
         raise CorruptBatchError("the batch is too long", length=header.length)
     return header
@@ -252,20 +251,20 @@ def check_batch(data: bytes | memoryview, start: int = 0) -> Header:
 
 def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> int:
     """
-    Check that the lengths in the batch at `start` add up, so that every stored batch can be cut
+    Check that the lengths in the batch at `start` add up. A stored batch can then always be split
     into messages.
 
-    A packed batch is not unpacked here (`check_unpacks` does that): its lengths must keep the
-    limits of what a reader unpacks.
+    A packed batch is not unpacked here, which is the task of `check_unpacks`, but its lengths must
+    be within the limits for unpacked batches.
 
     Returns:
-        Bytes of the unpacked batch, including its header.
+        Size in bytes of the unpacked batch, including its header.
 
     Raises:
-        CorruptBatchError: the lengths do not add up to the body, or claim that it unpacks to more
-            than is allowed.
-        MessageTooLargeError: a key is longer than KEY_BYTES_MAX, so a consumer could not set its
-            messages aside.
+        CorruptBatchError: the lengths do not add up to the body, or to more than a batch may unpack
+            to.
+        MessageTooLargeError: a key is longer than KEY_BYTES_MAX, so a consumer could not park its
+            messages.
     """
     first = start + HEADER_BYTES + 8 * header.count
     lengths: array[int] = array("I")
@@ -281,8 +280,8 @@ def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> i
 
 
 def unpacked_bytes(data: bytes | memoryview) -> int:
-    """Return the bytes to which the unchecked batch in `data` claims to unpack; 0 if it is plain or
-    no batch.
+    """Return the unpacked size in bytes that the unchecked batch in `data` claims; 0 if it is not
+    packed, or not a batch.
     """
     header = read_header(data)
     if not isinstance(header, Header) or header.compression == Compression.NONE:
@@ -297,14 +296,13 @@ def unpacked_bytes(data: bytes | memoryview) -> int:
 
 def check_unpacks(data: bytes | memoryview, header: Header, start: int = 0) -> None:
     """
-    Check that the packed batch at `start` unpacks to what its lengths say; a broker does this
-    before it stores the batch.
+    Check that the packed batch at `start` unpacks to the size that its lengths give. Brokers call
+    this before they store a batch.
 
-    It takes about 1 ms and a copy in memory for each unpacked MB; there are at most
-    BATCH_BYTES_MAX.
+    This takes about 1 ms and one copy in memory per unpacked MB, for at most BATCH_BYTES_MAX.
 
     Raises:
-        UnpackError: it does not; the hint addresses the sender that packed it.
+        UnpackError: it does not. The hint is for the sender that packed it.
     """
     try:
         unpacked(data, header, start)
@@ -315,7 +313,7 @@ def check_unpacks(data: bytes | memoryview, header: Header, start: int = 0) -> N
 
 def check_alone(data: bytes | memoryview) -> None:
     """
-    Check a whole batch, also with `check_unpacks`: for a thread.
+    Check a whole batch with `check_batch` and `check_unpacks`. This may run in a thread.
 
     Raises:
         CorruptBatchError: `check_batch` refuses it.
@@ -325,8 +323,8 @@ def check_alone(data: bytes | memoryview) -> None:
 
 
 def largest_message(data: bytes | memoryview, header: Header, start: int = 0) -> int:
-    """Return the bytes of key, value and properties of the largest message in the batch at `start`,
-    without unpacking it.
+    """Return the size in bytes of the largest message (key, value and properties) in the batch at
+    `start`, without unpacking it.
     """
     count = header.count
     first = start + HEADER_BYTES + 8 * count
@@ -337,7 +335,7 @@ def largest_message(data: bytes | memoryview, header: Header, start: int = 0) ->
 
 
 def _check_unpacked(header: Header, total: int) -> None:
-    """Check the length that a packed batch has when it is unpacked."""
+    """Raise CorruptBatchError if a packed batch claims to unpack to more than is allowed."""
     if not is_unpacked_size(total - HEADER_BYTES, header.length - HEADER_BYTES):
         raise CorruptBatchError(
             "the batch unpacks to more than is allowed", length=header.length, found=total
@@ -346,12 +344,13 @@ def _check_unpacked(header: Header, total: int) -> None:
 
 def unpacked(data: bytes | memoryview, header: Header, start: int = 0) -> bytes | memoryview:
     """
-    Return the batch at `start` with keys, values and properties unpacked, and its stored header.
+    Return the batch at `start` with its keys, values and properties unpacked. Its header is
+    unchanged.
 
     Raises:
         CorruptBatchError: the lengths are over the limits.
-        UnpackError: it does not unpack to what its lengths say; `partition_id`, `offset` and
-            `count` in the details name its messages.
+        UnpackError: it does not unpack to the size that its lengths give. The details
+            `partition_id`, `offset` and `count` identify its messages.
     """
     view = memoryview(data)[start : start + header.length]
     if header.compression == Compression.NONE:
@@ -374,7 +373,7 @@ def unpacked(data: bytes | memoryview, header: Header, start: int = 0) -> bytes 
 
 
 def _compress(compression: Compression, data: bytes) -> bytes:
-    """Return `data` packed by `compression`, whose library is loaded at the first use."""
+    """Return `data` packed by `compression`. Its library is imported on first use."""
     if compression is Compression.ZSTD:
         import zstandard
 
@@ -391,8 +390,8 @@ def _decompress(compression: int, packed: bytes | memoryview, size: int) -> byte
     Return the `size` bytes that `_compress` packed.
 
     Raises:
-        UnpackError: the bytes are damaged, or unpack to another size; no more than `size` bytes
-            were allocated.
+        UnpackError: the bytes are damaged, or unpack to another size. At most `size` bytes are
+            allocated.
     """
     if compression == Compression.ZSTD:
         data = _unpack_zstd(packed, size)
@@ -444,8 +443,8 @@ B = TypeVar("B", bound=bytes | memoryview)
 
 
 class Columns(NamedTuple, Generic[B]):
-    """The columns of a batch: times, and for keys, values and properties each `count + 1` edges,
-    which are indexes into `blob`.
+    """The columns of a batch: the times, and `count + 1` edges each for keys, values and
+    properties. Edges are indexes into `blob`.
     """
 
     sent_at_ns: array[int]
@@ -453,25 +452,27 @@ class Columns(NamedTuple, Generic[B]):
     value_edges: Sequence[int]
     property_edges: Sequence[int]
     blob: B
-    """The whole unpacked record; an edge is the index of a byte in it."""
+    """The whole unpacked record."""
 
 
 def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns[bytes]:
     """
-    Cut the body of the batch at `start` into columns.
+    Split the body of the batch at `start` into columns.
 
     Raises:
         CorruptBatchError: the lengths do not add up to the body, or it does not unpack.
     """
-    cut = column_views(data, header, start)
-    whole = cut.blob.obj
-    if isinstance(whole, bytes) and len(whole) == len(cut.blob):
-        return Columns(*cut[:4], whole)
-    return Columns(*cut[:4], cut.blob.tobytes())
+    views = column_views(data, header, start)
+    record = views.blob.obj
+    if isinstance(record, bytes) and len(record) == len(views.blob):
+        return Columns(*views[:4], record)
+    return Columns(*views[:4], views.blob.tobytes())
 
 
 def column_views(data: bytes | memoryview, header: Header, start: int = 0) -> Columns[memoryview]:
-    """Return the same as `columns`, without a copy of the record; `slices` takes it."""
+    """Return the same as `columns`, but with a view of the record instead of a copy. `slices`
+    accepts it.
+    """
     count = header.count
     if header.compression != Compression.NONE:
         data, start = unpacked(data, header, start), 0
@@ -498,8 +499,8 @@ def column_views(data: bytes | memoryview, header: Header, start: int = 0) -> Co
 
 
 def _edges(lengths: memoryview, at: int, count: int) -> Sequence[int]:
-    """Return the edges of a column that begins at `at`; a range if all lengths are equal, which is
-    common for numbers and hashes.
+    """Return the edges of a column that begins at index `at`. They are a range if all lengths are
+    equal, which is common for numbers and hashes.
     """
     size = int.from_bytes(lengths[:4], "little")
     if count and lengths.tobytes() == lengths[:4].tobytes() * count:  # a view compares byte by byte
@@ -511,17 +512,17 @@ def _edges(lengths: memoryview, at: int, count: int) -> Sequence[int]:
 
 
 def slices(blob: bytes | memoryview, edges: Sequence[int]) -> list[bytes]:
-    """Return the values of a column, which lie in `blob` between neighbouring edges."""
+    """Return the values of a column: the slices of `blob` between neighbouring edges."""
     start, end = edges[0], edges[-1]
     if start == end:
         return [b""] * (len(edges) - 1)
     values: list[bytes] = []
-    if isinstance(edges, range):  # this takes a quarter of the time of a slice for each value
-        blocks, rest = divmod(len(edges) - 1, SAME_SIZE_BLOCK)
-        block = _block(edges.step, SAME_SIZE_BLOCK)
+    if isinstance(edges, range):  # four times as fast as slicing value by value
+        blocks, remaining = divmod(len(edges) - 1, SAME_SIZE_BLOCK)
+        block = _block_layout(edges.step, SAME_SIZE_BLOCK)
         start += blocks * block.size
         values += chain.from_iterable(block.iter_unpack(memoryview(blob)[edges[0] : start]))
-        values += _block(edges.step, rest).unpack_from(blob, start)
+        values += _block_layout(edges.step, remaining).unpack_from(blob, start)
         return values
     data = blob if isinstance(blob, bytes) else bytes(blob[:end])
     low = edges[0]
@@ -530,14 +531,14 @@ def slices(blob: bytes | memoryview, edges: Sequence[int]) -> list[bytes]:
 
 
 @lru_cache(maxsize=1_024)
-def _block(size: int, count: int) -> Struct:
-    """Return a layout that cuts `count` values of `size` bytes at a time."""
+def _block_layout(size: int, count: int) -> Struct:
+    """Return a layout that splits off `count` values of `size` bytes at once."""
     return Struct(f"{size}s" * count)
 
 
 def batch_starts(data: bytes | memoryview) -> list[tuple[int, Header]]:
     """
-    Check the batches that follow one another in `data`, and return the start and header of each.
+    Check the consecutive batches in `data`, and return the start and the header of each.
 
     Raises:
         CorruptBatchError: `check_batch` refuses one of them.

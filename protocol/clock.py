@@ -1,8 +1,8 @@
-"""The only access to the machine's clocks.
+"""The only module that reads the machine's clocks.
 
-`boot` counts the time since the machine started, including suspend. It never jumps; deadlines and
-ttls use it.
-`wall` is the calendar, for people and for the times of messages. Correctness never depends on it.
+The boot clock counts the time since the machine started, including suspend. It never jumps, so
+deadlines and ttls use it. The wall clock serves people and the times of messages. Correctness never
+depends on it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The boot clock and the calendar, in whole milliseconds or nanoseconds."""
+    """The boot clock and the wall clock, in whole milliseconds or nanoseconds."""
 
     def boot_ns(self) -> int:
         """Return the nanoseconds since the machine started, including suspend."""
@@ -53,7 +53,7 @@ class SystemClock:
 
 
 def boot_seconds(clock: Clock) -> Iterator[float]:
-    """Yield the boot clock in seconds, read again for each item; in a loop this is a third cheaper
+    """Yield the boot clock in seconds, read anew for each item. In a loop this is a third cheaper
     than `boot_ns`.
     """
     if type(clock) is SystemClock:
@@ -62,23 +62,23 @@ def boot_seconds(clock: Clock) -> Iterator[float]:
 
 
 def deadline_seconds(deadline_ns: int) -> float:
-    """Return a deadline for `boot_seconds`, a microsecond early because seconds are rounded."""
+    """Convert a deadline for use with `boot_seconds`. It is a microsecond early, because floats are
+    rounded.
+    """
     return (deadline_ns - 1_000) / 1e9
 
 
 TICK_S = 0.25
 TICKED_S_MIN = 2.0
-"""A shorter wait is not aligned: it ends at its own time."""
+"""Shortest wait that is aligned to ticks."""
 
 
 def at_a_tick(wait_s: float, now_s: float) -> float:
     """
-    Return when a wait of `wait_s` ends, by the clock that reads `now_s`: up to TICK_S early, at a
-    multiple of TICK_S.
+    Return the end of a wait of `wait_s` from `now_s` on, rounded down to a multiple of TICK_S.
 
-    Thus the waits of hundreds of idle consumers end together, and one wake-up of the process serves
-    many.
-    many.
+    The waits of hundreds of idle consumers then end together, in one wake-up of the process. Waits
+    shorter than TICKED_S_MIN are not rounded.
     """
     end_s = now_s + wait_s
     return end_s - end_s % TICK_S if wait_s >= TICKED_S_MIN else end_s

@@ -1,10 +1,10 @@
 """JSON bodies of the control calls between clients, brokers and the metaserver. Pure.
 
-`endpoints.py` says which call takes which body. More bodies are in `operations.py`, `queues.py`
+`endpoints.py` lists the calls with their bodies. Further bodies are in `operations.py`, `queues.py`
 and `progress.py`.
 
-An error is answered with its HTTP status and an ErrorBody. Durations are in milliseconds. No body
-contains an instant: the receiver adds a duration to its own clock.
+The response to a failed call has the error's HTTP status and an ErrorBody. Durations are in
+milliseconds. Bodies have durations instead of instants; the receiver adds them to its own clock.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ InstanceName = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
-    """An error of a control call."""
+    """The body of an error response."""
 
     code: int
     name: str
@@ -77,11 +77,11 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
 
 
 class Done(Struct, frozen=True):
-    """The answer of a call that is done and has nothing to return."""
+    """The response to a successful call that returns nothing."""
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """Whether a program is ready for work; `reason` says why it is not."""
+    """Whether a program is ready for work; if not, `reason` says why."""
 
     program: str
     ready: bool
@@ -91,88 +91,89 @@ class Health(Struct, frozen=True, kw_only=True):
 
 # ── brokers ───────────────────────────────────────────────────────────────────────────────────────
 class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
-    """A broker reports itself; its first report registers it."""
+    """A regular report of a broker. The first one registers it."""
 
     broker_group: ShortText
     broker_id: ShortText
-    """Identity of the data folder; it distinguishes two folders of one broker group."""
+    """Identity of the data folder, which distinguishes it from other folders of the same broker
+    group.
+    """
     address: ShortText
     readable: bool = True
     writable: bool = True
     problem: ShortText = ""
-    """Reason why the broker takes no writes; "" if it takes them."""
+    """Reason why the broker accepts no writes; "" if it does."""
     opening: ShortText = ""
-    """Random name of this opening of the data folder; "" from a broker that does not report
-    openings.
-    """
+    """Random name of this opening of the data folder; "": not reported."""
     opened_after: Annotated[tuple[ShortText, ...], Meta(max_length=OPENINGS_MAX)] = ()
-    """Earlier openings of the folder; left out once the metaserver has them."""
+    """Earlier openings of the folder, until the metaserver has stored them."""
     log_end: Count = 0
-    """Position in bytes before which the broker's log is durable; it only grows."""
+    """Position in bytes up to which the broker's log is durable. It only grows."""
     hosted: Count = 0
     """Number of partitions that the broker hosts."""
     highest_id: Count = 0
-    """Highest id of these partitions; 0 if there are none. A database without a partition of such
-    an id has been set back.
+    """Highest id of these partitions; 0 if there are none. If the database does not have this id,
+    it was restored to an older state.
     """
     untold: Annotated[tuple[int, ...], Meta(max_length=UNTOLD_MAX)] = ()
-    """The first UNTOLD_MAX partitions whose messages retention should remove but may not, because
-    the broker has never received their consumer groups.
+    """Up to UNTOLD_MAX partitions that have messages due for removal, which retention must keep
+    because the broker has never received the consumer groups of the partition.
     """
     version: ShortText = ""
     """Version of the broker's program; a metaserver refuses a report without it."""
     cluster: ShortText = ""
-    """Cluster that the broker's settings name; "": none."""
+    """Name of the cluster in the broker's settings; "": none."""
 
 
 def quiet_limit_ms(ttl_ms: int) -> int:
-    """Return the longest time in milliseconds between two reports without news. Several such
-    reports have to fail before a metaserver considers the broker silent.
+    """Return the longest time in milliseconds between two reports of an unchanged broker. Several
+    reports must fail before a metaserver considers the broker silent.
     """
     return min(ttl_ms // 4, 5_000)
 
 
 class BrokerWelcome(Struct, frozen=True, kw_only=True):
     """
-    Answer to a report: the next one is due after `heartbeat_ms`, or after at most
-    `quiet_limit_ms(ttl_ms)` if there is no news.
+    The response to a report. The next one is due after `heartbeat_ms`, or after at most
+    `quiet_limit_ms(ttl_ms)` if nothing changes.
 
-    A broker that is silent for `ttl_ms` counts as not available.
+    A broker that does not report for `ttl_ms` counts as unavailable.
     """
 
     heartbeat_ms: int
     ttl_ms: int
     groups_missed: bool = False
-    """The broker may not know every consumer group in the database. Retention removes no message
-    of a partition until the broker has received the partition's groups again.
+    """The broker may lack consumer groups that the database has. Until it has received the groups
+    of a partition again, retention must not remove messages there.
     """
     fence: int = 0
-    """Not 0 if an operator has accepted a data folder that is behind: tokens up to this one are
-    refused before any request.
+    """If an operator has accepted an outdated data folder: a fence. The broker must refuse tokens
+    up to this one from its first request on. Otherwise 0.
     """
     access: AccessNews | None = None
-    """Keys and versions by which the broker judges capabilities, where access control is on."""
+    """Keys and versions by which the broker checks capabilities; None: access control is off."""
     cluster_version: str = ""
-    """Lowest version of all members, which decides what formats may be written; "": not known yet.
+    """Lowest version of all members, which determines the formats that may be written; "": not
+    known yet.
     """
 
 
 class AcceptFolder(Struct, frozen=True, kw_only=True):
     """
-    Accept a data folder that was refused because it is behind; the messages that it lacks are lost.
+    Accept a data folder that was refused as outdated. The messages that it lacks are lost.
 
-    The answer is its RefusedBroker. `address` selects a folder if several were refused.
+    The response is the RefusedBroker of the folder. `address` selects one if several were refused.
     """
 
     address: ShortText = ""
     dry_run: bool = False
-    """Answer with the folder that would be accepted, and change nothing."""
+    """Return the folder that would be accepted, without changing anything."""
 
 
 # ── subjects ──────────────────────────────────────────────────────────────────────────────────────
 class Retention(enum.StrEnum):
-    """When retention may remove an old message. ACKED: once every consumer group has acked it.
-    TIME: by age alone.
+    """Condition under which retention may remove an old message. ACKED: every consumer group has
+    acked it. TIME: its age alone.
     """
 
     ACKED = "acked"
@@ -180,22 +181,22 @@ class Retention(enum.StrEnum):
 
 
 class CreateSubject(Struct, frozen=True, kw_only=True):
-    """Create a subject with `partitions` partitions, spread over the available broker groups."""
+    """Create a subject whose partitions are distributed over the available broker groups."""
 
     subject: str
     partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] = 2
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     retention: Retention = Retention.ACKED
     static: bool = False
-    """The subject has logic queues. Their number never falls, and rises only when an operator
-    grows the subject.
+    """The subject has logic queues. Their number never decreases, and increases only when an
+    operator grows the subject.
     """
     message_bytes_max: MessageBytesMax = MESSAGE_BYTES_MAX
-    """Limit in bytes of key, value and properties of one message together."""
+    """Maximum bytes of key, value and properties of one message together."""
 
 
 class AutoCreate(Struct, frozen=True, kw_only=True):
-    """Create a subject that does not exist yet, in order to send messages to it."""
+    """Create a subject for its first message, if it does not exist."""
 
     order_strategy: OrderStrategy = OrderStrategy.STRICT
 
@@ -219,14 +220,14 @@ class SubjectSummary(Struct, frozen=True, kw_only=True):
     partitions: int
     route_version: int
     problem: str = ""
-    """Reason why its creation failed. Such a subject has no open partition, and its name may be
-    used again.
+    """Reason why its creation failed. Such a subject has no open partition, and its name can be
+    reused.
     """
     hidden_for: str = ""
-    """Subject in which this hidden one is to be published; "": it is not hidden."""
+    """Target in which this hidden subject will be published; "": it is not hidden."""
     expires_in_ms: int | None = None
-    """Milliseconds after which this hidden subject may be deleted, unless it is filled or
-    published; None: it never expires.
+    """Milliseconds after which this hidden subject may be deleted, unless messages are added or it
+    is published; None: it never expires.
     """
 
 
@@ -238,84 +239,79 @@ class SubjectList(Struct, frozen=True, kw_only=True):
 
 # ── consumers ─────────────────────────────────────────────────────────────────────────────────────
 class Join(Struct, frozen=True, kw_only=True):
-    """Begin a session of a consumer. The client draws `session` at random, so a repeat is
-    harmless.
-    """
+    """Begin a consumer session. The client draws `session` at random, so the call is idempotent."""
 
     subject: str
     group: str
     session: Annotated[str, Meta(min_length=16, max_length=64, pattern="^[0-9a-f]+$")]
     client: ShortText = ""
-    """Host, process id and name of the client, for people."""
+    """Host, process id and name of the client, for display."""
     ttl_ms: TtlMs = TTL_MS_DEFAULT
     suspended: bool = False
-    """The session begins suspended, so it is granted nothing; see Suspend."""
+    """The session begins suspended, so it gets no grants; see Suspend."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """The first session of a group sets the group's strategy."""
     filter: Annotated[str, Meta(max_length=FILTER_CHARS_MAX)] = ""
-    """Text of the consumer's `MessageFilter`; the join is refused if the filter of another member
-    differs. "": the consumer leaves nothing out.
+    """Text of the consumer's `MessageFilter`; "": no filter. The join is refused if another member
+    has a different filter.
     """
     group_id: Count = 0
-    """Group of the client's earlier session; the join is refused if that group was deleted since.
-    0: there was none.
+    """Group id of the client's previous session; 0: there was none. The join is refused if that
+    group has been deleted.
     """
     start: GroupStart | None = None
-    """Where the group begins if this session creates it; None: at the first message."""
+    """Start of the group if this session creates it; None: the first message."""
     instance: InstanceName = ""
-    """Name of the client's place in the group. A restarted client with the same name gets the
-    leases of its predecessor at once.
+    """Instance name of the client in the group. A restarted client with the same name immediately
+    gets the leases of its predecessor.
     """
     again: bool = False
-    """The client had an earlier session since it was opened: it takes the place of an instance only
-    if that is free.
+    """The client has already had a session since it was opened: it gets its instance name only if
+    no other client uses it.
     """
 
 
 class Joined(Struct, frozen=True, kw_only=True):
-    """The session has begun; its ttl counts from the time when the request was sent."""
+    """The session has begun. Its ttl counts from the time when the client sent the request."""
 
     ttl_ms: int
     heartbeat_ms: int
     group_id: int = 0
     """Distinguishes the group from an earlier or later one of the same name; 0: not reported."""
     start: GroupStart | None = None
-    """Where the group began, which its first session or `group create` has fixed; None: not
-    reported.
-    """
+    """Start of the group, fixed by its first session or by `group create`; None: not reported."""
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     """Order strategy of the subject."""
     grants: Grants | None = None
-    """Grants of the session, the same as in the answer to its first heartbeat; None: not reported.
-    """
+    """Grants of the session, as in the response to a heartbeat; None: not reported."""
 
 
 class Grant(Struct, frozen=True, kw_only=True):
-    """The session may handle this partition for its group."""
+    """Permission for a session to handle a partition for its group."""
 
     partition: Partition
     token: int
     parked_parents: tuple[Partition, ...] = ()
     """
-    Parents on which the group had parked messages when it drained them; the partition takes them
-    over.
+    Parents on which the group had parked messages when it drained them. The partition adopts these
+    messages.
 
-    After them come further ancestors that have parked messages again since they were reset without
-    the partitions between.
+    They are followed by further ancestors that have new parked messages, because they were reset
+    without the partitions between.
     """
     parked_tokens: tuple[int, ...] = ()
-    """Last tokens of these parents. Messages that were taken over under a lower token date from
-    before a reset, and are taken over again.
+    """Last tokens of these parents. Messages that were adopted under a lower token date from before
+    a reset, and are adopted again.
     """
     parked_ranges: tuple[tuple[tuple[int, int], ...], ...] = ()
-    """Half-open ranges of logical partitions that are taken over from each parent; (): those of the
-    partition.
+    """Half-open ranges of logical partitions that are adopted from each parent; (): the partition's
+    own range.
     """
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
-    """Renew the session and all its leases in one call. The server replies as soon as the grants
-    differ from `known_version`, and after `wait_ms` at the latest.
+    """Renew the session and all its leases. This is a long poll: the metaserver responds as soon as
+    the grants differ from `known_version`, or after `wait_ms`.
     """
 
     session: str
@@ -323,61 +319,65 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     drained: tuple[int, ...] = ()
     """Sealed partitions that the group has acked to their end."""
     parked: tuple[int, ...] = ()
-    """Those among `drained` on which the group has parked messages."""
+    """Partitions in `drained` on which the group has parked messages."""
     holding: tuple[tuple[int, int], ...] | None = None
-    """(partition id, token) of each partition that the session has or is handing over; None: not
-    reported. A lease that was taken back and is missing here becomes free: the session never
-    received the grant, or its release was lost.
+    """(partition id, token) of each partition that the session holds or is handing over; None: not
+    reported. A withdrawn lease that is missing here becomes free: either the session never received
+    the grant, or its release was lost.
     """
     wait_ms: WaitMs = 0
     suspended: bool | None = None
     """Whether the session wants to be suspended; None: not reported. If the session knows the
-    newest grants, this overrides a Suspend call that arrived late or whose answer was lost.
+    newest grants, this overrides a Suspend call that was delayed or whose response was lost.
     """
     group_id: int = 0
-    """Group id from the join; 0: not reported. A join that arrives late may begin the session
-    again, in a later group of the name.
+    """Group id from the join; 0: not reported. It reveals a delayed join, which begins the session
+    again in a later group of the same name.
     """
     unreached: tuple[str, ...] | None = None
-    """Broker groups to which the session cannot connect, though the cluster reports them alive;
-    None: not reported. An exclusive group's partitions there are granted to other sessions, if
-    there is one that does not report the same.
+    """Broker groups to which the session cannot connect, although the cluster reports them alive;
+    None: not reported. If the group is exclusive, their partitions are granted to sessions that do
+    not report them.
     """
 
 
 class Grants(Struct, frozen=True, kw_only=True):
-    """All grants of the session. The session hands over each partition that is missing here."""
+    """All grants of a session, which hands over every partition that is missing here."""
 
     version: int
-    """Rises with every change of the session's grants; the session ignores a lower version."""
+    """Version of the session's grants, which increases with every change. The session ignores lower
+    versions.
+    """
     ttl_ms: int
     grants: tuple[Grant, ...]
     policy: GroupPolicy = GroupPolicy()
-    """Stored failure policy of the group, which overrides the consumer's code."""
+    """Stored failure policy of the group. It overrides the consumer's settings."""
     suspended_by: OperatorSwitch = OperatorSwitch.OFF
-    """The operator's switch that keeps grants from the session."""
+    """Operator's switch that suspends the session."""
     order_strategy: OrderStrategy = OrderStrategy.STRICT
-    """Order strategy of the subject: under BEST_TRIED a message that fails does not hold up those
-    that follow it, unless a policy says so.
+    """Order strategy of the subject. Under BEST_TRIED, a failing message does not delay later ones,
+    unless a policy says so.
     """
     group_id: int = 0
-    """Group of the session."""
+    """Group id of the session's group; 0: not reported."""
 
 
 class ReleaseGrant(Struct, frozen=True, kw_only=True):
-    """Report that a partition is handed over: the metaserver may grant it to another session."""
+    """Report that the session has handed over a partition. The metaserver may grant it to
+    another.
+    """
 
     session: str
     partition_id: int
     token: int
     fence: int = 0
-    """The broker's fence, if it is above the token; a metaserver whose database is older may not
+    """The broker's fence, if it is above the token: a metaserver with a restored database may not
     know it.
     """
 
 
 class Suspend(Struct, frozen=True, kw_only=True):
-    """Suspend a session, which hands over its partitions and is granted none; `suspended=False`
+    """Suspend a session: it hands over its partitions and gets no new ones until `suspended=False`
     resumes it.
     """
 
@@ -392,8 +392,8 @@ class Leave(Struct, frozen=True, kw_only=True):
 
 
 class OwnerView(Struct, frozen=True, kw_only=True):
-    """The owner of a partition in a group; `session`, `client` and `expires_in_ms` are None if
-    there is none.
+    """The owner of a partition in a group. `session`, `client` and `expires_in_ms` are None if no
+    session owns it.
     """
 
     partition: Partition
@@ -404,86 +404,90 @@ class OwnerView(Struct, frozen=True, kw_only=True):
 
 
 class GivenUpPartition(Struct, frozen=True, kw_only=True):
-    """The messages that a group had not read of a partition whose loss an operator has accepted."""
+    """The messages that a group had not read in a partition whose loss an operator has accepted."""
 
     partition_id: int
     name: str
     broker_group: str
     messages_max: int | None = None
-    """Most messages that the group can have lost; None: not known, for example because the
-    partition was open.
+    """Maximum number of messages that the group may have lost; None: unknown, for example because
+    the partition was open.
     """
 
 
 class GroupView(Struct, frozen=True, kw_only=True):
-    """A group on a subject: its owners, live sessions and stored settings (None: not reported), and
-    for how long no session has been heard (None: one is alive, or not reported).
+    """A consumer group of a subject. `silent_ms` is the time since the last heartbeat of any
+    session; None: one is alive, or not reported.
     """
 
     subject: str
     group: str
     sessions: int
     owners: tuple[OwnerView, ...]
-    """Owners by partition; in a SHARED group the partitions with their tokens, which every session
-    may use.
+    """Owners by partition. In a SHARED group these are the partitions with their tokens, which all
+    sessions use.
     """
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     settings: GroupSettings | None = None
     reset: PendingReset | None = None
     silent_ms: int | None = None
     revision: str = ""
-    """Changes with each grant, reset and change of its members. While it stays the same, no member
-    is alive and nobody sets the group's progress, cursors do not move. "": not reported.
+    """Changes with each grant, reset and change of the members; "": not reported. As long as it
+    stays the same, no member is alive and no reset runs, the cursors cannot move.
     """
     given_up: tuple[GivenUpPartition, ...] = ()
-    """Ordered by partition."""
+    """Messages lost with accepted losses, ordered by partition."""
 
 
 class DeleteGroup(Struct, frozen=True, kw_only=True):
-    """Delete a consumer group, or ask how far its deletion is."""
+    """Delete a consumer group. A repeat returns the progress of the deletion."""
 
     force: bool = False
-    """Delete it even if it has live consumers: their sessions end, and their tokens are refused."""
+    """Delete the group even if it has live consumers. Their sessions end, and their tokens are
+    refused.
+    """
     group_id: Count = 0
-    """Group id of an earlier answer, so that a later group of the same name is not touched. 0: the
-    current group of this name.
+    """Group id from an earlier response, to protect a later group of the same name; 0: the current
+    group of this name.
     """
 
 
 class GroupDeletion(Struct, frozen=True, kw_only=True):
-    """Progress of the deletion of a consumer group. It continues by itself."""
+    """Progress of the deletion of a consumer group, which the metaserver completes."""
 
     subject: str
     group: str
     group_id: int
     left: int = 0
-    """Number of partitions whose brokers still have to forget the group; 0: the group is gone."""
+    """Number of partitions whose brokers have not yet forgotten the group; 0: it is deleted."""
     problem: str = ""
-    """Reason why one of these brokers has not forgotten it."""
+    """Error of a broker that has not forgotten the group yet."""
 
 
 class DeleteSubject(Struct, frozen=True, kw_only=True):
-    """Delete a subject with its messages and consumer groups, or ask how far its deletion is."""
+    """Delete a subject with its messages and consumer groups. A repeat returns the progress of the
+    deletion.
+    """
 
     force: bool = False
-    """Delete it even if it has live consumers: their sessions end."""
+    """Delete the subject even if it has live consumers. Their sessions end."""
     subject_id: Count = 0
-    """Subject id of an earlier answer, so that a later subject of the same name is not touched. 0:
-    the current subject of this name.
+    """Subject id from an earlier response, to protect a later subject of the same name; 0: the
+    current subject of this name.
     """
 
 
 class SubjectDeletion(Struct, frozen=True, kw_only=True):
-    """Progress of the deletion of a subject. It continues by itself."""
+    """Progress of the deletion of a subject, which the metaserver completes."""
 
     subject: str
     subject_id: int
     left: int = 0
-    """Number of partitions that brokers still have to drop; 0: the subject is gone, and its name
-    free.
+    """Number of partitions that brokers have not yet dropped; 0: the subject is deleted, and its
+    name can be reused.
     """
     problem: str = ""
-    """Reason why one of these brokers has not dropped its partitions."""
+    """Error of a broker that has not dropped its partitions yet."""
 
 
 class GroupSummary(Struct, frozen=True, kw_only=True):
@@ -502,7 +506,7 @@ class GroupList(Struct, frozen=True, kw_only=True):
 
 
 class SwitchGroup(Struct, frozen=True, kw_only=True):
-    """Change a group's consume strategy. Its sessions end; new sessions must join with the new
+    """Change a group's consume strategy. Its sessions end, and new ones must join with the new
     strategy.
     """
 
@@ -512,11 +516,9 @@ class SwitchGroup(Struct, frozen=True, kw_only=True):
 # ── partitions on a broker ────────────────────────────────────────────────────────────────────────
 class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    Host this partition. A repeat with the same facts changes nothing.
+    Host a partition. A repeat with the same metadata changes nothing.
 
-    The broker stores the facts of the subject, so that the metaserver's database can be rebuilt
-    from brokers.
-    brokers.
+    The broker stores these metadata. A lost database of the metaserver can be rebuilt from them.
     """
 
     subject: str
@@ -530,27 +532,28 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     static: bool = False
     """The subject has logic queues."""
     groups: tuple[str, ...] | None = None
-    """Every consumer group of the subject, so that retention waits for them from the first message
-    on; None: not reported. Groups are no fact of the partition: a repeat may have more of them.
+    """All consumer groups of the subject, for which retention waits from the first message on;
+    None: not reported. They are not metadata of the partition: a repeat may have more groups.
     """
     tokens_above: Count = 0
     """Same meaning as in KnowGroups; sent together with `groups`."""
     message_bytes_max: Annotated[int, Meta(ge=0, le=MESSAGE_BYTES_MAX)] = 0
-    """Limit in bytes of one message of the subject, if it is lower than MESSAGE_BYTES_MAX; else 0.
-    """
+    """The subject's limit in bytes for one message, if lower than MESSAGE_BYTES_MAX; else 0."""
     hidden: str = ""
-    """Hidden subject for which the partition was created. When a lost database is rebuilt, sealed
-    parents show that it was published.
+    """Hidden subject for which the partition was created; "": none. When a lost database is
+    rebuilt, sealed parents prove that the hidden subject was published.
     """
     times_from_ms: Count = 0
-    """Lowest time that a message of the partition gets, in milliseconds since 1970: the end of the
-    times in the partitions on other brokers that it continues, `PartitionStatus.ended_at_ms`. It
-    is sent with a repeat, once they are sealed, and is no fact of the partition. 0: not reported.
+    """Lower bound of the times of messages in the partition, in milliseconds since 1970; 0: not
+    reported. It is the highest `PartitionStatus.ended_at_ms` of its parents on other brokers. It is
+    sent with a repeat once they are sealed, and is not part of the metadata.
     """
 
 
 def hosted_limit(message_bytes_max: int) -> int:
-    """Return the limit of a subject in the form of HostPartition: 0 for MESSAGE_BYTES_MAX."""
+    """Return a subject's message limit as HostPartition encodes it: 0 stands for
+    MESSAGE_BYTES_MAX.
+    """
     return message_bytes_max if message_bytes_max < MESSAGE_BYTES_MAX else 0
 
 
@@ -558,16 +561,16 @@ class DropPartition(Struct, frozen=True, kw_only=True):
     """
     Drop a partition of a deleted subject, with its messages. A repeat changes nothing.
 
-    The broker never hosts the partition again, even if it does not host it now.
+    The broker will never host the partition again, even if it does not host it now.
     """
 
     subject: str
     last_id: Annotated[int, Meta(ge=1, le=MAX_I64)]
-    """Highest partition id of the subject; a later subject of that name has only higher ids."""
+    """Highest partition id of the subject. A later subject of the same name has only higher ids."""
 
 
 class PartitionStatus(Struct, frozen=True, kw_only=True):
-    """The state of a partition at its broker."""
+    """The state of a partition on its broker."""
 
     partition_id: int
     subject: str
@@ -577,28 +580,28 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     next_offset: int
     groups: tuple[GroupStatus, ...] = ()
     facts: HostPartition | None = None
-    """Facts that the broker received when it began to host the partition."""
+    """Metadata that the broker received when it began to host the partition."""
     unsealable: str = ""
-    """Reason why the partition cannot be sealed now; "" if it can, or is sealed. Left out of a
-    page of partitions.
+    """Reason why the partition cannot be sealed now; "" if it can be, or is sealed. Not filled in
+    for a page of partitions.
     """
     groups_told: bool = True
-    """The broker has received every consumer group of the subject; until then retention removes no
-    message of the partition.
+    """The broker has received all consumer groups of the subject. Until then, retention removes no
+    messages of the partition.
     """
     forgotten_token: int = 0
-    """Highest token of deleted groups that the partition refuses."""
+    """Highest token of a deleted group; the partition refuses tokens of that group up to it."""
     holds: tuple[HoldView, ...] = ()
-    """Holds of jobs against retention; left out of a page of partitions."""
+    """Holds of jobs against retention. Not filled in for a page of partitions."""
     ended_at_ms: int = 0
-    """In the answer to a seal: no message has a later time by now, in milliseconds since 1970; 0:
-    not reported.
+    """In the response to a seal: upper bound of the times of its messages, in milliseconds since
+    1970; 0: not reported.
     """
 
 
 class TimeBound(enum.StrEnum):
-    """The message that is meant by a time. LOWER: the first at or after it. UPPER: the last at or
-    before it.
+    """Which message a time refers to. LOWER: the first at or after it. UPPER: the last at or before
+    it.
     """
 
     LOWER = "lower"
@@ -606,8 +609,8 @@ class TimeBound(enum.StrEnum):
 
 
 class FoundOffset(Struct, frozen=True, kw_only=True):
-    """Result of a lookup by the time at which the broker stored messages; `offset` is None if there
-    is no such message.
+    """The result of a lookup by the time at which the broker stored a message. `offset` is None if
+    there is no such message.
     """
 
     offset: int | None
@@ -625,8 +628,8 @@ class PartitionStatusList(Struct, frozen=True, kw_only=True):
     more_after: int | None = None
     """Id after which the next page begins; None: this is the last page."""
     dropped: dict[str, int] = {}
-    """Highest partition id by name of a deleted subject, for the subjects of which the broker has
-    dropped partitions last.
+    """Highest partition id by name of the deleted subject, for the subjects whose partitions the
+    broker dropped most recently.
     """
     dropped_id: int = 0
     """Highest id of a partition that the broker has dropped."""
@@ -634,7 +637,7 @@ class PartitionStatusList(Struct, frozen=True, kw_only=True):
 
 # ── messages over HTTP ────────────────────────────────────────────────────────────────────────────
 class PostReceipt(Struct, frozen=True, kw_only=True):
-    """Where a posted message is stored, and how durably."""
+    """The location of a posted message, and its durability."""
 
     partition_id: int
     queue: int | None
@@ -645,29 +648,25 @@ class PostReceipt(Struct, frozen=True, kw_only=True):
     durable: str
     """How durable the message is; "fsync": on the broker's disk."""
     duplicate: bool = False
-    """An earlier request with the same idempotency key has stored the message, so it was not stored
-    again.
-    """
+    """True if an earlier request with the same idempotency key had already stored the message."""
 
 
 class Posted(Struct, frozen=True, kw_only=True):
-    """All posted messages are stored; receipts are in the order of the messages."""
+    """The response if all posted messages are stored. Receipts are in the order of the messages."""
 
     receipts: list[PostReceipt]
 
 
 class PartlyPosted(ErrorBody, frozen=True, kw_only=True):
-    """Only some posted messages are stored: an error, with a receipt for each stored message, and
-    null for each other.
+    """The error response if only some posted messages are stored: a receipt for each of these, null
+    for the others.
     """
 
     receipts: list[PostReceipt | None]
 
 
 class MessageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A stored message. Bytes that are UTF-8 text are in `key` and `value`, other bytes in the
-    fields with base64.
-    """
+    """A stored message. Key and value are text if they are UTF-8, and base64 otherwise."""
 
     partition_id: int
     offset: int
@@ -680,14 +679,14 @@ class MessageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
     value_base64: bytes | msgspec.UnsetType = msgspec.UNSET
     properties: dict[str, str] = {}
     properties_base64: dict[str, bytes] | bytes | msgspec.UnsetType = msgspec.UNSET
-    """Properties whose values are bytes; or all stored bytes if they cannot be read as properties,
-    which other programs may write.
+    """Properties whose values are bytes. If the stored properties cannot be decoded, because
+    another program wrote them, these are all their bytes.
     """
 
 
 class MessagePage(Struct, frozen=True, kw_only=True):
-    """Messages of a partition, ordered by offset; for a logic queue, all offsets here are logic
-    offsets.
+    """Messages of a partition or a logic queue, ordered by offset. For a logic queue, all offsets
+    are logic offsets.
     """
 
     subject: str

@@ -1,13 +1,13 @@
-"""The table of control calls with method, path, bodies and rights. Server, client and OpenAPI
-document are built from it. Pure.
+"""The table of control calls with their methods, paths, bodies and rights. Servers, clients and the
+OpenAPI document are built from it. Pure.
 
     METASERVER    the calls of a metaserver, in the order of its OpenAPI document
     BROKER        the calls of a broker besides the data plane
 
-A body is JSON that its type describes, except for posted messages. `{name}` in a path is a name or
-a number, percent-encoded. An error is answered with its HTTP status and an `ErrorBody`. Durations
-are in milliseconds. No body contains an instant: the receiver adds a duration to its own clock.
-Only a scheduled message has a time of the calendar.
+Bodies are JSON of the given type, except for posted messages. `{name}` in a path is a name or a
+number, percent-encoded. The response to a failed call has the error's HTTP status and an
+`ErrorBody`. Durations are in milliseconds. Bodies have durations instead of instants; the receiver
+adds them to its own clock. Only scheduled messages have wall-clock times.
 """
 
 from __future__ import annotations
@@ -101,25 +101,25 @@ from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage
 from .verification import Verification
 
 DATA_PATH = "/v1/data"
-"""Where a connection of a broker's data plane is opened; its frames are in `frames.py`. It is not a
-call, so no table below has it.
+"""Path at which a client opens a connection to a broker's data plane, whose frames are in
+`frames.py`. It is not a call, so the tables below do not contain it.
 """
 
 WORK_MS = 15_000
-"""Timeout in milliseconds of a call whose server writes much, or asks other servers, before it
-answers.
-"""
+"""Timeout in milliseconds of calls for which the server writes a lot, or calls other servers."""
 
 # ── to every server ───────────────────────────────────────────────────────────────────────────────
 HEALTH = Endpoint("GET", "/v1/health", None, Health, Rights.KNOWN, "Whether the server is ready.")
-LIVE = Endpoint("GET", "/health/live", None, Done, Rights.OPEN, "Answered while the server lives.")
+LIVE = Endpoint(
+    "GET", "/health/live", None, Done, Rights.OPEN, "Responds as long as the server runs."
+)
 READY = Endpoint(
     "GET",
     "/health/ready",
     None,
     Health,
     Rights.OPEN,
-    "Whether to send clients to the server; status 503, with the reason, if not.",
+    "Whether clients should use the server; if not, status 503 with the reason.",
 )
 METRICS = Endpoint(
     "GET",
@@ -127,7 +127,7 @@ METRICS = Endpoint(
     None,
     str,
     Rights.OPEN,
-    "Metrics of the server in the text format of Prometheus.",
+    "Metrics of the server in the Prometheus text format.",
     answered_as="text/plain; version=0.0.4; charset=utf-8",
 )
 OPENAPI = Endpoint(
@@ -136,7 +136,7 @@ OPENAPI = Endpoint(
     None,
     dict,
     Rights.OPEN,
-    "The calls of the server as an OpenAPI document.",
+    "The OpenAPI document of the server's calls.",
 )
 
 # ── to a metaserver: brokers and subjects ─────────────────────────────────────────────────────────
@@ -146,7 +146,7 @@ BROKER_HEARTBEAT = Endpoint(
     BrokerHeartbeat,
     BrokerWelcome,
     Rights.CLUSTER,
-    "A broker reports itself; its first report registers it.",
+    "A regular report of a broker; the first one registers it.",
     told_again=True,
 )
 CORDON = Endpoint(
@@ -164,7 +164,7 @@ ACCEPT_FOLDER = Endpoint(
     AcceptFolder,
     RefusedBroker,
     Rights.ADMINISTER,
-    "Accept a data folder that is refused because it is behind.",
+    "Accept a data folder that was refused as outdated.",
 )
 CREATE_SUBJECT = Endpoint(
     "POST",
@@ -182,7 +182,7 @@ AUTO_CREATE = Endpoint(
     AutoCreate,
     SubjectView,
     Rights.PRODUCE,
-    "Create a subject for its first message, where the setting auto_create allows it; changes "
+    "Create a subject for its first message, if the setting auto_create allows it; changes "
     "nothing if it exists.",
     idempotent=True,
     timeout_ms=WORK_MS,
@@ -211,7 +211,7 @@ DELETE_SUBJECT = Endpoint(
     DeleteSubject,
     SubjectDeletion,
     Rights.ADMINISTER,
-    "Delete a subject; the metaserver completes it, and a repeat reports its progress.",
+    "Delete a subject; the metaserver completes the deletion, and a repeat reports its progress.",
     timeout_ms=WORK_MS,
 )
 QUEUES = Endpoint(
@@ -250,7 +250,7 @@ RELEASE = Endpoint(
     ReleaseGrant,
     Done,
     Rights.CONSUME,
-    "The hand-over of a partition is finished.",
+    "Finish the hand-over of a partition: its lease is free.",
     idempotent=True,
     told_again=True,
 )
@@ -260,7 +260,7 @@ SUSPEND = Endpoint(
     Suspend,
     Done,
     Rights.CONSUME,
-    "Suspend a session, which then hands over its partitions and is granted none; or resume it.",
+    "Suspend a session, which then hands over its partitions and gets no new ones; or resume it.",
     idempotent=True,
 )
 LEAVE = Endpoint(
@@ -303,7 +303,7 @@ CREATE_GROUP = Endpoint(
     CreateGroup,
     GroupSettings,
     Rights.JOIN,
-    "Make a consumer group that begins at the earliest message, the latest or a time; a repeat "
+    "Create a consumer group that starts at the earliest message, the latest or a time; a repeat "
     "changes nothing.",
     idempotent=True,
     timeout_ms=WORK_MS,
@@ -314,8 +314,8 @@ GROUP_SETTINGS = Endpoint(
     None,
     GroupSettings,
     Rights.ANY,
-    "The stored settings of a consumer group: its start, its failure policy, and what an "
-    "operator has suspended.",
+    "The stored settings of a consumer group: its start, its failure policy, and the clients that "
+    "an operator has suspended.",
 )
 SET_GROUP = Endpoint(
     "POST",
@@ -323,7 +323,7 @@ SET_GROUP = Endpoint(
     SetGroup,
     GroupSettings,
     Rights.ADMINISTER,
-    "Change the stored failure policy of a consumer group; its members follow at once.",
+    "Change the stored failure policy of a consumer group; its members apply it at once.",
     idempotent=True,
 )
 SUSPEND_GROUP = Endpoint(
@@ -332,8 +332,8 @@ SUSPEND_GROUP = Endpoint(
     SuspendGroup,
     GroupSettings,
     Rights.ADMINISTER,
-    "Suspend a consumer group or one client of it, which then hands over its "
-    "partitions; or resume it.",
+    "Suspend a consumer group or one of its clients, which then hands over its partitions; or "
+    "resume it.",
     idempotent=True,
 )
 DELETE_GROUP = Endpoint(
@@ -342,7 +342,8 @@ DELETE_GROUP = Endpoint(
     DeleteGroup,
     GroupDeletion,
     Rights.ADMINISTER,
-    "Delete a consumer group; the metaserver completes it, and a repeat reports its progress.",
+    "Delete a consumer group; the metaserver completes the deletion, and a repeat reports its "
+    "progress.",
     timeout_ms=WORK_MS,
 )
 
@@ -362,7 +363,7 @@ SET_SUBJECT = Endpoint(
     SetSubject,
     OperationList,
     Rights.ADMINISTER,
-    "Change settings of a subject, or only plan it; the metaserver completes it.",
+    "Change the settings of a subject, or only plan the change; the metaserver completes it.",
     timeout_ms=WORK_MS,
 )
 HIDE_SUBJECT = Endpoint(
@@ -381,7 +382,8 @@ PUBLISH_SUBJECT = Endpoint(
     PublishSubject,
     Publication,
     Rights.ADMINISTER,
-    "Publish a hidden subject; the metaserver completes it, and a repeat reports its progress.",
+    "Publish a hidden subject; the metaserver completes the publication, and a repeat reports its "
+    "progress.",
     idempotent=True,
     timeout_ms=WORK_MS,
 )
@@ -415,7 +417,7 @@ VERIFY = Endpoint(
     None,
     Verification,
     Rights.ADMINISTER,
-    "Checks of the database against the brokers.",
+    "Compare the database with the brokers, check by check.",
     timeout_ms=60_000,
 )
 RESET_GROUP = Endpoint(
@@ -424,7 +426,7 @@ RESET_GROUP = Endpoint(
     ResetGroup,
     GroupReset,
     Rights.ADMINISTER,
-    "Set the progress of a consumer group without live consumers, or with `live` of any group.",
+    "Set the progress of a consumer group: one without live consumers, or any group with `live`.",
     timeout_ms=30_000,
 )
 CANCEL_RESET = Endpoint(
@@ -433,7 +435,7 @@ CANCEL_RESET = Endpoint(
     None,
     CanceledReset,
     Rights.ADMINISTER,
-    "Cancel a reset that still waits for live consumers; a repeat changes nothing.",
+    "Cancel a reset that is still waiting for live consumers; a repeat changes nothing.",
     idempotent=True,
 )
 
@@ -444,7 +446,7 @@ CREATE_TOKEN = Endpoint(
     CreateToken,
     MadeToken,
     Rights.ADMINISTER,
-    "Make a token.",
+    "Create a token.",
     timeout_ms=WORK_MS,
 )
 TOKENS = Endpoint(
@@ -463,7 +465,7 @@ REVOKE_TOKEN = Endpoint(
     None,
     TokenView,
     Rights.ADMINISTER,
-    "Revoke a token; brokers learn it within seconds, and a repeat changes nothing.",
+    "Revoke a token; it takes effect at brokers within seconds, and a repeat changes nothing.",
     idempotent=True,
     timeout_ms=WORK_MS,
 )
@@ -483,7 +485,7 @@ REVOKE_GRANT = Endpoint(
     ChangeGrant,
     Done,
     Rights.ADMINISTER,
-    "Take a right back; a repeat changes nothing.",
+    "Revoke a right; a repeat changes nothing.",
     idempotent=True,
     timeout_ms=WORK_MS,
 )
@@ -493,7 +495,7 @@ GRANTS = Endpoint(
     None,
     GrantList,
     Rights.ADMINISTER,
-    "All rights, or those of a principal.",
+    "All granted rights, or those of a principal.",
     query=("principal",),
     timeout_ms=WORK_MS,
 )
@@ -523,7 +525,7 @@ ACCESS_NEWS = Endpoint(
     None,
     AccessNews,
     Rights.CLUSTER,
-    "The facts by which a broker judges capabilities.",
+    "The keys and versions by which a broker checks capabilities.",
 )
 SET_QUOTA = Endpoint(
     "POST",
@@ -531,7 +533,7 @@ SET_QUOTA = Endpoint(
     SetQuota,
     Done,
     Rights.ADMINISTER,
-    "Limit a principal or subjects; brokers learn it within seconds.",
+    "Limit a principal or subjects; it takes effect at brokers within seconds.",
     idempotent=True,
     timeout_ms=WORK_MS,
 )
@@ -541,7 +543,7 @@ UNSET_QUOTA = Endpoint(
     UnsetQuota,
     Done,
     Rights.ADMINISTER,
-    "End the limits of a principal or of subjects; a repeat changes nothing.",
+    "Remove the limits of a principal or of subjects; a repeat changes nothing.",
     idempotent=True,
     timeout_ms=WORK_MS,
 )
@@ -560,7 +562,7 @@ NOTE_AUDIT = Endpoint(
     NoteAudit,
     Done,
     Rights.CLUSTER,
-    "Store events of a broker's audit log.",
+    "Store events from a broker in the audit log.",
     timeout_ms=WORK_MS,
 )
 AUDIT = Endpoint(
@@ -599,7 +601,7 @@ PARTITION = Endpoint(
     None,
     PartitionStatus,
     Rights.ANY,
-    "One partition with its groups, or with the requested group.",
+    "A partition with its groups, or with the requested group.",
     query=("group",),
 )
 OFFSET_AT = Endpoint(
@@ -608,7 +610,7 @@ OFFSET_AT = Endpoint(
     None,
     FoundOffset,
     Rights.ANY,
-    "The offset of a message by the time it was stored; bound is lower or upper.",
+    "The offset of a message by the time at which it was stored; bound is lower or upper.",
     query=("at_ms", "bound"),
 )
 PARTITION_BOUNDS = Endpoint(
@@ -663,7 +665,7 @@ FORGET_GROUP = Endpoint(
     ForgetGroup,
     ForgottenGroup,
     Rights.CLUSTER,
-    "Forget a deleted consumer group: its progress goes, and its tokens are refused.",
+    "Forget a deleted consumer group: its progress is removed, and its tokens are refused.",
     idempotent=True,
 )
 HOLD = Endpoint(
@@ -672,7 +674,7 @@ HOLD = Endpoint(
     SetHold,
     Held,
     Rights.READ,
-    "Hold messages of a partition against retention for a job, renew that, or end it.",
+    "Protect messages of a partition against retention for a job: set, renew or end the hold.",
     idempotent=True,
 )
 DROP_PARTITION = Endpoint(
@@ -700,8 +702,8 @@ PARKED_OFFSETS = Endpoint(
     ParkedOffsets,
     Rights.READ,
     "The offsets of the parked messages of a key, the oldest first; without `key`, of the dead "
-    "letters. With `after`, such as 7:42, from that place on, and how each failed. With "
-    "`tries`, those that wait for retry.",
+    "letters. With `after`, such as 7:42, only later ones, with their failures. With `tries`, "
+    "those that wait for retry.",
     query=("group", "key", "first", "count", "after", "tries"),
 )
 CHANGE_PARKED = Endpoint(
@@ -720,9 +722,9 @@ POST_MESSAGES = Endpoint(
     bytes,
     Posted,
     Rights.PRODUCE,
-    "Store messages, durably, on whichever brokers have their partitions. Messages with the "
-    "same key keep the order of the request, and follow those of earlier requests whose answer "
-    "was awaited. A repeat with the same Idempotency-Key is stored once.",
+    "Store messages durably on the brokers of their partitions. Messages with the same key keep "
+    "the order of the request, and follow those of earlier requests whose response was awaited. "
+    "A repeat with the same Idempotency-Key is stored once.",
     query=("key", "key_base64"),
     headers=(CONTENT_TYPE, KEY_HEADER, IDEMPOTENCY_KEY),
     content=((JSON, MessageObject | list[MessageObject]), (NDJSON, MessageObject), (RAW, bytes)),
@@ -743,9 +745,9 @@ SCHEDULE_MESSAGES = Endpoint(
     bytes,
     ScheduledList,
     Rights.PRODUCE,
-    "Keep messages without keys durably, and store them in the subject at the time deliver_at: "
+    "Schedule messages without keys durably, to be stored in the subject at the time deliver_at: "
     "milliseconds since 1970, or ISO 8601 with a zone. A message with a key is refused. A "
-    "repeat at the same broker with the same Idempotency-Key is kept once.",
+    "repeat at the same broker with the same Idempotency-Key is scheduled once.",
     query=("deliver_at", "key", "key_base64"),
     headers=(CONTENT_TYPE, KEY_HEADER, IDEMPOTENCY_KEY),
     content=((JSON, MessageObject | list[MessageObject]), (NDJSON, MessageObject), (RAW, bytes)),
@@ -756,7 +758,7 @@ CANCEL_SCHEDULED = Endpoint(
     None,
     CanceledScheduled,
     Rights.PRODUCE,
-    "Never deliver a message that this broker keeps; the answer says whether it was already "
+    "Cancel a scheduled message of this broker; the response says whether it was already "
     "delivered.",
     idempotent=True,
 )
@@ -767,7 +769,7 @@ SCHEDULED = Endpoint(
     None,
     ScheduledPage,
     Rights.READ,
-    "The next messages that this broker will deliver, ordered by time; of all subjects, or of one.",
+    "The next scheduled messages of this broker, ordered by time; of all subjects, or of one.",
     query=("subject", "limit"),
 )
 
@@ -787,7 +789,7 @@ ACCESS: tuple[Endpoint[Any], ...] = (
     NOTE_AUDIT,
     AUDIT,
 )
-"""The calls about access, which a metaserver without access control refuses."""
+"""The calls about access control. A metaserver without access control refuses them."""
 METASERVER: tuple[Endpoint[Any], ...] = (
     BROKER_HEARTBEAT,
     CORDON,
@@ -827,7 +829,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     CANCEL_RESET,
     *ACCESS,
 )
-"""All calls except the one for the OpenAPI document, which describes these."""
+"""All calls of a metaserver except OPENAPI, whose document describes these."""
 BROKER: tuple[Endpoint[Any], ...] = (
     HOST_PARTITION,
     PARTITIONS,
@@ -856,5 +858,5 @@ BROKER: tuple[Endpoint[Any], ...] = (
 
 
 def only_reads(method: str, path: str) -> bool:
-    """Return whether a call with this method and path changes nothing."""
+    """Return True if a call with this method and path changes nothing."""
     return method == "GET" or path == PARTITION_BOUNDS.path

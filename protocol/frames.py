@@ -5,11 +5,11 @@ Pure.
     │ size u32 │ header bytes u32 │ header: msgpack array [tag, correlation id, …] │ payload │
     └──────────┴──────────────────┴────────────────────────────────────────────────┴─────────┘
 
-`size` counts the bytes after it; a frame of size 0 asks for a sign of life, or is one.
-The tag and the fields after the correlation id are those of a struct below. An answer repeats the
-correlation id of its request; answers may arrive in any order. No request has the id 0: with it a
-broker says why it closes the connection. Durations are in milliseconds. `token` is a fencing
-token, `group` a consumer group, `session` a consumer's session.
+`size` is the number of bytes after it; a frame of size 0 is a ping or its reply. The tag and the
+fields after the correlation id are those of a struct below. An answer has the correlation id of its
+request; answers may arrive in any order. The id 0 is reserved for notices of the broker, such as
+the reason why it closes the connection. Durations are in milliseconds. `token` is a fencing token,
+`group` a consumer group, `session` a consumer's session.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .limits import FRAME_BYTES_MAX
 from .parked.views import FailingMessage
 
 SIZE = struct.Struct("<I")
-"""The first field of a frame."""
+"""Layout of the first field of a frame."""
 SIGN_OF_LIFE = bytes(SIZE.size)
 HEADER_BYTES_MAX = 1 << 18
 _LENGTHS = struct.Struct("<II")
@@ -65,7 +65,7 @@ class Acquire(Frame, frozen=True, array_like=True, tag=2):
 
 
 class Pull(Frame, frozen=True, array_like=True, tag=3):
-    """Fetch batches from `offset` on, under the pull lock, and renew the lock. Answer: Batches."""
+    """Fetch batches from `offset` on under the pull lock, and renew the lock. Answer: Batches."""
 
     partition_id: int
     group: str
@@ -74,19 +74,19 @@ class Pull(Frame, frozen=True, array_like=True, tag=3):
     offset: int
     bytes_max: int
     wait_ms: int
-    """Milliseconds for which the broker may wait for messages before it answers without any."""
+    """Maximum milliseconds for which the broker waits for messages."""
     tags: tuple[str, ...] = ()
-    """The broker may leave out batches in which no message has one of these tags; (): it leaves
-    none out.
+    """Tags that the consumer wants: the broker may omit batches in which no message has one; (): no
+    filter.
     """
     answers_max: int = 1
-    """Most answers that it may have, of which each but the last has `Batches.more`; `bytes_max` and
-    `wait_ms` hold for all of them together.
+    """Maximum number of answers; all but the last have `Batches.more`. `bytes_max` and `wait_ms`
+    apply to all of them together.
     """
 
 
 class Ack(Frame, frozen=True, array_like=True, tag=4):
-    """Mark ranges `[start, end)` as handled; without ranges only renew the lock. Answer: Acked,
+    """Ack the offsets in ranges `[start, end)`; without ranges, only renew the lock. Answer: Acked,
     once durable.
     """
 
@@ -96,25 +96,25 @@ class Ack(Frame, frozen=True, array_like=True, tag=4):
     token: int
     ranges: tuple[tuple[int, int], ...]
     failed: tuple[tuple[int, int], ...] = ()
-    """(offset, failed tries so far) of messages that failed since the last ack."""
+    """(offset, number of failed attempts) of messages that failed since the last ack."""
     failing: FailingMessage | None = None
-    """Oldest message that failed and is not handled, as long as there is one."""
+    """Oldest message that has failed and is not handled yet; None: there is none."""
     begun: tuple[tuple[int, int], ...] = ()
     """
-    (offset, crashes) of suspects that are handed to a handler once this is durable.
+    (offset, crashes) of suspects that are passed to a handler once this ack is durable.
 
-    If the owner ends before it acks them, reports their failure, or releases, the next owner learns
-    of them.
+    If the owner ends before it acks them, reports their failure or releases the lock, the next
+    owner is informed of them.
     """
     held: tuple[tuple[int, int], ...] = ()
-    """Ranges that handlers of this session still have, in a shared group; they stay in flight for
-    `in_flight_ms` from now on.
+    """In a shared group: ranges that handlers of this session are still processing. They stay in
+    flight for another `in_flight_ms`.
     """
     in_flight_ms: int = 0
 
 
 class Release(Frame, frozen=True, array_like=True, tag=5):
-    """Give the pull lock back. Answer: Released."""
+    """Release the pull lock. Answer: Released."""
 
     partition_id: int
     group: str
@@ -123,23 +123,22 @@ class Release(Frame, frozen=True, array_like=True, tag=5):
 
 
 class Read(Frame, frozen=True, array_like=True, tag=6):
-    """Fetch batches from `offset` on, without group or lock. Answer: Batches."""
+    """Fetch batches from `offset` on, without a group or a lock. Answer: Batches."""
 
     partition_id: int
     offset: int
     bytes_max: int
     background: bool = False
-    """True if a job reads, so that the broker serves live clients first."""
+    """True for reads of a job, which have lower priority than live clients."""
     wait_ms: int = 0
     """Same meaning as in Pull."""
 
 
 class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
     """
-    Like Acquire, for a shared group: every session may present the same token. Answer: Acquired.
+    Like Acquire, but for a shared group, whose sessions all use the same token. Answer: Acquired.
 
-    A session's in-flight messages are released after the broker has received no frame from it for
-    `ttl_ms`.
+    If the broker receives no frame from a session for `ttl_ms`, it releases its messages in flight.
     """
 
     partition_id: int
@@ -151,12 +150,12 @@ class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
 
 class PullShared(Frame, frozen=True, array_like=True, tag=8):
     """
-    Fetch messages that are not in flight. The session acks them within `in_flight_ms`, or they are
-    redelivered. Answer: Handed.
+    Fetch messages that are not in flight. The broker redelivers them unless the session acks them
+    within `in_flight_ms`. Answer: Handed.
 
-    Ack and Release are those of an exclusive group. Each pull and each ack renews the session; an
-    ack also renews the messages that it names as held. A Release returns every message that the
-    session has in flight.
+    Ack and Release are the same as in an exclusive group. Each pull or ack renews the session; an
+    ack also renews the messages in `held`. A release returns all messages that the session has in
+    flight.
     """
 
     partition_id: int
@@ -171,7 +170,8 @@ class PullShared(Frame, frozen=True, array_like=True, tag=8):
 
 class Schedule(Frame, frozen=True, array_like=True, tag=9):
     """
-    Have the broker store the message in the payload at its time. Answer: Scheduled, once durable.
+    Schedule the message in the payload for delivery at a later time. Answer: Scheduled, once
+    durable.
 
     The payload is a batch of one message without a key, with partition id 0. A repeat with the
     same `scheduled_id` is stored once.
@@ -179,23 +179,23 @@ class Schedule(Frame, frozen=True, array_like=True, tag=9):
 
     subject: str
     deliver_at_ms: int
-    """Time of delivery by the calendar, in milliseconds since 1970."""
+    """Wall-clock time of delivery, in milliseconds since 1970."""
     scheduled_id: bytes
-    """16 bytes that the sender draws at random."""
+    """16 random bytes that the sender draws."""
 
 
 class CancelScheduled(Frame, frozen=True, array_like=True, tag=10):
-    """Never deliver a scheduled message. Answer: ScheduledCanceled, once durable."""
+    """Cancel a scheduled message. Answer: ScheduledCanceled, once durable."""
 
     scheduled_id: bytes
 
 
 class ChangeParked(Frame, frozen=True, array_like=True, tag=11):
     """
-    Change what the group has parked: the payload is a list of `parked.ParkChange`. Answer:
+    Change the parked messages of the group. The payload is a list of `parked.ParkChange`. Answer:
     ParkedChanged, once durable.
 
-    Either all changes are made, or none. A repeat changes nothing.
+    The changes are atomic and idempotent.
     """
 
     partition_id: int
@@ -203,13 +203,13 @@ class ChangeParked(Frame, frozen=True, array_like=True, tag=11):
     session: str
     token: int
     next_tries: tuple[tuple[int, int, int, int], ...] = ()
-    """Next tries of messages that wait for retry, for people: number of tries, source, offset,
-    milliseconds since 1970.
+    """Times of the next attempts of messages that wait for retry, for display: (number of attempts,
+    source, offset, milliseconds since 1970).
     """
 
 
 class ListParked(Frame, frozen=True, array_like=True, tag=12):
-    """List the keys that the group has parked, from the `first`th on. Answer: ParkedKeys."""
+    """List the group's parked keys, beginning with number `first`. Answer: ParkedKeys."""
 
     partition_id: int
     group: str
@@ -219,8 +219,8 @@ class ListParked(Frame, frozen=True, array_like=True, tag=12):
 
 
 class ReadParked(Frame, frozen=True, array_like=True, tag=13):
-    """Find the offsets of `count` parked messages of a key, after its first `first` ranges.
-    Answer: ParkedRows.
+    """Read the offsets of `count` parked messages of a key, after skipping its first `first`
+    ranges. Answer: ParkedRows.
     """
 
     partition_id: int
@@ -234,11 +234,11 @@ class ReadParked(Frame, frozen=True, array_like=True, tag=13):
 
 class TakeParked(Frame, frozen=True, array_like=True, tag=14):
     """
-    Take over what the group has parked on a drained parent, for keys in the logical partitions
+    Adopt the parked messages of the group on a drained parent, for keys in the logical partitions
     `[start, end)`. Answer: ParkedTaken.
 
-    The owner of a child asks, and needs no token of the parent. From then on nothing changes
-    there.
+    The owner of a child sends this, and needs no token for the parent. It freezes the parked
+    messages there.
     """
 
     partition_id: int
@@ -251,10 +251,10 @@ class TakeParked(Frame, frozen=True, array_like=True, tag=14):
 
 class LeaveParked(Frame, frozen=True, array_like=True, tag=15):
     """
-    Report that the owner of a child no longer needs what the group had parked on an ancestor.
+    Report that a child no longer needs the messages that the group had parked on an ancestor.
     Answer: ParkedChanged.
 
-    It concerns keys in the logical partitions `[start, end)`.
+    This covers keys in the logical partitions `[start, end)`.
     """
 
     partition_id: int
@@ -262,18 +262,18 @@ class LeaveParked(Frame, frozen=True, array_like=True, tag=15):
     start: int
     end: int
     token: int = 0
-    """Token of the owner. It is refused below the ancestor's fence, because after a reset more may
-    be parked. 0: not known.
+    """Token of the child's owner; 0: unknown. A token below the ancestor's fence is refused,
+    because a reset may have been followed by new parked messages.
     """
 
 
 class EditParked(Frame, frozen=True, array_like=True, tag=20):
     """
-    Store an operator's new value of a parked message, which is the payload. Answer: ParkedEdited,
+    Replace the value of a parked message, for an operator, by the payload. Answer: ParkedEdited,
     once durable.
 
-    `key` is the key under which it is parked, None for dead letters; `source` and `offset` name its
-    original.
+    `key` is the key under which it is parked, None for dead letters. `source` and `offset` identify
+    the original message.
     """
 
     partition_id: int
@@ -286,7 +286,7 @@ class EditParked(Frame, frozen=True, array_like=True, tag=20):
 
 
 class ReadEdited(Frame, frozen=True, array_like=True, tag=21):
-    """Read the value that an operator has stored for a parked message; fields are those of
+    """Read the value that an operator has stored for a parked message. The fields are those of
     EditParked. Answer: ParkedEdited.
     """
 
@@ -298,39 +298,40 @@ class ReadEdited(Frame, frozen=True, array_like=True, tag=21):
 
 
 class Hello(Frame, frozen=True, array_like=True, tag=24):
-    """First frame of every connection, with the client's version. Answer: Welcome, or a refusal if
-    the versions are too far apart.
+    """The first frame of every connection, with the client's version. Answer: Welcome, or a refusal
+    if the versions are incompatible.
     """
 
     version: str
 
 
 class Challenge(Frame, frozen=True, array_like=True, tag=22):
-    """Ask for the challenge that the holder of a capability has to sign on this connection.
-    Answer: Challenged.
+    """Request a challenge, which the holder of a capability must sign on this connection. Answer:
+    Challenged.
     """
 
 
 class Authenticate(Frame, frozen=True, array_like=True, tag=23):
     """
-    Say who calls on this connection; repeated before the capability ends. Answer: Authenticated.
+    Authenticate the caller on this connection. Clients repeat this before the capability expires.
+    Answer: Authenticated.
 
-    `proof` is the signature of the capability's holder over the challenge of this connection and
-    the broker's address.
+    `proof` is the holder's signature over the challenge of this connection and the broker's
+    address.
     """
 
     capability: str
     proof: bytes
     address: str
-    """Address under which the caller has reached the broker."""
+    """Address that the caller used to connect to the broker."""
 
 
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────
 class Appended(Frame, frozen=True, array_like=True, tag=65):
     """
-    The batch is stored from `base_offset` on.
+    The batch is stored; its first message has the offset `base_offset`.
 
-    -1: it repeats a batch of numbered rows whose offset is no longer known.
+    The offset is -1 for a repeated batch of numbered rows whose offset is no longer known.
     """
 
     base_offset: int
@@ -339,8 +340,8 @@ class Appended(Frame, frozen=True, array_like=True, tag=65):
 
 
 class Acquired(Frame, frozen=True, array_like=True, tag=66):
-    """The caller owns the partition for its group. It continues at `cursor`; `ranges` above the
-    cursor are acked.
+    """The caller owns the partition for its group. It continues at `cursor`; `ranges` above it are
+    already acked.
     """
 
     cursor: int
@@ -348,43 +349,46 @@ class Acquired(Frame, frozen=True, array_like=True, tag=66):
     next_offset: int
     sealed: bool
     attempts: tuple[tuple[int, int], ...] = ()
-    """(offset, failed tries) of messages that failed and are not acked."""
+    """(offset, failed attempts) of messages that failed and are not acked."""
     parked_version: int = 0
-    """Changes when an operator changes what is parked; 0: nothing is parked."""
+    """Version of the parked messages, which operators may change; 0: no messages are parked."""
     adopted: tuple[int, ...] = ()
-    """Parents whose parked messages the partition has taken over."""
+    """Parents whose parked messages the partition has adopted."""
     suspects_upto: int = 0
-    """Messages below this offset that are not acked may have been with handlers of two owners that
-    ended without a release.
+    """Messages below this offset that are not acked are suspects: two owners that ended without a
+    release may have been handling them.
     """
     begun: tuple[tuple[int, int], ...] = ()
-    """(offset, crashes) of messages that earlier owners had begun when they ended without a
+    """(offset, crashes) of messages that earlier owners were handling when they ended without a
     release.
     """
     adopted_under: tuple[tuple[int, int], ...] = ()
-    """(parent, token of the owner that took over its parked messages), where that is known."""
+    """(parent, token of the owner that adopted its parked messages), where known."""
     unreleased: bool = False
-    """A previous owner ended without a release, so redriven messages are handled one key at a time.
+    """True if a previous owner ended without a release. Redriven messages are then handled one key
+    at a time.
     """
 
 
 class Batches(Frame, frozen=True, array_like=True, tag=67):
-    """Whole batches in the payload. The first may begin below the requested offset."""
+    """The payload has whole batches. The first may begin below the requested offset."""
 
     first_offset: int
     """First offset of the partition that is still stored."""
     next_offset: int
     """Offset after the partition's last durable message."""
     upto: int
-    """Offset after the last one in the payload; the requested offset if the payload is empty."""
+    """Offset after the last message in the payload; the requested offset if the payload is
+    empty.
+    """
     sealed: bool
     parked_version: int = 0
     left_out: tuple[tuple[int, int], ...] = ()
-    """Ranges `[start, end)` below `upto` that are not in the payload, because none of their
-    messages has a wanted tag.
+    """Ranges `[start, end)` below `upto` that are omitted, because none of their messages has a
+    wanted tag.
     """
     more: bool = False
-    """Another answer to the same request follows, which begins at `upto`."""
+    """True if another answer to the same request follows, beginning at `upto`."""
 
 
 class Acked(Frame, frozen=True, array_like=True, tag=68):
@@ -402,7 +406,7 @@ class Handed(Frame, frozen=True, array_like=True, tag=70):
     """
     The messages in `ranges` are in flight at the session; their batches are the payload.
 
-    Other messages in these batches are not for the session to handle.
+    The session must not handle other messages in these batches.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -410,22 +414,22 @@ class Handed(Frame, frozen=True, array_like=True, tag=70):
     next_offset: int
     sealed: bool
     crashes: tuple[tuple[int, int], ...] = ()
-    """(offset, number) of crashes, for messages of `ranges` that sessions had in flight when they
+    """(offset, number of crashes) of messages in `ranges` that sessions had in flight when they
     ended without a release.
     """
     tries: tuple[tuple[int, int], ...] = ()
-    """(offset, number) of failed tries of messages of `ranges`, at any session."""
+    """(offset, number of failed attempts in all sessions) of messages in `ranges`."""
 
 
 class Scheduled(Frame, frozen=True, array_like=True, tag=71):
-    """The message is durable, and will be delivered at its time."""
+    """The message is durable, and will be delivered at the requested time."""
 
     broker_group: str
     durable: str
 
 
 class ScheduledCanceled(Frame, frozen=True, array_like=True, tag=72):
-    """The outcome of a cancel, a CancelOutcome."""
+    """The outcome of a cancellation, as a CancelOutcome."""
 
     outcome: str
 
@@ -437,30 +441,30 @@ class ParkedChanged(Frame, frozen=True, array_like=True, tag=73):
 
 
 class ParkedKeys(Frame, frozen=True, array_like=True, tag=74):
-    """Keys, a list of `parked.ParkedKeyRow`, in the payload; `following` is the first row of the
-    next page, if there is one.
+    """The payload is a list of `parked.ParkedKeyRow`. `following` is the number of the first key on
+    the next page; None: this is the last page.
     """
 
     parked_version: int
     following: int | None
     unneeded: tuple[int, ...] = ()
-    """Ancestors that keep messages for the group, though none of those is parked any more."""
+    """Ancestors that keep messages for the group, although none of those is still parked."""
 
 
 class ParkedRows(Frame, frozen=True, array_like=True, tag=75):
-    """Messages as (source, start, end), the oldest first, and the number of all messages of the
+    """Parked messages as (source, start, end), the oldest first, and the total number for the
     key.
     """
 
     rows: tuple[tuple[int, int, int], ...]
     messages: int
     edited: tuple[tuple[int, int], ...] = ()
-    """(source, offset) of messages in these rows that were edited; see ReadEdited."""
+    """(source, offset) of edited messages in these rows; see ReadEdited."""
 
 
 class ParkedTaken(Frame, frozen=True, array_like=True, tag=76):
-    """Keys, a list of `parked.AdoptedKey`, in the payload; `following` is the first row of the next
-    page, if there is one.
+    """The payload is a list of `parked.AdoptedKey`. `following` is the first row of the next page;
+    None: this is the last page.
     """
 
     following: int | None
@@ -469,54 +473,55 @@ class ParkedTaken(Frame, frozen=True, array_like=True, tag=76):
 
 
 class ParkedEdited(Frame, frozen=True, array_like=True, tag=80):
-    """The stored edit of a parked message, whose value is the payload; `properties` is None if it
-    was not edited.
+    """The edited value of a parked message, in the payload. `properties` is None if the message was
+    not edited.
     """
 
     properties: bytes | None
 
 
 class Welcome(Frame, frozen=True, array_like=True, tag=86):
-    """The broker serves this client."""
+    """The broker accepts this client."""
 
     version: str
     """Version of the broker."""
 
 
 class Challenged(Frame, frozen=True, array_like=True, tag=83):
-    """The challenge of this connection. b"": this server does not authenticate callers."""
+    """The challenge of this connection; b"" if the server does not authenticate callers."""
 
     nonce: bytes
 
 
 class Authenticated(Frame, frozen=True, array_like=True, tag=84):
-    """Frames of this connection are served with the rights of the capability, for `ends_in_ms`."""
+    """The connection has the rights of the capability for `ends_in_ms`."""
 
     ends_in_ms: int
 
 
 class Throttled(Frame, frozen=True, array_like=True, tag=85):
     """
-    A notice with correlation id 0: frames of this connection wait for `wait_ms`, because a limit is
-    used up.
+    A notice with correlation id 0: the broker delays frames of this connection by `wait_ms`,
+    because a limit is reached.
 
-    Each call in progress may take that much longer.
+    Calls in progress may take that much longer.
     """
 
     wait_ms: int
     limit: str
-    """Name of the limit, for people."""
+    """Name of the limit, for display."""
 
 
 class Refused(Frame, frozen=True, array_like=True, tag=127):
-    """An error with its code, text, details and fate."""
+    """An error: its code, text, details and fate."""
 
     code: int
     message: str
     details: dict[str, Any]
     fate: str = "not_done"
     hint: str = ""
-    """Advice for this error, of at most HINT_CHARS_MAX characters; "": the hint of its code holds.
+    """Hint for this error, of at most HINT_CHARS_MAX characters; "": the default hint of its
+    code.
     """
 
 
@@ -543,7 +548,7 @@ Request = (
     | Authenticate
 )
 READING = frozenset({Read, ListParked, ReadParked, ReadEdited})
-"""Requests that change nothing."""
+"""Types of requests that change nothing."""
 Answer = (
     Appended
     | Acquired
@@ -568,16 +573,16 @@ Header = TypeVar("Header", Request, Answer)
 
 _TAGS = {kind: kind.__struct_config__.tag for kind in (*get_args(Request), *get_args(Answer))}
 _SHORT_ARRAY, _U16, _U32 = 0x90, 0xCD, 0xCE
-"""First bytes in msgpack of an array of up to 15 items, and of numbers of two and four bytes; a
-small number is its own byte.
+"""Type bytes of msgpack: an array of up to 15 items, and integers of two and four bytes. A small
+integer is its own byte.
 """
 _HEADS = {
     _SHORT_ARRAY + items << 8 | tag: bytes((_SHORT_ARRAY + items - 1, tag))
     for items in range(2, 16)
     for tag in _TAGS.values()
 }
-"""First bytes of a header without its correlation id, by the first two bytes of the header, as a
-number, with up to 15 items.
+"""By the first two bytes of a header as an integer: the bytes with which it begins once its
+correlation id is cut out. For headers of up to 15 items.
 """
 _NO_PAYLOAD = memoryview(b"")
 _encode_header = msgspec.msgpack.Encoder().encode
@@ -607,8 +612,8 @@ def frame_parts(
     header: Request | Answer,
     payload: bytes | bytearray | memoryview = b"",
 ) -> tuple[bytes, bytes | bytearray | memoryview]:
-    """Return a frame in two parts, of which the second is the payload itself. It raises the errors
-    of `encode_frame`.
+    """Return a frame in two parts, the second of which is the payload itself. Raises like
+    `encode_frame`.
     """
     packed = _encode_header((_TAGS[type(header)], correlation_id, *astuple(header)))
     header_bytes = len(packed)
@@ -623,15 +628,17 @@ def _decode(
 ) -> tuple[int, Header, memoryview]:
     size = len(data)
     if not _LENGTHS.size < size <= FRAME_BYTES_MAX:
-        raise FrameError(f"a frame of {size} bytes", size_bytes=size)
+        raise FrameError(f"frame size out of range: {size} bytes", size_bytes=size)
     claimed, header_bytes = _LENGTHS.unpack_from(data)
     if claimed != size - 4:
-        raise FrameError(f"a frame of {size} bytes that claims {claimed}", size_bytes=size)
+        raise FrameError(f"a frame of {size} bytes claims to have {claimed}", size_bytes=size)
     end = 8 + header_bytes
     if not 0 < header_bytes <= HEADER_BYTES_MAX or end > size:
-        raise FrameError(f"a frame that claims {header_bytes} bytes of header", size_bytes=size)
+        raise FrameError(
+            f"a frame claims to have a header of {header_bytes} bytes", size_bytes=size
+        )
     try:
-        # Nearly every header is a short array whose number is cut out; any other is taken apart.
+        # Fast path: nearly every header is a short array, so its correlation id can be cut out.
         if end > 10 and (head := _HEADS.get(data[8] << 8 | data[9])) is not None:
             number, at = data[10], 11
             if number == _U16:
@@ -655,8 +662,7 @@ decode_request = partial(_decode, _decode_request, "request")
 """
 Decode a client's frame to correlation id, header and payload.
 
-Raises FrameError: a length does not fit, the tag is unknown, or the fields are not those of the
-tag.
+Raises FrameError if a length is wrong, the tag is unknown, or the fields do not match the tag.
 """
 decode_answer = partial(_decode, _decode_answer, "answer")
 """Decode a broker's frame to correlation id, header and payload. Raises FrameError like
@@ -665,8 +671,8 @@ decode_answer = partial(_decode, _decode_answer, "answer")
 
 
 def is_long_poll(request: Request) -> TypeGuard[Pull | PullShared | Read]:
-    """Return whether a request may wait for messages at the broker, so that limits of other calls
-    do not count it.
+    """Return whether a request may wait for messages at the broker. Limits on other calls do not
+    count it.
     """
     return isinstance(request, Pull | PullShared) or (
         isinstance(request, Read) and request.wait_ms > 0
@@ -674,7 +680,7 @@ def is_long_poll(request: Request) -> TypeGuard[Pull | PullShared | Read]:
 
 
 def refusal(error: KeylaneError) -> Refused:
-    """Return the answer that carries `error`."""
+    """Return the answer that reports `error`."""
     return Refused(
         error.code,
         wire_text(error.message),
@@ -685,7 +691,7 @@ def refusal(error: KeylaneError) -> Refused:
 
 
 def refusal_error(refused: Refused) -> KeylaneError:
-    """Return the error that `refused` carries, with the fate that the peer gave it."""
+    """Return the error in `refused`, with the fate that the peer reported."""
     error = error_from_wire(refused.code, refused.message, refused.details, refused.hint)
     error.fate = _FATES.get(refused.fate, Fate.UNKNOWN)
     return error

@@ -1,4 +1,4 @@
-"""Types of the names and numbers of the system, and the checks of names. Pure.
+"""The types of the system's names and numbers, and checks of names and offsets. Pure.
 
 Invariants
     A name that passed `check_name` is safe in a URL, a log line and a table. No name is used as a
@@ -31,24 +31,20 @@ RouteVersion = NewType("RouteVersion", int)
 ProducerId = NewType("ProducerId", int)
 ProducerEpoch = NewType("ProducerEpoch", int)
 Sequence = NewType("Sequence", int)
-"""Index of a message among those that one producer sent to one partition, from 0."""
+"""Index of a message among those that one producer has sent to one partition, from 0."""
 
 MAX_I64 = 2**63 - 1
 NO_PRODUCER = 0
-"""Producer id of a batch without a producer: the broker remembers nothing of it, and stores a
-repeat again.
-"""
+"""Producer id of a batch without a producer: the broker does not deduplicate it."""
 KEYED_IDS = 1 << 63
-"""Lowest producer id that is made from an idempotency key; producers draw their ids below it."""
+"""Lowest producer id that is derived from an idempotency key. Producers draw lower ones."""
 NAME_CHARS_MAX = 200
 PARTITION_NAME_CHARS_MAX = 240
 """Longest partition name: a subject's name with the suffix that `partition_name` adds."""
 HIDDEN = ".hidden-"
-"""Separates the name of the target from the name of the job, in the names that clients give to
-hidden subjects.
-"""
+"""Separator between the target's name and the job's name in the names of hidden subjects."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-_NUMBERED = re.compile(r"\.p([0-9]{1,9})\Z")
+_PARTITION_NUMBER = re.compile(r"\.p([0-9]{1,9})\Z")
 _PARTITION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,239}")
 
 
@@ -57,29 +53,29 @@ def check_name(kind: str, text: object) -> str:
     Check that a name is legal, and return it.
 
     Args:
-        kind: the kind of name, for the error: "subject", "consumer group", "broker group".
+        kind: kind of name for the error message: "subject", "consumer group", "broker group".
         text: the name as the user gave it.
 
     Raises:
         InvalidRequestError: `text` does not match `^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`.
     """
     if not isinstance(text, str) or _NAME.fullmatch(text) is None:
-        raise _illegal(kind, text)
+        raise _illegal_name_error(kind, text)
     return text
 
 
 def check_partition_name(text: str) -> str:
-    """Check a partition's name like `check_name`, but up to 240 characters. Raises
+    """Check a partition's name like `check_name`, but allow 240 characters. Raises
     InvalidRequestError.
     """
     if _PARTITION_NAME.fullmatch(text) is None:
-        raise _illegal("partition name", text)
+        raise _illegal_name_error("partition name", text)
     return text
 
 
-def _illegal(kind: str, name: object) -> InvalidRequestError:
-    """Return the error: its text quotes the name, so that spaces and control characters are
-    visible; its detail is the name itself.
+def _illegal_name_error(kind: str, name: object) -> InvalidRequestError:
+    """Return the error for an illegal name. The message quotes the name, to make spaces and control
+    characters visible; the detail is the name itself.
     """
     text = f"{Reason.NAME_INVALID.summary} (kind={kind}, name={name!r:.80})"
     return InvalidRequestError(Reason.NAME_INVALID, text, kind=kind, name=str(name)[:80])
@@ -93,16 +89,16 @@ def partition_name(subject: str, number: int) -> PartitionName:
 
 
 def partition_number(name: str) -> int | None:
-    """Return the number in a partition's name; None if `partition_name` did not make the name."""
-    match = _NUMBERED.search(name)
+    """Return the number in a partition's name; None if the name is not from `partition_name`."""
+    match = _PARTITION_NUMBER.search(name)
     return None if match is None else int(match[1])
 
 
 def check_offset(value: object) -> Offset:
     """Check that an offset is in `[0, 2**63)`, and return it. Raises InvalidRequestError."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_I64:
-        text = f"{value!r:.40}"
+        quoted = f"{value!r:.40}"
         raise InvalidRequestError(
-            Reason.OFFSET_INVALID, f"{Reason.OFFSET_INVALID.summary}: {text}", offset=text
+            Reason.OFFSET_INVALID, f"{Reason.OFFSET_INVALID.summary}: {quoted}", offset=quoted
         )
     return Offset(value)

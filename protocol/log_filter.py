@@ -1,9 +1,9 @@
-"""Decides which lines about failures are logged. Pure.
+"""Rate-limits log lines about repeated failures. Pure.
 
-    failure ─▶ a line at once ─▶ one after 10, 20, 40 … s, with a count ─▶ success: a last line
+    failure ─▶ first line at once ─▶ lines after 10, 20, 40 … s, with a count ─▶ success: last line
 
-`LogFilter` keeps one lasting failure from filling a log; `LineLimit` does the same for many
-different ones.
+`LogFilter` keeps one lasting failure from flooding a log; `LineLimit` does the same for many
+different failures.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from .text import counted, seconds
 FIRST_GAP_MS: Final = 10_000
 GAP_MS_MAX: Final = 3_600_000
 TEXTS_MAX: Final = 100
-"""Failures of a filter that have lines of their own; all further ones with a key share one line."""
+"""Maximum number of failures that a filter tells apart. Any further failures with the same key
+share one line.
+"""
 KEYS_MAX: Final = 10_000
-"""Keys that each level of a `LineLimit` remembers."""
+"""Maximum number of keys that each level of a `LineLimit` remembers."""
 
 
 @dataclass(slots=True)
 class Repeats:
-    """A failure that happens again and again; times are in milliseconds of the boot clock."""
+    """A repeated failure. Times are in milliseconds of the boot clock."""
 
     since_ms: int
-    """Time at which it first happened."""
+    """Time of the first occurrence."""
     count: int = 0
-    """Number of times that it happened."""
+    """Number of occurrences."""
     due_ms: int = 0
-    """Time from which the next line may be logged; 0 before the first line."""
+    """Earliest time of the next line; 0 before the first line."""
     gap_ms: int = 0
-    """Time between the last line and the next; 0 before the first line."""
+    """Minimum time between the last line and the next; 0 before the first line."""
     open: bool = False
-    """True if a line was logged, and no line has said yet that it is over."""
+    """True if the failure was logged, and its end was not."""
 
     def logged(self, now_ms: int) -> None:
-        """Note that a line was logged; the gap before the next line doubles each time."""
+        """Record that a line was logged. The gap before the next line doubles each time."""
         self.gap_ms = min(2 * self.gap_ms, GAP_MS_MAX) or FIRST_GAP_MS
         self.due_ms = now_ms + self.gap_ms
         self.open = True
@@ -47,107 +49,115 @@ class Repeats:
 
 class LogFilter:
     """
-    Filters the failures of one task, by key and text.
+    Decides which failures of one task are logged, by key and text.
 
-    A task that fails and succeeds in turn gets no more lines than a task that always fails.
+    A task that alternates between failure and success gets no more lines than one that always
+    fails.
     """
 
     __slots__ = ("_known", "_open")
 
     def __init__(self) -> None:
         self._known: dict[tuple[Hashable, str | None], Repeats] = {}
-        """Failures by key and text; the text None stands for all further texts of the key."""
+        """Failures by key and text. The text None stands for all texts of the key beyond
+        TEXTS_MAX.
+        """
         self._open: set[Hashable] = set()
-        """Keys of logged failures that are not over."""
+        """Keys of failures that were logged and have not ended."""
 
     def met(self, text: str, now_ms: int, key: Hashable = None) -> str:
-        """Note a failure, and return what to log: the text, with a count if it is a repeat, or ""
-        for nothing.
+        """Record a failure, and return the line to log: the text, with a count if it is a repeat;
+        "" if nothing should be logged.
         """
-        for name in [name for name, known in self._known.items() if _is_past(known, now_ms)]:
-            del self._known[name]
-        name = (key, text)
-        if name not in self._known and len(self._known) >= TEXTS_MAX:
-            name = (key, None)
-        known = self._known.setdefault(name, Repeats(now_ms))
-        known.count += 1
-        if now_ms < known.due_ms:
+        for old in [each for each, known in self._known.items() if _is_expired(known, now_ms)]:
+            del self._known[old]
+        identity = (key, text)
+        if identity not in self._known and len(self._known) >= TEXTS_MAX:
+            identity = (key, None)
+        failure = self._known.setdefault(identity, Repeats(now_ms))
+        failure.count += 1
+        if now_ms < failure.due_ms:
             return ""
-        known.logged(now_ms)
+        failure.logged(now_ms)
         self._open.add(key)
-        if known.count == 1:
+        if failure.count == 1:
             return text
-        return f"{text} ({_failures(known.count, known.since_ms, now_ms)})"
+        return f"{text} ({_failure_summary(failure.count, failure.since_ms, now_ms)})"
 
     def over(self, now_ms: int, *keys: Hashable) -> str:
-        """Note a success, and return what failed before, such as "3 failures in 40 s"; "" if
-        nothing was logged.
+        """Record a success, and return a summary of the failures before it, such as "3 failures in
+        40 s"; "" if none was logged.
         """
-        ending = self._open.intersection(keys or (None,))
-        if not ending:
+        ended_keys = self._open.intersection(keys or (None,))
+        if not ended_keys:
             return ""
-        self._open -= ending
-        ended = [known for (key, _), known in self._known.items() if key in ending and known.open]
+        self._open -= ended_keys
+        ended = [
+            known for (key, _), known in self._known.items() if key in ended_keys and known.open
+        ]
         for known in ended:
             known.open = False
         count = sum(known.count for known in ended)
-        return _failures(count, min(known.since_ms for known in ended), now_ms)
+        return _failure_summary(count, min(known.since_ms for known in ended), now_ms)
 
 
-def _is_past(known: Repeats, now_ms: int) -> bool:
-    """Return whether a failure is over for so long that the same one would count as new."""
+def _is_expired(known: Repeats, now_ms: int) -> bool:
+    """Return whether a failure ended so long ago that its next occurrence counts as new."""
     return not known.open and now_ms > known.due_ms + known.gap_ms
 
 
-def _failures(count: int, since_ms: int, now_ms: int) -> str:
+def _failure_summary(count: int, since_ms: int, now_ms: int) -> str:
     return f"{counted(count, 'failure')} in {seconds(now_ms - since_ms)}"
 
 
 class Allowance(NamedTuple):
-    """Number of lines that may be logged at once, and number a second after that."""
+    """Token-bucket limit on lines: `burst` at once, then `per_s` lines a second."""
 
     burst: int
     per_s: float
 
 
-class _Level:
-    """The remaining part of an allowance."""
+class _LineBucket:
+    """The token bucket of one key at one level."""
 
-    __slots__ = ("_allowance", "_at_ms", "_left", "left_out")
+    __slots__ = ("_allowance", "_refilled_ms", "_tokens", "suppressed")
 
     def __init__(self, allowance: Allowance, now_ms: int) -> None:
         self._allowance = allowance
-        self._left = float(allowance.burst)
-        self._at_ms = now_ms
-        self.left_out = 0
+        self._tokens = float(allowance.burst)
+        self._refilled_ms = now_ms
+        self.suppressed = 0
+        """Number of lines that were suppressed since the last logged one."""
 
-    def has(self, now_ms: int) -> bool:
-        passed_s = max(0, now_ms - self._at_ms) / 1000
-        self._left = min(self._allowance.burst, self._left + passed_s * self._allowance.per_s)
-        self._at_ms = now_ms
-        return self._left >= 1
+    def has_token(self, now_ms: int) -> bool:
+        """Refill the bucket, and return whether a line may be logged."""
+        elapsed_s = max(0, now_ms - self._refilled_ms) / 1000
+        self._tokens = min(self._allowance.burst, self._tokens + elapsed_s * self._allowance.per_s)
+        self._refilled_ms = now_ms
+        return self._tokens >= 1
 
-    def take(self) -> None:
-        self._left -= 1
+    def take_token(self) -> None:
+        """Count a logged line."""
+        self._tokens -= 1
 
 
 class LineLimit:
     """
-    Limits lines of many kinds at several levels: a line must have something left at each level.
+    Limits lines of many kinds at several levels, with a token bucket for each key of each level.
 
-    An allowance refills over time. A flood of one kind uses up its own allowance before the common
-    one.
+    A line is logged only if its bucket at each level has a token. A flood of one kind uses up its
+    own bucket before that of all kinds.
 
     Args:
         allowances: one for each level, the narrowest first.
 
     Attributes:
-        left_out: number of lines that were left out.
+        left_out: number of lines that were suppressed.
     """
 
     def __init__(self, *allowances: Allowance) -> None:
         self._allowances = allowances
-        self._levels: list[OrderedDict[Hashable, _Level]] = [OrderedDict() for _ in allowances]
+        self._levels: list[OrderedDict[Hashable, _LineBucket]] = [OrderedDict() for _ in allowances]
         self.left_out = 0
 
     def __len__(self) -> int:
@@ -162,31 +172,31 @@ class LineLimit:
             keys: key of the line at each level.
 
         Returns:
-            Number of lines with the first key that were left out since the last logged line; None:
-            this line is left out too.
+            Number of lines with the first key that were suppressed since the last logged one; None
+            if this line is suppressed too.
         """
-        levels = [
-            _level(known, key, allowance, now_ms)
-            for known, key, allowance in zip(self._levels, keys, self._allowances, strict=True)
+        buckets = [
+            _bucket_of(level, key, allowance, now_ms)
+            for level, key, allowance in zip(self._levels, keys, self._allowances, strict=True)
         ]
-        kind = levels[0]
-        if not all(level.has(now_ms) for level in levels):
-            kind.left_out += 1
+        narrowest = buckets[0]
+        if not all(bucket.has_token(now_ms) for bucket in buckets):
+            narrowest.suppressed += 1
             self.left_out += 1
             return None
-        for level in levels:
-            level.take()
-        left_out, kind.left_out = kind.left_out, 0
-        return left_out
+        for bucket in buckets:
+            bucket.take_token()
+        suppressed, narrowest.suppressed = narrowest.suppressed, 0
+        return suppressed
 
 
-def _level(
-    known: OrderedDict[Hashable, _Level], key: Hashable, allowance: Allowance, now_ms: int
-) -> _Level:
-    level = known.get(key)
-    if level is None:
-        level = known[key] = _Level(allowance, now_ms)
-        if len(known) > KEYS_MAX:
-            known.popitem(last=False)
-    known.move_to_end(key)
-    return level
+def _bucket_of(
+    level: OrderedDict[Hashable, _LineBucket], key: Hashable, allowance: Allowance, now_ms: int
+) -> _LineBucket:
+    bucket = level.get(key)
+    if bucket is None:
+        bucket = level[key] = _LineBucket(allowance, now_ms)
+        if len(level) > KEYS_MAX:
+            level.popitem(last=False)
+    level.move_to_end(key)
+    return bucket

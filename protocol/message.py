@@ -1,4 +1,4 @@
-"""The values that users get: messages to handle, and receipts of sent messages. Pure."""
+"""The messages and receipts that programs get from the clients. Pure."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 OWN_PREFIX = "keylane."
-"""Prefix of the names of properties that keylane sets and reads itself."""
+"""Prefix of the property names that are reserved for keylane."""
 TAGS_PROPERTY = "keylane.tags"
-"""Property with a message's tags, separated by commas."""
+"""Property with a message's tags, comma-separated."""
 EDITED_PROPERTY = "keylane.edited"
 """Property of a parked message that an operator has edited: the time, as ISO 8601 in UTC."""
 SENT_ON = frozenset({TAGS_PROPERTY, EDITED_PROPERTY})
-"""Keylane's own properties that programs may send: they stay true when a program forwards a message
+"""Reserved properties that programs may send. They stay valid when a program forwards a message
 with its properties.
 """
 
 SHOWN_BYTES = 32
-"""Bytes of a key or a value that `repr(message)` shows."""
+"""Maximum bytes of a key or a value in `repr(message)`."""
 
 
 def not_handed_out(which: str) -> ClosedError:
-    """Return the error of an ack for a message that no consumer handed out; its text begins with
-    `which`, such as "this message".
+    """Return the error for an ack or nack of a message that no consumer delivered. Its text begins
+    with `which`, such as "this message".
     """
-    error = ClosedError(f"{which} was read, not handed out by a consumer")
+    error = ClosedError(f"{which} was only read, not delivered by a consumer")
     error.hint = (
-        "Ack or give back only what a handler, an iteration or `getmany` of a "
-        "consumer in a group gets."
+        "Ack or give back only messages that a consumer in a group delivers: to a handler, by "
+        "iteration, or by `getmany`."
     )
     return error
 
 
 class Delivery(Protocol):
-    """The client that delivered a message and takes its ack."""
+    """The client that delivered a message, and that accepts its ack."""
 
     @property
     def queue(self) -> int:
@@ -64,31 +64,31 @@ class Delivery(Protocol):
 
     @property
     def group(self) -> str:
-        """Consumer group of the client; "" if messages are only read."""
+        """Consumer group of the client; "" for a reader without a group."""
         ...
 
     @property
     def cursor(self) -> int:
-        """Offset below which all messages are acked; none of them is delivered again under the same
+        """Offset below which all messages are acked. They are not redelivered under the same
         token.
         """
         ...
 
     @property
     def leased_id(self) -> int:
-        """Partition under whose lease the messages are handled: their own, or a child that has
-        taken them over as parked.
+        """Partition whose lease covers the messages: their own, or a child that has adopted them as
+        parked messages.
         """
         ...
 
     @property
     def exclusive(self) -> bool:
-        """True if no other session has messages of the partition under the same token."""
+        """True if only this session gets messages of the partition under its token."""
         ...
 
     @property
     def is_copied(self) -> bool:
-        """True in another process than the client's, where `cursor` has the value at the time of
+        """True for a pickled copy in another process, whose `cursor` has the value at the time of
         pickling.
         """
         ...
@@ -98,28 +98,28 @@ class Delivery(Protocol):
         ...
 
     def nack(self, message: Message[Any], after_s: float) -> Coroutine[Any, Any, None]:
-        """Give back a message that this client delivered."""
+        """Give back a message that this client delivered, to get it again later."""
         ...
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
     """
-    The right under which a message is handled, which a consumer group's owner has on one partition.
+    The lease under which a message is handled: a consumer group's right on one partition.
 
-    Tokens are compared within one `partition_id` of one group: a store that keeps the highest
-    `token` of each can refuse a late owner. Tokens of different partitions cannot be compared.
+    Compare tokens only within one `partition_id` of one group. A store that keeps the highest
+    `token` of each can refuse writes of an earlier owner.
     """
 
     partition_id: int
-    """Leased partition: the message's own, or that of a child which handles the messages that its
-    parent has parked.
+    """Leased partition: the message's own, or a child that handles messages which its parent has
+    parked.
     """
     token: int
     """Fencing token, which is higher with each owner of the partition."""
 
 
 def lease_of(partition_id: int, token: int) -> Lease | None:
-    """Return the lease; None without a token, because the message is only read or broadcast."""
+    """Return the lease; None without a token, for a message that is only read or broadcast."""
     return Lease(partition_id, token) if token > 0 else None
 
 
@@ -139,14 +139,13 @@ class Message(msgspec.Struct, Generic[V], gc=False):
     key: bytes
     """b"" if the message was sent without a key."""
     value: bytes
-    """Stored bytes; `decode` returns the value that the sender's program sent."""
+    """Stored bytes; `decode` returns the value that was sent."""
     offset: int
     partition_id: int
     sent_at_ns: int
-    """
-    Nanoseconds since 1970, by the sender's calendar. A producer reads it once in a turn of its
-    event loop, and for each batch: messages that were sent one after another without an `await`
-    between them may have the same time.
+    """Nanoseconds since 1970 by the sender's wall clock. A producer reads the clock once per
+    iteration of its event loop and per batch, so messages that were sent without an `await` between
+    them may have the same time.
     """
     fencing_token: int = 0
     attempt: int = 1
@@ -154,32 +153,26 @@ class Message(msgspec.Struct, Generic[V], gc=False):
     delivery: Delivery | None = None
 
     def __hash__(self) -> int:
-        """Return a hash of its place, which equal messages share, so that sets and dicts can hold
-        messages.
-        """
+        """Return a hash of subject, partition and offset, which are the same for equal messages."""
         return hash((self.subject, self.partition_id, self.offset))
 
     def __repr__(self) -> str:
-        """Return subject, partition, offset, and the first bytes of key and value: short for a
-        message of any size.
-        """
+        """Return subject, partition, offset, and the first bytes of key and value."""
         return (
             f"<Message of {self.subject} partition {self.partition_id} offset {self.offset}, "
-            f"key {_beginning(self.key)}, value {_beginning(self.value)}, attempt {self.attempt}>"
+            f"key {_excerpt(self.key)}, value {_excerpt(self.value)}, attempt {self.attempt}>"
         )
 
     def ack(self) -> Coroutine[Any, Any, None]:
         """
-        Ack this message, because it is handled. The ack queue sends the ack to the broker within
-        milliseconds.
+        Ack this message, because it is handled. The ack is sent to the broker within milliseconds.
 
-        This is for messages of `async for` and `getmany`. A message that was passed to a handler
-        is acked when the handler returns. A repeated ack is harmless.
+        Use this for messages from `async for` and `getmany`. A message that was passed to a handler
+        is acked when the handler returns. Repeated acks are harmless.
 
         Raises:
-            LeaseLostError: another consumer owns the partition now, and the message is delivered to
-                it again.
-            InvalidRequestError: the message was given back, and will be handed out again.
+            LeaseLostError: another consumer owns the partition now, and gets the message again.
+            InvalidRequestError: the message was given back, and will be delivered again.
             ClosedError: no consumer delivered the message.
         """
         if self.delivery is None:
@@ -188,21 +181,20 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     def nack(self, *, after_s: float = 0) -> Coroutine[Any, Any, None]:
         """
-        Give this message back; it is handed out again, before any later message of its key.
+        Give this message back. It is delivered again, before any later message of its key.
 
-        This is for messages of `async for` and `getmany`; a handler raises `keylane.Retry`.
-        Messages of other keys are handed out before that. Later messages of its key that the
-        program has, after `getmany`, are given back with it.
+        Use this for messages from `async for` and `getmany`; a handler raises `keylane.Retry`.
+        Meanwhile, messages of other keys are delivered. Later messages of its key that the program
+        has from `getmany` are given back with it.
 
         Args:
-            after_s: least seconds until it is handed out again; up to a day. If its partition is
-                handed over before, the next owner gets it at once.
+            after_s: minimum seconds until it is delivered again, at most a day. If its partition is
+                handed over before that, the next owner gets it at once.
 
         Raises:
-            InvalidRequestError: the message is acked, or already given back, or it was passed to a
-                handler; or `after_s` is not such a number.
-            LeaseLostError: another consumer owns the partition now, and the message is delivered to
-                it again.
+            InvalidRequestError: the message is acked, was already given back, or was passed to a
+                handler; or `after_s` is out of range.
+            LeaseLostError: another consumer owns the partition now, and gets the message again.
             ClosedError: no consumer delivered the message.
         """
         if self.delivery is None:
@@ -214,11 +206,11 @@ class Message(msgspec.Struct, Generic[V], gc=False):
         Return the value, decoded by the codec of the client that delivered the message; `value`
         itself without a codec.
 
-        Each call decodes again. In a handler the error counts like any other: the message is tried
-        again.
+        The result is not cached. In a handler, a CodecError counts as any other failure: the
+        message is retried.
 
         Raises:
-            CodecError: the codec cannot decode the value; its error is the cause.
+            CodecError: the codec cannot decode the value; its exception is the cause.
         """
         codec = None if self.delivery is None else self.delivery.codec
         if codec is None:
@@ -241,7 +233,7 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     @property
     def group(self) -> str:
-        """Consumer group that got the message; "" if it was only read."""
+        """Consumer group to which the message was delivered; "" if it was only read."""
         return "" if self.delivery is None else self.delivery.group
 
     @property
@@ -258,41 +250,40 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     @property
     def properties(self) -> Mapping[str, str | bytes]:
-        """Properties that the sender gave, text or bytes by name; read only. Raises
+        """Properties of the message by name, as text or bytes; read-only. Raises
         CorruptBatchError.
         """
         return unpack_properties(self.packed_properties)
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Tags that the sender gave, in their order. Raises CorruptBatchError."""
+        """Tags of the message, in the sender's order. Raises CorruptBatchError."""
         joined = self.properties.get(TAGS_PROPERTY)
         return tuple(joined.split(",")) if joined and isinstance(joined, str) else ()
 
 
-def _beginning(data: bytes) -> str:
+def _excerpt(data: bytes) -> str:
     return f"{data[:SHOWN_BYTES]!r}{'…' * (len(data) > SHOWN_BYTES)} ({counted(len(data), 'byte')})"
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """The place of a sent message, and how durably it is stored."""
+    """The location of a sent message, and its durability."""
 
     partition_id: int
     offset: int
-    """Offset in the partition; -1 if the broker knows that the message was stored earlier, but not
-    at which offset.
+    """Offset in the partition; -1 if the broker knows that an earlier attempt stored the message,
+    but no longer at which offset.
     """
     durable: str
     """How durable the message is; "fsync": on the broker's disk."""
     duplicate: bool | Literal["possible"] = False
-    """
-    True if the broker recognised a repeated batch: an earlier try stored the message, and it is
-    stored once. "possible" if an earlier try may have stored it as well: it was sent to a broker
-    that did not answer.
+    """True if the broker recognised a repeated batch: an earlier attempt had stored the message,
+    and it is stored once. "possible" if it may be stored twice, because an earlier attempt went to
+    a broker that did not answer.
     """
     reordered: bool = False
-    """True if the message left its partition (BEST_TRIED only): older messages of its key may be
-    stored after it.
+    """True if the message was stored in another partition than its own (BEST_TRIED only): older
+    messages of its key may be stored after it.
     """
     queue: int | None = None
     """Number of the logic queue; None if the subject is not static."""
@@ -306,11 +297,11 @@ class TableReceipt(msgspec.Struct, frozen=True):
     stored: int
     """Number of stored rows."""
     refused: dict[int, str]
-    """Reasons of the rows that were left out, by row number; only with `partial=True`."""
+    """Reason by row number, for the rows that were skipped; only with `partial=True`."""
 
 
 def refuse_text(**given: object) -> NoReturn:
-    """Raise InvalidRequestError for the first of these values that is not bytes."""
+    """Raise InvalidRequestError for the first keyword argument that is not bytes."""
     name, value = next((name, value) for name, value in given.items() if type(value) is not bytes)
     advice = ""
     if isinstance(value, str):
@@ -318,7 +309,7 @@ def refuse_text(**given: object) -> NoReturn:
     elif isinstance(value, bytes | bytearray | memoryview):
         advice = f": use bytes({name})"
     elif name == "value":
-        advice = "; a codec makes bytes of other values: as codec=JsonCodec()"
+        advice = "; to send other values, set a codec, such as codec=JsonCodec()"
     elif value is None:
         advice = ": leave it out for a message without a key"
     raise InvalidRequestError(f"{name} must be bytes, not {type(value).__name__}{advice}")
@@ -326,19 +317,19 @@ def refuse_text(**given: object) -> NoReturn:
 
 def check_own(given: Iterable[str], kept: Collection[str] = ()) -> None:
     """
-    Check that no name belongs to keylane.
+    Check that no property name is reserved for keylane.
 
     Args:
-        kept: names that are allowed all the same.
+        kept: reserved names that are allowed all the same.
 
     Raises:
-        InvalidRequestError
+        InvalidRequestError: a name is reserved.
     """
     for name in given:
         if name.startswith(OWN_PREFIX) and name not in SENT_ON and name not in kept:
             raise InvalidRequestError(
-                f"properties whose names begin with {OWN_PREFIX!r} are keylane's own: leave out "
-                f"{name!r:.80}, also when a message is forwarded"
+                f"property names that begin with {OWN_PREFIX!r} are reserved: leave out "
+                f"{name!r:.80}, also when you forward a message"
             )
 
 
@@ -349,14 +340,14 @@ def pack_properties(
     kept: Collection[str] = (),
 ) -> bytes:
     """
-    Return properties and tags as bytes; b"" without either.
+    Encode properties and tags as bytes; b"" if there are none.
 
     Args:
-        kept: names of keylane's own properties that are allowed.
+        kept: reserved property names that are allowed all the same.
 
     Raises:
-        InvalidRequestError: a name is not text, or is keylane's own; a value is neither text nor
-            bytes; or a tag is not text without commas.
+        InvalidRequestError: a name is not text, or is reserved; a value is neither text nor bytes;
+            or a tag is not text without commas.
         MessageTooLargeError: the packed properties are over 64 KiB.
     """
     given: dict[Any, Any] = {}
@@ -366,7 +357,7 @@ def pack_properties(
         except AttributeError:
             kind = type(properties).__name__
             raise InvalidRequestError(
-                f"properties map text to text or bytes; this is a {kind}"
+                f"properties must be a mapping of text to text or bytes, not {kind}"
             ) from None
     for name, value in given.items():
         if type(name) is not str or (type(value) is not str and type(value) is not bytes):
@@ -380,15 +371,17 @@ def pack_properties(
         tagged = True
     if tagged:
         if TAGS_PROPERTY in given:
-            raise InvalidRequestError(f"tags are given twice: as {TAGS_PROPERTY!r} and as `tags`")
-        given[TAGS_PROPERTY] = _joined(tags)
+            raise InvalidRequestError(
+                f"tags are given twice: as property {TAGS_PROPERTY!r} and as `tags`"
+            )
+        given[TAGS_PROPERTY] = _join_tags(tags)
     if not given:
         return b""
     try:
         packed = _encode(given)
     except UnicodeEncodeError as error:
-        what = "a tag" if tagged and error.object == given[TAGS_PROPERTY] else "a property"
-        raise InvalidRequestError(f"{what} that is not valid text: {bad_text(error)}") from error
+        kind = "a tag" if tagged and error.object == given[TAGS_PROPERTY] else "a property"
+        raise InvalidRequestError(f"{kind} is invalid: {bad_text(error)}") from error
     if len(packed) > PROPERTIES_BYTES_MAX:
         raise MessageTooLargeError(
             f"properties too large: {len(packed)} bytes, at most {PROPERTIES_BYTES_MAX}",
@@ -400,11 +393,11 @@ def pack_properties(
 
 def _plain_properties(given: Mapping[Any, Any]) -> dict[Any, Any]:
     """
-    Return properties without classes that derive from text or bytes, such as numpy's and
-    enumerations.
+    Convert names and values of subclasses of str and bytes, such as numpy's and enumerations, to
+    plain ones.
 
-    The packer refuses some of them, and takes the value of an enumeration's member, which may be a
-    number.
+    The encoder refuses some of them, and encodes the value of an enumeration's member, which may be
+    a number.
 
     Raises:
         InvalidRequestError: a name is not text, or a value neither text nor bytes.
@@ -413,7 +406,8 @@ def _plain_properties(given: Mapping[Any, Any]) -> dict[Any, Any]:
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str | bytes):
             raise InvalidRequestError(
-                f"a property is text = text or bytes, not {name!r:.80} = {value!r:.80}"
+                f"a property has a text name and a text or bytes value, not {name!r:.80}: "
+                f"{value!r:.80}"
             )
         plain[str.__str__(name)] = (
             str.__str__(value) if isinstance(value, str) else bytes(memoryview(value))
@@ -421,19 +415,19 @@ def _plain_properties(given: Mapping[Any, Any]) -> dict[Any, Any]:
     return plain
 
 
-def _joined(tags: Collection[str]) -> str:
+def _join_tags(tags: Collection[str]) -> str:
     """Return the value of TAGS_PROPERTY. Raises InvalidRequestError."""
-    listed = [] if isinstance(tags, Mapping) else items_of(tags)
-    if not listed or not all(isinstance(tag, str) and tag and "," not in tag for tag in listed):
+    items = [] if isinstance(tags, Mapping) else items_of(tags)
+    if not items or not all(isinstance(tag, str) and tag and "," not in tag for tag in items):
         raise InvalidRequestError(
-            f"tags are texts without commas, as tags=['paid'], not {tags!r:.80}"
+            f"tags are texts without commas, such as tags=['paid'], not {tags!r:.80}"
         )
-    return ",".join(listed)
+    return ",".join(items)
 
 
 def unpack_properties(packed: bytes | memoryview) -> Mapping[str, str | bytes]:
     """
-    Return the properties that `pack_properties` packed, read only.
+    Return the properties that `pack_properties` encoded, as a read-only mapping.
 
     Raises:
         CorruptBatchError: the bytes are not packed properties.
@@ -456,10 +450,10 @@ def check_message_size(
     key_bytes: int, value_bytes: int, properties_bytes: int, limit_bytes: int = MESSAGE_BYTES_MAX
 ) -> None:
     """
-    Check that a message is not too large; sizes are in bytes.
+    Check the size of a message. All sizes are in bytes.
 
     Args:
-        limit_bytes: limit of the subject.
+        limit_bytes: the subject's limit for key, value and properties together.
 
     Raises:
         MessageTooLargeError: the key is over 1 KiB, or key, value and properties together are over
@@ -479,13 +473,13 @@ def key_too_large(key_bytes: int) -> MessageTooLargeError:
         size_bytes=key_bytes,
         limit_bytes=KEY_BYTES_MAX,
     )
-    error.hint = "Send a digest of it as the key."
+    error.hint = "Use a digest of the key instead."
     return error
 
 
 def message_too_large(size_bytes: int, limit_bytes: int) -> MessageTooLargeError:
-    """Return the error for a message whose key, value and properties together are over the limit of
-    its subject.
+    """Return the error for a message whose key, value and properties together exceed its subject's
+    limit.
     """
     return MessageTooLargeError(
         f"the message is too large: {size_bytes} bytes of key, value and properties, at most "

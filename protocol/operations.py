@@ -25,7 +25,7 @@ from .routing import OrderStrategy, Partition, PartitionState
 
 
 class OperationKind(enum.StrEnum):
-    """The ways to change the open partitions of a subject."""
+    """The kinds of changes to the open partitions of a subject."""
 
     RESIZE = "resize"
     GROW = "grow"
@@ -35,15 +35,15 @@ class OperationKind(enum.StrEnum):
     EVACUATE = "evacuate"
     SET = "set"
     PUBLISH = "publish"
-    """Requested by PublishSubject: the partitions of a hidden subject, which have messages,
+    """Requested by PublishSubject: the partitions of a hidden subject, with their messages,
     continue all open ones.
     """
     CUT = "cut"
-    """Requested by HideSubject: every partition moves, to children that also continue those of a
-    hidden subject.
+    """Requested by HideSubject: every partition is continued by a child that also continues
+    partitions of a hidden subject.
     """
     CREATE = "create"
-    """Never requested: the cleanup after a failed creation, for partitions that a silent broker may
+    """Internal: the cleanup after a failed creation, for partitions that a silent broker may
     host.
     """
 
@@ -93,7 +93,7 @@ class Reshape(Struct, frozen=True, kw_only=True):
     broker_group: str = ""
     without_source: bool = False
     dry_run: bool = False
-    """Answer with the plan, and change nothing."""
+    """Return the plan, without changing anything."""
     accept_loss: bool = False
 
 
@@ -110,9 +110,9 @@ class SetSubject(Reshape, frozen=True, kw_only=True):
 
 class Cordon(Struct, frozen=True, kw_only=True):
     """
-    Stop placing new partitions on a broker group, or allow it again.
+    Cordon a broker group, which then gets no new partitions, or uncordon it.
 
-    Its present partitions stay there. An evacuation cordons its broker group as well.
+    Its present partitions remain. An evacuation cordons its broker group too.
     """
 
     cordoned: bool = True
@@ -134,7 +134,8 @@ class GroupLoss(Struct, frozen=True, kw_only=True):
 
     group: str
     messages_max: int | None = None
-    """Most messages that it can lose; None: not known, for example because the partition was open.
+    """Maximum number of messages that it may lose; None: unknown, for example because the partition
+    was open.
     """
 
 
@@ -151,7 +152,7 @@ class LossView(Struct, frozen=True, kw_only=True):
 
 
 class OperationView(Struct, frozen=True, kw_only=True):
-    """An operation and its progress. The id is 0 if the operation is only planned, or if there is
+    """An operation and its progress. The id is 0 if the operation is only a plan, or if there is
     nothing to do.
     """
 
@@ -160,34 +161,34 @@ class OperationView(Struct, frozen=True, kw_only=True):
     kind: OperationKind
     state: OperationState
     sealed: tuple[int, ...]
-    """Partitions that take no more messages, including sealed ones of a broker group that was given
+    """Partitions that accept no more messages, including those of a broker group that was given
     up.
     """
     children: tuple[Partition, ...]
     steps: tuple[StepView, ...] = ()
     without_source: bool = False
     reordered: tuple[int, ...] = ()
-    """Partitions whose children were opened while their end was unknown: groups may have read
-    messages of the children before messages that remain in these.
+    """Partitions whose children were opened before their end was known. Groups may have read
+    messages of the children before the last messages of these.
     """
     problem: str = ""
     """Reason why the operation waits."""
     cordoned: str = ""
-    """Broker group that an evacuation leaves, while the group is cordoned; also after the operation
-    has ended.
+    """Broker group of an evacuation, as long as it is cordoned, even after the operation has
+    ended.
     """
     losses: tuple[LossView, ...] = ()
     """Losses that the plan or the operation accepts."""
 
 
 class BusySubject(Struct, frozen=True, kw_only=True):
-    """A subject that an evacuation did not move, because another operation runs on it, or its order
-    must be kept.
+    """A subject that an evacuation did not move, because another operation on it is running, or
+    because its order must be kept.
     """
 
     subject: str
     operation_id: int
-    """Operation that runs on it; 0: its creation, or none."""
+    """The running operation on it; 0: its creation, or none."""
     problem: str
     """Reason why it was not moved, and what to do."""
 
@@ -207,20 +208,20 @@ class PartitionHistory(Struct, frozen=True, kw_only=True):
 
     partition: Partition
     end_offset: int | None = None
-    """Offset where it ends; None if it is open, or its end is unknown."""
+    """End offset; None if the partition is open, or its end is unknown."""
     abandoned: bool = False
     """True if its children were opened while its broker was silent."""
     lost: bool = False
-    """True if its loss was accepted, so that its messages are no longer read."""
+    """True if its loss was accepted. Its messages are no longer read."""
 
     @property
     def is_gone(self) -> bool:
-        """True if its messages are gone: it has expired, or its disk's loss was accepted."""
+        """True if its messages no longer exist: it has expired, or its loss was accepted."""
         return self.lost or self.partition.state is PartitionState.EXPIRED
 
 
 class SubjectHistory(Struct, frozen=True, kw_only=True):
-    """Every partition that a subject ever had, ordered by age. Their parents are the lineage."""
+    """All partitions that a subject ever had, the oldest first. Their parents form the lineage."""
 
     subject: str
     route_version: int
@@ -231,16 +232,15 @@ class SubjectHistory(Struct, frozen=True, kw_only=True):
 FILLED_BY_CHARS_MAX = 200
 REVISION_CHARS_MAX = 100
 ENDS_MAX = 65_536
-"""Most partitions of a replaced subject whose ends are compared."""
+"""Maximum number of partitions of a replaced subject whose ends are compared."""
 
 
 class HideSubject(Struct, frozen=True, kw_only=True):
     """
-    Create a hidden subject whose messages are to be published in `subject` of the path; a repeat
-    changes nothing.
+    Create a hidden subject, to be published in the subject of the path. Idempotent.
 
-    It gets the settings and ranges of its target. If the target does not exist, publishing creates
-    it.
+    The hidden subject gets the settings and ranges of its target. If the target does not exist, the
+    publication creates it.
     """
 
     hidden: str
@@ -252,23 +252,23 @@ class HideSubject(Struct, frozen=True, kw_only=True):
     """Limit in bytes of one message, for a target that does not exist."""
     cut: bool = False
     """
-    Also seal the target's open partitions, and continue them by others; a repeat changes nothing.
+    Also seal the target's open partitions, and continue them by new ones. Idempotent.
 
-    The hidden subject can then replace the messages stored so far: messages that are sent in the
-    meantime come after both.
+    The hidden subject can then replace the messages stored so far. Messages that are sent in the
+    meantime follow them.
     """
     filled_by: Annotated[str, Meta(max_length=FILLED_BY_CHARS_MAX)] = ""
-    """Description of the job that fills it, for people, and different for each job: a hidden
-    subject of another job is refused. "": not reported.
+    """Unique description of the job that fills the subject, for display; "": not reported. The call
+    is refused if the hidden subject belongs to another job.
     """
 
 
 class PublishSubject(Struct, frozen=True, kw_only=True):
-    """Publish a hidden subject in its target; a repeat changes nothing."""
+    """Publish a hidden subject in its target. Idempotent."""
 
     target: str
     replace: bool = False
-    """Delete the target's present messages: the hidden subject takes over the name."""
+    """Replace the target's messages: the hidden subject takes over its name."""
     starts: Annotated[
         dict[
             Annotated[str, Meta(max_length=NAME_CHARS_MAX)],
@@ -282,14 +282,13 @@ class PublishSubject(Struct, frozen=True, kw_only=True):
         Annotated[dict[int, Annotated[int, Meta(ge=0, le=MAX_I64)]], Meta(max_length=ENDS_MAX)]
         | None
     ) = None
-    """
-    With `replace`, for a hidden subject with a cut: by partition id of the target, the end offset
-    of the messages whose rows the hidden subject contains. A partition that is not named must be
-    empty. None: the replaced messages are not checked.
+    """With `replace`, for a hidden subject with `cut`: by partition id of the target, the end
+    offset up to which the hidden subject has rows for its messages. Other partitions must be empty.
+    None: the replaced messages are not checked.
     """
     subject_id: Annotated[int, Meta(ge=0, le=MAX_I64)] = 0
-    """Id of the hidden subject, so that another one of its name is not published. 0: the current
-    one of the name.
+    """Id of the hidden subject, to protect a later one of the same name; 0: the current one of this
+    name.
     """
     revisions: Annotated[
         dict[
@@ -298,8 +297,8 @@ class PublishSubject(Struct, frozen=True, kw_only=True):
         ],
         Meta(max_length=GROUPS_PER_SUBJECT_MAX),
     ] = {}
-    """With `starts`: by consumer group, `GroupView.revision` before its cursors were read; the call
-    is refused if one differs now.
+    """With `starts`: by consumer group, the `GroupView.revision` before its cursors were read. The
+    call is refused if one has changed.
     """
 
 
@@ -309,14 +308,14 @@ class Publication(Struct, frozen=True, kw_only=True):
     hidden: str
     target: str
     operation_id: int = 0
-    """Operation on the target's partitions; 0: there was no target, and nothing is left to do."""
+    """Operation on the target's partitions; 0: the target did not exist, so the publication is
+    done.
+    """
     state: OperationState = OperationState.DONE
     problem: str = ""
     """Reason why it waits."""
 
 
 def hidden_name(target: str, job: str) -> str:
-    """Return the name of a job's hidden subject; the target's name is cut if the result would be
-    too long.
-    """
+    """Return the name of a job's hidden subject. A long target name is truncated."""
     return f"{target[: NAME_CHARS_MAX - len(HIDDEN) - len(job)]}{HIDDEN}{job}"

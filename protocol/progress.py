@@ -1,7 +1,7 @@
-"""A consumer group's progress on a partition, and bodies of the calls that set it. Pure.
+"""A consumer group's progress on a partition, and the bodies of calls that set it. Pure.
 
-The metaserver draws a new fencing token for each partition, so that an earlier owner is refused.
-The broker raises the fence to this token and then sets the cursor, both durably.
+For a reset, the metaserver assigns a new fencing token to each partition. The broker first raises
+the fence to this token, which fences earlier owners, and then sets the cursor, both durably.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .routing import ConsumeStrategy
 
 GROUPS_AT_ONCE_MAX = 1_024
 PARTITIONS_TOLD_MAX = 256
-"""Most partitions in one TellGroups call."""
+"""Maximum number of partitions in one TellGroups call."""
 Offset = Annotated[int, Meta(ge=0, le=MAX_I64)]
 AtMs = Annotated[int, Meta(ge=0, le=MAX_I64)]
 """Milliseconds since 1970."""
@@ -28,7 +28,7 @@ class ResetTo(enum.StrEnum):
     The new cursor: the first message, one past the last, an offset, or the first message at or
     after a time.
 
-    SHIFT counts messages from the present cursor; CURSORS names an offset for each partition.
+    SHIFT counts messages from the present cursor. CURSORS gives an offset for each partition.
     """
 
     EARLIEST = "earliest"
@@ -43,16 +43,16 @@ class ResetGroup(Struct, frozen=True, kw_only=True):
     """
     Set the progress of a consumer group, which must have no live consumers unless `live` is set.
 
-    All partitions are set unless `queue` or `partition_id` is given. OFFSET needs one of them,
-    because an offset names a different message in each partition. `partition_id` sets that
-    partition alone, not its parents or children.
+    All partitions are reset unless `queue` or `partition_id` is given. OFFSET needs one of them,
+    because an offset refers to a different message in each partition. `partition_id` resets only
+    that partition, not its parents or children.
     """
 
     to: ResetTo
     offset: Offset | None = None
     """With OFFSET: a logic offset with `queue`, an offset of the partition with `partition_id`."""
     at_ms: AtMs | None = None
-    """With TIME: milliseconds since 1970, by the brokers' calendars."""
+    """With TIME: milliseconds since 1970, by the brokers' wall clocks."""
     queue: Annotated[int, Meta(ge=0, le=MAX_I64)] | None = None
     """Number of a logic queue of a static subject."""
     partition_id: Annotated[int, Meta(ge=1, le=MAX_I64)] | None = None
@@ -60,29 +60,27 @@ class ResetGroup(Struct, frozen=True, kw_only=True):
     """With SHIFT and `dry_run` only: a repeat would shift again, so its plan is applied as CURSORS.
     """
     cursors: dict[int, Offset] | None = None
-    """With CURSORS: new cursor by partition id; partitions that are not named keep theirs."""
+    """With CURSORS: new cursor by partition id. Other partitions keep theirs."""
     dry_run: bool = False
-    """Answer with the new cursors, and change nothing."""
+    """Return the new cursors, without changing anything."""
     live: bool = False
-    """Also reset a group with live consumers: they hand over their partitions, and continue at the
+    """Also reset a group with live consumers. They hand over their partitions, and continue at the
     new cursors.
     """
 
 
 class PendingReset(Struct, frozen=True, kw_only=True):
-    """A `live` reset in progress: its group is granted no partition until it is done or
-    canceled.
-    """
+    """A `live` reset in progress. Its group gets no grants until the reset is done or canceled."""
 
     to: ResetTo
     begun: bool
-    """True if its cursors may already be set, so that it can no longer be canceled."""
+    """True if cursors may already be set. The reset can then no longer be canceled."""
     waits_for: tuple[str, ...] = ()
     """Names of the consumers that have not handed over all their partitions."""
 
 
 class CursorView(Struct, frozen=True, kw_only=True):
-    """A partition on which a group's progress was set."""
+    """The new cursor of a group on one partition."""
 
     partition_id: int
     queue: int
@@ -95,8 +93,8 @@ class CursorView(Struct, frozen=True, kw_only=True):
     before: int | None = None
     """Present cursor, in a dry run."""
     parked: int | None = None
-    """Number of its ancestors' messages that stay parked here, because these ancestors were not
-    reset; None in a dry run.
+    """Number of messages from ancestors that were not reset, which remain parked on this partition;
+    None in a dry run.
     """
 
 
@@ -107,13 +105,15 @@ class GroupReset(Struct, frozen=True, kw_only=True):
     group: str
     cursors: list[CursorView]
     left_out: tuple[int, ...] = ()
-    """Partitions that were not set, because an evacuation has given up their broker groups, which
-    are silent.
+    """Partitions that were not reset, because an evacuation has given up their silent broker
+    groups.
     """
     static: bool = False
-    """True if the subject has logic queues. Otherwise `queue` and `logic_cursor` mean nothing."""
+    """True if the subject has logic queues. Otherwise `queue` and `logic_cursor` have no
+    meaning.
+    """
     dry_run: bool = False
-    """True if nothing was set: the same call without `dry_run` would set these cursors."""
+    """True if these cursors are only a plan."""
 
 
 class CanceledReset(Struct, frozen=True, kw_only=True):
@@ -122,11 +122,11 @@ class CanceledReset(Struct, frozen=True, kw_only=True):
     subject: str
     group: str
     asked: ResetGroup
-    """The request of the reset."""
+    """The canceled request."""
 
 
 class GroupStatus(Struct, frozen=True, kw_only=True):
-    """A consumer group's progress on a partition at its broker."""
+    """A consumer group's progress on a partition, as its broker reports it."""
 
     group: str
     token: int
@@ -142,36 +142,35 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     by_operator: bool = False
     """True if the token comes from a reset of the cursor, not from a consumer."""
     ttl_ms: int = 0
-    """Ttl of the session that presented the token, in milliseconds; 0: unknown, for example after a
+    """Ttl in milliseconds of the session that used the token; 0: unknown, for example after a
     restart of the broker.
     """
     removed_unread: int = 0
     """Number of messages that retention by time removed before the group had acked them."""
     parked: int = 0
-    """Number of messages that the group has set aside, including those that wait for retry."""
+    """Number of messages that the group has parked, including those that wait for retry."""
     retrying: int = 0
     """Number of messages that wait for retry."""
     failing: FailingMessage | None = None
-    """Oldest message that fails and is not handled; also None after a restart of the broker, until
-    it is reported again.
+    """Oldest failing message that is not handled yet. None also after a restart of the broker,
+    until the owner reports it again.
     """
     suspects: int = 0
-    """Number of messages that two owners had when they ended without handing over, and that are not
-    acked.
+    """Number of unacked messages that two successive owners were handling when they ended without a
+    hand-over.
     """
     left_to_children: bool = False
-    """True if something is parked, or kept for children, which take it over once the group has
-    drained the partition.
+    """True if the partition has parked messages that its children adopt once the group has drained
+    it.
     """
     frozen: bool = False
-    """True if children have begun to take over what is parked: the group had drained the partition.
+    """True if children have begun to adopt the parked messages, because the group has drained the
+    partition.
     """
 
 
 class SetCursor(Struct, frozen=True, kw_only=True):
-    """Raise a group's fence to `token` and set its cursor. A repeat with the same token changes
-    nothing.
-    """
+    """Raise a group's fence to `token` and set its cursor. Idempotent for the same token."""
 
     group: str
     token: Annotated[int, Meta(ge=1, le=MAX_I64)]
@@ -179,60 +178,60 @@ class SetCursor(Struct, frozen=True, kw_only=True):
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """Consume strategy of the group, which the broker stores with the token."""
     kept_parents: tuple[int, ...] = ()
-    """Ancestors that are not reset with it: what was taken over from them stays parked here, and is
-    not taken over again.
+    """Ancestors that are not reset. Their messages that the partition has adopted remain parked,
+    and are not adopted again.
     """
     kept_children: tuple[tuple[int, int], ...] = ()
-    """Half-open ranges of logical partitions of the children that are not reset with it: they keep
-    what they took over.
+    """Half-open ranges of logical partitions of the children that are not reset. They keep the
+    parked messages that they adopted.
     """
 
 
 class KnowGroups(Struct, frozen=True, kw_only=True):
-    """Have retention keep messages for these groups, which have not read the partition yet."""
+    """Make retention wait for these groups, which have not read the partition yet."""
 
     groups: Annotated[tuple[str, ...], Meta(max_length=GROUPS_AT_ONCE_MAX)]
     complete: bool = False
-    """True if no other group of the subject reads the partition: retention may remove messages that
-    these groups have acked.
+    """True if these are all groups of the subject. Retention may then remove messages that they
+    have acked.
     """
     tokens_above: Annotated[int, Meta(ge=0, le=MAX_I64)] = 0
-    """Upper bound of all tokens of the subject's deleted groups. A broker that has forgotten one
-    of these groups under a higher token refuses the call, because it was made before the deletion.
+    """Upper bound of all tokens of the subject's deleted groups. A broker that has forgotten a
+    group under a higher token refuses the call, because it predates the deletion.
     """
 
 
 class TellPartition(Struct, frozen=True, kw_only=True):
-    """The consumer groups of one partition among several."""
+    """The consumer groups of one partition in a TellGroups call."""
 
     partition_id: Annotated[int, Meta(ge=0, le=MAX_I64)]
     know: KnowGroups
 
 
 class TellGroups(Struct, frozen=True, kw_only=True):
-    """Report consumer groups to several partitions of a broker at once; each part means the same as
-    `KnowGroups`.
-    """
+    """Report consumer groups to several partitions of a broker: a KnowGroups call for each."""
 
     partitions: Annotated[tuple[TellPartition, ...], Meta(max_length=PARTITIONS_TOLD_MAX)]
 
 
 class NotTold(Struct, frozen=True, kw_only=True):
-    """A partition that has not stored its groups, and the reason."""
+    """A partition whose groups could not be stored, and the reason."""
 
     partition_id: int
     reason: str
 
 
 class ToldGroups(Struct, frozen=True, kw_only=True):
-    """The result of TellGroups: each partition that is not named here knows its groups, durably."""
+    """The response to TellGroups. Every partition that is not listed here has stored its groups
+    durably.
+    """
 
     not_told: tuple[NotTold, ...] = ()
 
 
 class ForgetGroup(Struct, frozen=True, kw_only=True):
-    """Forget a deleted group: its progress is removed, and its tokens up to `token` are refused. A
-    repeat changes nothing.
+    """Forget a deleted group: its progress is removed, and its tokens up to `token` are refused.
+    Idempotent.
     """
 
     group: str
@@ -243,5 +242,6 @@ class ForgottenGroup(Struct, frozen=True, kw_only=True):
     """The broker has forgotten the group, durably."""
 
     token: int
-    """Highest token that it refuses; higher than in the call if the metaserver's database is older.
+    """Highest token that the broker refuses. It is above the requested one if the metaserver's
+    database was restored.
     """

@@ -42,12 +42,12 @@ class SegmentView(Struct, frozen=True, kw_only=True):
 
     partition: Partition
     logic_end: int | None = None
-    """Logic offset after its last one; None while it is open."""
+    """Logic offset after its last message; None while it is open."""
 
 
 class QueueView(Struct, frozen=True, kw_only=True):
-    """A logic queue with its range of logical partitions, and the partitions that still have data,
-    the oldest first.
+    """A logic queue: its range of logical partitions, and its partitions that still have data, the
+    oldest first.
     """
 
     queue: int
@@ -66,8 +66,8 @@ class QueueList(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """The offsets `[first_offset, next_offset)` that a partition stores, and the logic offset of
-    its offset 0.
+    """A partition of a queue: its stored offsets `[first_offset, next_offset)`, and the logic
+    offset of its offset 0.
     """
 
     partition_id: int
@@ -82,7 +82,7 @@ class Segment:
 
     @property
     def logic_end(self) -> int:
-        """Logic offset after that of its last message."""
+        """Logic offset after its last message."""
         return self.logic_start + self.next_offset
 
 
@@ -91,8 +91,8 @@ def start_behind_loss(name: str) -> int:
     Return the logic offset at which a partition begins if the end of its parent is unknown.
 
     Earlier partitions of the chain have lower numbers, and at most PARTITION_MESSAGES_MAX messages
-    each, so their logic offsets are lower. The name is stored on the broker's disk, so a rebuild
-    computes the same offset.
+    each, so their logic offsets are lower. The offset depends only on the name, so a rebuild of the
+    database computes the same one.
 
     Raises:
         InvalidRequestError: the partition's number is so high that its logic offsets would exceed
@@ -108,7 +108,7 @@ def start_behind_loss(name: str) -> int:
 
 
 def is_behind_loss(partition: Partition) -> bool:
-    """Return True if an unknown number of messages before this partition in its queue is lost."""
+    """Return True if an unknown number of messages was lost before this partition in its queue."""
     number = partition_number(partition.name)
     return (
         partition.logic_start > 0
@@ -128,7 +128,7 @@ def segment_of(view: SegmentView, status: PartitionStatus) -> Segment:
 
 
 def queue_min(chain: Sequence[Segment]) -> int:
-    """Return the logic offset of the first stored message of a queue; the queue's max if none is
+    """Return the logic offset of the first stored message of a queue; `queue_max` if none is
     stored.
     """
     firsts = (part.logic_first for part in chain if part.first_offset < part.next_offset)
@@ -136,7 +136,7 @@ def queue_min(chain: Sequence[Segment]) -> int:
 
 
 def queue_max(chain: Sequence[Segment]) -> int:
-    """Return the logic offset after that of the last message of a queue."""
+    """Return the logic offset after the last message of a queue."""
     return chain[-1].logic_end
 
 
@@ -164,7 +164,7 @@ def outside(logic_offset: int, low: int, high: int) -> OffsetOutOfRangeError:
 
 def physical_cursors(chain: Sequence[Segment], logic_offset: int) -> list[int]:
     """
-    Return the cursor in each segment that together mean `logic_offset`.
+    Return the cursor in each segment for a cursor of the queue at `logic_offset`.
 
     Segments before the offset get their end, the segment that contains it gets the offset, and
     later segments get their first offset.
@@ -177,11 +177,11 @@ def physical_cursors(chain: Sequence[Segment], logic_offset: int) -> list[int]:
 
 def logic_cursor(chain: Sequence[Segment], cursors: Mapping[int, int]) -> int:
     """
-    Return the logic offset of the first message that a group has not acked; the queue's max if it
-    has acked all.
+    Return the logic offset of the first message that a group has not acked; `queue_max` if it has
+    acked all.
 
     Args:
-        cursors: cursor by partition id; a partition that the group has not read is missing.
+        cursors: cursor by partition id, without partitions that the group has not read.
     """
     for part in chain:
         cursor = max(cursors.get(part.partition_id, 0), part.first_offset)
@@ -194,21 +194,20 @@ def logic_offset_at(
     chain: Sequence[Segment], offsets: Iterable[int | None], bound: TimeBound
 ) -> int | None:
     """
-    Return the logic offset for a time.
+    Return the logic offset of the message that a time refers to.
 
     Args:
-        offsets: result of the same lookup in each segment, an offset or None, in the order of the
-            chain.
+        offsets: result of the lookup in each segment, an offset or None, in the order of the chain.
         bound: LOWER takes the first offset, UPPER the last.
 
     Returns:
         The logic offset; None if no segment has such a message.
     """
-    hits = [
+    found = [
         part.logic_start + offset
         for part, offset in zip(chain, offsets, strict=True)
         if offset is not None
     ]
-    if not hits:
+    if not found:
         return None
-    return hits[0] if bound is TimeBound.LOWER else hits[-1]
+    return found[0] if bound is TimeBound.LOWER else found[-1]

@@ -16,14 +16,14 @@
     The producer fills in all but base_offset, position and appended_at_ms, which the broker stamps.
 
 Invariants
-    A record reads back as it was written, or as Short (the write was cut) or Wrong (the bytes were
-    damaged).
+    Reading a record returns it as it was written, or Short (the write was cut off), or Wrong (the
+    bytes are damaged).
     Every bit is covered by a checksum: header_crc covers the header and body_crc, body_crc covers
     the body.
     body_crc is the producer's and never changes: the broker stamps only the header.
 
 Source: with two checksums, stamping an offset costs a CRC of 88 bytes instead of the whole batch.
-Kafka instead keeps its offset outside the CRC. `position` reveals blocks that were written or
+Kafka instead keeps its offset outside the CRC. `position` detects blocks that were written or
 copied to a wrong position.
 """
 
@@ -43,7 +43,7 @@ MAGIC = 0x314C4B42
 HEADER_BYTES = 96
 VERSION = 1
 COMPRESSION_AT = 14
-"""Byte of the record with its compression; 0 if it is not packed."""
+"""Index of the header's byte with the compression."""
 _LAYOUT = struct.Struct("<IIIBBBBIIQQQqqqQIIQ")
 _AFTER_CRC = struct.Struct("<IBBBBIIQQQqqqQIIQ")
 _BEFORE = struct.Struct("<II")
@@ -58,11 +58,11 @@ assert _LAYOUT.size == HEADER_BYTES
 
 
 class Kind(enum.IntEnum):
-    """The kind of a record. A number never gets another meaning."""
+    """The kind of a record. The meaning of a number never changes."""
 
     MESSAGES = 1
     PARTITION = 2
-    """The broker hosts the partition; body = msgpack of its facts."""
+    """The broker hosts the partition; body = msgpack of its metadata."""
     SEAL = 3
     """The partition takes no more appends; base_offset = its end."""
     FENCE = 4
@@ -70,35 +70,33 @@ class Kind(enum.IntEnum):
     CURSOR = 5
     """A consumer group's cursor and acked ranges on the partition."""
     STATE = 6
-    """The partition's whole state without its messages, written before retention removes earlier
+    """The partition's whole state except its messages, written before retention removes earlier
     records of it.
     """
     TOLD = 7
-    """The metaserver has reported every consumer group of the partition's subject: the groups
-    earlier in the log are complete.
+    """The metaserver has reported all consumer groups of the partition's subject: earlier records
+    in the log contain them.
     """
     FORGET = 8
     """A consumer group was deleted: the partition keeps no progress of it, and refuses its tokens.
     """
     DROPPED = 9
-    """Partitions were dropped with their subject: the broker no longer hosts them, and never will
-    again.
-    """
+    """Partitions were dropped with their subject: the broker will never host them again."""
     PARKED = 10
-    """Changes of what a consumer group has set aside on the partition."""
+    """Changes of the messages that a consumer group has parked on the partition."""
     HOLD = 11
-    """A job holds messages of the partition against retention, or has ended its hold."""
+    """A job has set or ended a hold, which protects messages of the partition from retention."""
 
 
 FLAG_NUMBERED = 1
-"""Flag of a batch whose producer numbers the rows of its source, and whose `producer_epoch` is a
-digest of all of them up to the end of the batch; see `broker/partition/appends.py`.
+"""Flag of a batch whose `sequence` numbers the rows of a source, and whose `producer_epoch` is a
+digest of all rows up to the end of the batch; see `broker/partition/appends.py`.
 """
 
 
 class Compression(enum.IntEnum):
-    """The packing of keys, values and properties in a batch. A number never gets another
-    meaning.
+    """The compression of keys, values and properties in a batch. The meaning of a number never
+    changes.
     """
 
     NONE = 0
@@ -127,14 +125,14 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def next_offset(self) -> int:
-        """Offset after the last one of the batch."""
+        """Offset after the last message of the batch."""
         return self.base_offset + self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """The bytes end before the record does; `wanted` is the record's length, or a header's if the
-    header is cut.
+    """The data end before the record does. `wanted` is the record's length, or that of a header if
+    the header is cut off.
     """
 
     wanted: int
@@ -142,7 +140,7 @@ class Short:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """The bytes are not a record; `reason` names the field that does not fit."""
+    """The bytes are not a record. `reason` names the wrong field."""
 
     reason: str
 
@@ -168,7 +166,7 @@ def encode_record(
     Return header and body as bytes, with both checksums.
 
     Raises:
-        MessageTooLargeError: the record is over RECORD_BYTES_MAX, which readers refuse.
+        MessageTooLargeError: the record is over RECORD_BYTES_MAX; readers would refuse it.
     """
     header = encode_header(
         HEADER_BYTES + len(body),
@@ -209,16 +207,16 @@ def encode_header(
     flags: int = 0,
 ) -> bytes:
     """
-    Return the header of a record of `length` bytes, the same that `encode_record` writes.
+    Return the header of a record of `length` bytes, including the header.
 
     Raises:
-        MessageTooLargeError: the record is over RECORD_BYTES_MAX, which readers refuse.
+        MessageTooLargeError: the record is over RECORD_BYTES_MAX; readers would refuse it.
     """
     if length > RECORD_BYTES_MAX:
         raise MessageTooLargeError(
             f"a record of {length} bytes", size_bytes=length, limit_bytes=RECORD_BYTES_MAX
         )
-    after = _AFTER_CRC.pack(
+    checked_fields = _AFTER_CRC.pack(
         length,
         VERSION,
         kind,
@@ -237,14 +235,14 @@ def encode_header(
         0,
         sequence,
     )
-    return _BEFORE.pack(MAGIC, crc32c.crc32c(after)) + after
+    return _BEFORE.pack(MAGIC, crc32c.crc32c(checked_fields)) + checked_fields
 
 
 def read_header(data: bytes | memoryview, start: int = 0) -> Header | Short | Wrong:
-    """Read and check the header at `start`, without the body's checksum."""
-    left = len(data) - start
-    if left < HEADER_BYTES:
-        if left >= 4 and _U32.unpack_from(data, start)[0] != MAGIC:
+    """Read and check the header at `start`, without checking the body."""
+    available = len(data) - start
+    if available < HEADER_BYTES:
+        if available >= 4 and _U32.unpack_from(data, start)[0] != MAGIC:
             return Wrong("no magic")
         return Short(HEADER_BYTES)
     fields = _LAYOUT.unpack_from(data, start)
@@ -285,8 +283,8 @@ def is_batch(
     base_offset: int,
     position: int,
 ) -> bool:
-    """Return True if an undamaged batch with these fields is at `start`; like `read_record`, but
-    without making a Header.
+    """Return True if an undamaged batch with these fields is at `start`. This is faster than
+    `read_record`, because it creates no Header.
     """
     if not 0 <= start <= len(data) - length or length < HEADER_BYTES:
         return False
@@ -303,7 +301,7 @@ def is_batch(
 
 
 def stamp(record: bytearray, *, base_offset: int, position: int, appended_at_ms: int) -> None:
-    """Write the broker's fields into the header of `record`, and renew the header's checksum."""
+    """Write the broker's fields into the header of `record`, and update the header's checksum."""
     _STAMP.pack_into(record, _STAMP_AT, base_offset, position)
     _STAMP_TIME.pack_into(record, _STAMP_TIME_AT, appended_at_ms)
     _U32.pack_into(record, 4, crc32c.crc32c(memoryview(record)[8:HEADER_BYTES]))

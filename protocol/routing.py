@@ -1,4 +1,4 @@
-"""The way from an order key to its partition: hash, exact split of ranges, route table. Pure.
+"""Maps an order key to its partition: hash, ranges, route table. Pure.
 
     order key ──xxh3_64 % 1024──▶ logical partition ──range──▶ logic queue ──▶ OPEN partition
                                                                                 ──▶ broker
@@ -9,7 +9,7 @@ Invariants
     A route has exactly one OPEN partition for each logical partition. A lower version never
     replaces a higher one.
 
-Source: QMQ rounds 1024/k, which leaves gaps or fails for most k; i*1024//k is exact.
+Source: QMQ rounds 1024/k, which leaves gaps or fails for most k. i*1024//k is exact.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from .limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX, PARTITIONS_MAX
 
 class OrderStrategy(enum.StrEnum):
     """
-    How a producer treats keyed messages whose partition does not answer; stored per subject.
+    How producers treat keyed messages while their partition does not respond; a setting of the
+    subject.
 
-    STRICT, the default, waits. BEST_TRIED sends them to another partition after a while, and their
-    receipts say so. Messages without a key have no order: under both strategies they go to a
-    partition that answers.
+    STRICT, the default, waits. BEST_TRIED sends them to another partition after some seconds, and
+    their receipts are marked as reordered. Messages without a key have no order: under both
+    strategies they go to a partition that responds.
     """
 
     STRICT = "strict"
@@ -48,10 +49,10 @@ class OrderStrategy(enum.StrEnum):
 
 class ConsumeStrategy(enum.StrEnum):
     """
-    How a consumer group divides messages among its consumers; stored per group, set by its first
-    consumer.
+    How a consumer group divides messages among its consumers; a setting of the group, fixed by its
+    first consumer.
 
-    EXCLUSIVE: each partition has one consumer, and order is kept. SHARED: every consumer takes
+    EXCLUSIVE: each partition has one consumer, and order is kept. SHARED: every consumer gets
     messages of every partition, without order.
     """
 
@@ -71,7 +72,7 @@ class PartitionState(enum.StrEnum):
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """The client's view of a physical partition. Range, name, broker group and parents never
+    """A physical partition, as clients see it. Its range, name, broker group and parents never
     change.
     """
 
@@ -84,34 +85,37 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     state: PartitionState
     parents: tuple[PartitionId, ...] = ()
     address: str | None = None
-    """host:port of the broker group; None while it is not available."""
+    """host:port of the broker; None while it is unavailable."""
     logic_start: int = 0
-    """Logic offset of the partition's offset 0, in a static subject. It follows from the parents'
-    ends and is known once they are sealed; brokers do not know it.
+    """Logic offset of the partition's offset 0, in a static subject. It is computed from the
+    parents' ends once they are sealed. Brokers do not know it.
     """
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """The route of a subject: every partition that still has data, and the route's version."""
+    """The route of a subject: its partitions that still have data, under a version."""
 
     subject: Subject
     version: RouteVersion
     order_strategy: OrderStrategy
     partitions: tuple[Partition, ...]
     static: bool = False
-    """True if the subject has logic queues: a keyed message never leaves its own, under either
-    strategy.
+    """True if the subject has logic queues. A keyed message then never leaves its own queue, under
+    either order strategy.
     """
     subject_id: int = 0
-    """Distinguishes the subject from an earlier or later one of the same name; 0: not reported."""
+    """Id that distinguishes the subject from an earlier or later one of the same name; 0: not
+    reported.
+    """
     message_bytes_max: int = MESSAGE_BYTES_MAX
-    """Limit in bytes of key, value and properties of one message together, in its open partitions.
+    """Maximum bytes of key, value and properties of one message together, in its open
+    partitions.
     """
 
     @property
     def may_leave(self) -> bool:
-        """True if a keyed message may go to another partition than its own; its receipt then says
-        `reordered`.
+        """True if a keyed message may go to another partition than its own. Its receipt is then
+        marked as reordered.
         """
         return self.order_strategy is OrderStrategy.BEST_TRIED and not self.static
 
@@ -128,7 +132,7 @@ def logical_partition(order_key: bytes) -> LogicalPartition:
 
 def split_ranges(count: int) -> list[tuple[int, int]]:
     """
-    Cut the logical partitions into `count` half-open ranges whose sizes differ by at most one.
+    Split the logical partitions into `count` half-open ranges whose sizes differ by at most one.
 
     Raises:
         InvalidRequestError: `count` is outside 1..1024.
@@ -143,7 +147,7 @@ def split_ranges(count: int) -> list[tuple[int, int]]:
 
 def route_table(route: Route) -> list[Partition]:
     """
-    Return the OPEN partition of each logical partition, as a list of 1024.
+    Return the OPEN partition of each logical partition, as a list of 1024 items.
 
     Raises:
         InvalidRequestError: a logical partition has no OPEN partition or two, or a range is outside
@@ -161,7 +165,7 @@ def route_table(route: Route) -> list[Partition]:
             if table[index] is not None:
                 raise InvalidRequestError(f"logical partition {index} has two open partitions")
             table[index] = partition
-    full = [partition for partition in table if partition is not None]
-    if len(full) != LOGICAL_PARTITIONS:
+    complete = [partition for partition in table if partition is not None]
+    if len(complete) != LOGICAL_PARTITIONS:
         raise InvalidRequestError(f"logical partition {table.index(None)} has no open partition")
-    return full
+    return complete

@@ -1,4 +1,4 @@
-"""Checks of settings; an error lists every problem. Pure."""
+"""Checks of settings, which report all problems at once. Pure."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from .errors import ConfigError, InvalidRequestError
 from .ids import check_name
 
 CALL_TIMEOUT_MS = (10, 600_000)
-"""Least and most milliseconds for one call."""
+"""Minimum and maximum milliseconds of the timeout of one call."""
 
 
 def values_of(settings: Any) -> dict[str, object]:
-    """Return the values of a dataclass by name."""
+    """Return the field values of a dataclass by name."""
     return {field.name: getattr(settings, field.name) for field in fields(settings)}
 
 
 def whole(value: object) -> int | None:
-    """Return the int of a whole number of any type, such as numpy's or an IntEnum; None for a bool
-    and anything else.
+    """Convert an integer of any type, such as numpy's or an IntEnum, to int; return None for a bool
+    or any other value.
     """
     if isinstance(value, bool):
         return None
     try:
         return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:  # an array has the method too, and raises it
+    except TypeError:  # also raised by arrays, which have the method
         return None
 
 
@@ -40,8 +40,8 @@ def is_within(value: object, low: int, high: int) -> bool:
 def range_problems(
     values: Mapping[str, object], ranges: Mapping[str, tuple[int, int]]
 ) -> list[str]:
-    """Return the problems of whole numbers as sentences; `ranges` has the least and most value by
-    name.
+    """Return a sentence for each value that is not an int in its range; `ranges` has the minimum
+    and maximum by name.
     """
     return [
         range_problem(name, values[name], low, high)
@@ -51,8 +51,8 @@ def range_problems(
 
 
 def range_problem(name: str, value: object, low: int, high: int) -> str:
-    """Return the problem of `value`, which is not within `[low, high]`, or is a whole number of
-    another type than int.
+    """Return a sentence about `value`, which is outside `[low, high]`, or has another type than
+    int.
     """
     number = whole(value)
     advice = f": use int({number})" if number is not None and low <= number <= high else ""
@@ -60,8 +60,8 @@ def range_problem(name: str, value: object, low: int, high: int) -> str:
 
 
 def flag_problems(**flags: object) -> list[str]:
-    """Return the problems of switches as sentences: "no" and 0 would count as True and False, and
-    None as a default.
+    """Return a sentence for each flag that is not a bool. Otherwise "no" would count as True, and
+    None as False.
     """
     return [
         f"{name} must be True or False, not {value!r:.40}"
@@ -71,7 +71,7 @@ def flag_problems(**flags: object) -> list[str]:
 
 
 def kind_problems(values: Mapping[str, object], kinds: Mapping[str, type]) -> list[str]:
-    """Return the problems of values that are not whole numbers as sentences; `kinds` has the class
+    """Return a sentence for each value that is not an instance of its class; `kinds` has the class
     by name.
     """
     return [
@@ -83,7 +83,7 @@ def kind_problems(values: Mapping[str, object], kinds: Mapping[str, type]) -> li
 
 
 def cluster_problems(values: Mapping[str, object]) -> list[str]:
-    """Return the problems of the setting `cluster` as sentences."""
+    """Return the problem of the setting `cluster` as a list of at most one sentence."""
     cluster = values.get("cluster", "")
     if cluster == "":
         return []
@@ -110,21 +110,22 @@ def refuse_others(
     what: str, others: Iterable[str], settings: type, words: Mapping[str, str]
 ) -> None:
     """
-    Refuse keyword arguments that a client does not have.
+    Refuse unknown keyword arguments of a client, with advice.
 
     Args:
         what: name of the client.
-        settings: class of the client's settings, in which a name may be.
-        words: advice for names that other systems have.
+        others: names of the unknown keyword arguments.
+        settings: class of the client's settings; the advice names a matching field.
+        words: advice by name, for names that other systems use.
 
     Raises:
-        TypeError: there is at least one.
+        TypeError: there is at least one unknown argument.
     """
     for name in others:
         known = [field.name for field in fields(settings)]
-        near = [field for field in known if field.startswith(f"{name}_")]
-        near = near or get_close_matches(name, known, n=1, cutoff=0.8)
-        advice = words.get(name) or (f"did you mean {near[0]}?" if near else "")
+        similar = [field for field in known if field.startswith(f"{name}_")]
+        similar = similar or get_close_matches(name, known, n=1, cutoff=0.8)
+        advice = words.get(name) or (f"did you mean {similar[0]}?" if similar else "")
         if name in known:
             advice = f"it is a setting: settings={settings.__name__}({name}=...)"
         raise TypeError(

@@ -1,5 +1,5 @@
-"""Texts for people: counts, lists, times, digests of keys, URLs without passwords, no control
-characters. Pure.
+"""Formats values for logs and messages: counts, lists, times, key digests, URLs without passwords.
+Pure.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ from hashlib import blake2b
 from typing import Any, get_args, get_type_hints
 
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Matches control characters, line ends, marks that change the direction of writing, and lone
-surrogates.
-"""
+"""Matches control characters, line breaks, bidirectional marks and lone surrogates."""
 _PASSWORD = re.compile(r"(://[^:/@]*):.*@", re.DOTALL)
-"""Matches a URL up to its last @, so that no part of a password with an unescaped @ is shown."""
+"""Matches a URL up to its last @, to hide all of a password that contains an unescaped @."""
 _SECRET_PARAMETER = re.compile(r"([?&][^=&]*(?:passw|pwd|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
 _NOT_A_VALUE = re.compile(r"^Invalid enum value .* - at `\$\.(\w+)`$", re.DOTALL)
 MAYBE_OLDER_COPY = "may stand on an older copy of its data folder"
-"""Text about a broker that lacks messages which were stored there, though retention has not removed
-them and no metaserver reports them as lost.
+"""Text about a broker that lacks messages it had stored, although retention has not removed them
+and no metaserver reports them as lost.
 """
 ESCAPED_RULE = (
     "in a user or password of a URL, @ is written %40, : is %3A, / is %2F, ? is %3F and % is %25"
@@ -35,9 +33,9 @@ _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 def plain_number(text: str) -> int | None:
     """
-    Return the number below 2**63 that consists of ASCII digits; None for other text.
+    Parse a number below 2**63 that consists of ASCII digits; return None for other text.
 
-    Python's `int` accepts more: `1_000`, `+1`, digits of other scripts, white space and line ends.
+    Python's `int` accepts more: `1_000`, `+1`, non-ASCII digits, white space and line breaks.
     """
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
         return None
@@ -46,18 +44,18 @@ def plain_number(text: str) -> int | None:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return the count with its noun: "1 message", "2 messages". `plural` is given for nouns that
-    do not just take an s.
+    """Return a count with its noun: "1 message", "2 messages". `plural` is needed only for
+    irregular nouns.
     """
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def listed(items: Iterable[object], total: int | None = None) -> str:
     """
-    Return the first LISTED_MAX items and the number of further ones: "1, 2, 3", or "1, 2, …, 10, …
-    and 90 more", or "none".
+    Join the first LISTED_MAX items, and give the number of others: "1, 2, 3", "1, 2, …, 10, … and
+    90 more", or "none".
 
-    `total` is the number of all items, for a caller whose `items` are only the first ones.
+    `total` is the number of all items, if `items` are only the first ones.
     """
     texts = list(map(str, items))
     more = (len(texts) if total is None else total) - LISTED_MAX
@@ -67,13 +65,13 @@ def listed(items: Iterable[object], total: int | None = None) -> str:
 
 
 def seconds(ms: int) -> str:
-    """Return milliseconds as seconds, with one decimal below ten seconds."""
+    """Format milliseconds as seconds, with one decimal below ten seconds."""
     return f"{ms / 1000:.1f} s" if ms < 10_000 else f"{ms // 1000} s"
 
 
 def key_digest(order_key: bytes) -> str:
-    """Return the name of an order key in logs and errors: `printf %s KEY | b2sum -l 64` prints the
-    same digest.
+    """Return the digest that stands for an order key in logs and errors. `printf %s KEY | b2sum -l
+    64` prints the same digest.
     """
     if not order_key:
         return "no key"
@@ -81,33 +79,30 @@ def key_digest(order_key: bytes) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return `text` with every control character escaped, like `\t`, `\x1b` or `\u202e`, so that a
-    terminal only shows it.
+    r"""Escape the control characters in `text`, as `\t`, `\x1b` or `\u202e`, to make it safe for a
+    terminal.
     """
     return _CONTROL.sub(_escaped, text)
 
 
 def without_password(url: str) -> str:
-    """Return the URL of a database with `***` in place of its password, even if that is a
-    parameter.
-    """
+    """Replace the password in a database URL, or in its query parameters, by `***`."""
     return _SECRET_PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
 
 
 def url_problem(url: str, *, new: bool = False) -> str:
     """
-    Return why a URL of a database would be read in another way than intended, because of unescaped
-    characters; "" if it would not.
+    Return why unescaped characters make a database URL ambiguous; "" if they do not.
 
     Args:
-        new: nobody uses the URL yet, so a bare % is refused too, which programs read in different
-            ways.
+        new: the URL is not in use yet. A bare %, which programs parse differently, is then refused
+            too.
     """
     _scheme, _, rest = url.partition("://")
-    user, at, place = rest.partition("@")
+    user, at, location = rest.partition("@")
     if not at or rest.startswith("/"):
-        user, place = "", rest
-    before_query = place.partition("?")[0]
+        user, location = "", rest
+    before_query = location.partition("?")[0]
     authority = before_query.partition("/")[0]
     if "@" in before_query and user:
         return f"a part of its password is read as a host: {ESCAPED_RULE}"
@@ -115,24 +110,24 @@ def url_problem(url: str, *, new: bool = False) -> str:
         return UNREADABLE_URL
     port = (found[2] or "")[1:]
     if port and not 0 < (plain_number(port) or 0) <= PORT_MAX:
-        return f"its port is none of 1 to {PORT_MAX}"
+        return f"its port is not a number from 1 to {PORT_MAX}"
     if _CONTROL.search(url) or " " in authority:
-        return "it has a line end or another control character, or a space in its host"
+        return "it has a line break or another control character, or a space in its host"
     if new and _BARE_PERCENT.search(user):
         return f"it has a % that begins no escape: {ESCAPED_RULE}"
     return ""
 
 
 def json_printable(text: str) -> str:
-    """Return `text`, which is JSON on one line, with every control character in its strings escaped
-    in the way of JSON.
+    """Escape the control characters in the strings of `text`, which is JSON on one line, as JSON
+    does.
     """
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def refused_value(error: Exception, kind: object) -> str:
-    """Return the text of msgspec's `error` about an object of type `kind`; for an enumeration, with
-    its values.
+    """Return the text of msgspec's `error` about an object of type `kind`. For an invalid
+    enumeration value, add the valid ones.
     """
     text = f"{error!s:.300}"
     field = _NOT_A_VALUE.search(text)
@@ -150,15 +145,15 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def bad_text(error: UnicodeEncodeError) -> str:
-    """Return what is wrong with a text that has half of a surrogate pair, which Python puts into
-    file names that are not UTF-8.
+    """Return an error text for a string with a lone surrogate, which Python uses in file names that
+    are not UTF-8.
     """
     return f"{error.object!r:.80} is not valid text: {error.reason}"
 
 
 def items_of(given: object) -> list[Any]:
-    """Return the items of an iterable; none for text, or for what cannot be iterated, such as an
-    array of numpy without a dimension.
+    """Return the items of an iterable; an empty list for text, and for values that cannot be
+    iterated, such as a zero-dimensional numpy array.
     """
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         return []
@@ -170,7 +165,7 @@ def items_of(given: object) -> list[Any]:
 
 
 def is_not_a_time(given: object) -> bool:
-    """Return True for pandas.NaT, a datetime that differs from itself; nothing else identifies it
-    without pandas.
+    """Return True for pandas.NaT. Without importing pandas, it is recognised as a datetime that is
+    not equal to itself.
     """
     return given != given  # noqa: PLR0124

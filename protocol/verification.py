@@ -14,7 +14,7 @@ class CheckView(Struct, frozen=True, kw_only=True):
     """Code from V01 to V13, whose meaning never changes."""
     name: str
     claim: str
-    """Property that is checked."""
+    """The property that is checked, as a sentence."""
     violations: list[str] = []
     """First hundred violations, as sentences."""
     violations_total: int = 0

@@ -1,1 +1,1 @@
-"""Principals, tokens, grants and capabilities, which say who may do what."""
+"""Access control: principals, tokens, grants, capabilities and quotas."""

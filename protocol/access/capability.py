@@ -1,14 +1,13 @@
-"""A capability is a statement, signed by a metaserver, of what a principal may do for some minutes.
-Pure.
+"""Capabilities: a principal's rights, signed by a metaserver, and valid for some minutes. Pure.
 
     kc_ + base64url(signature of 64 bytes, msgpack of the Capability)
 
-    holder = b""       anybody who presents it may use it: HTTP requests
+    holder = b""       a bearer capability, for HTTP requests
     holder = a key     only a caller that signs the broker's challenge with this key may use it:
                        the data plane
 
-Times are those of the metaserver's calendar. A broker receives that time with every heartbeat, so
-the clocks of hosts may differ.
+Times are those of the metaserver's wall clock. A broker receives the metaserver's time with every
+heartbeat, so the clocks of hosts may differ.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from .rights import AccessGrant
 CAPABILITY_MS: Final = 300_000
 SIGNATURE_BYTES: Final = 64
 TEXT_CHARS_MAX: Final = 8_000
-"""Most characters of the text, so that it fits into an HTTP header."""
+"""Maximum characters of the text, which must fit into an HTTP header."""
 GRANTS_MAX: Final = 50
 GRANT_BYTES_MAX: Final = 3_500
-"""Most bytes of names and patterns in all grants of a principal, so that its capability fits into
+"""Maximum bytes of names and patterns in all grants of a principal, whose capability must fit into
 an HTTP header.
 """
 CONTEXT: Final = b"keylane capability 1\0"
 PROOF_CONTEXT: Final = b"keylane connection 1\0"
 NO_CAPABILITY: Final = "no capability"
-"""Reason of the error when a text is something else, such as a token."""
+"""`problem` of the error for a text that is not a capability, for example a token."""
 _PREFIX = "kc_"
 
 
@@ -48,45 +47,48 @@ class Capability(Struct, frozen=True, array_like=True):
     """Id of the key that signed it."""
     principal: str
     version: int
-    """Version of the cluster's access rules; a later change of the principal ends the capability.
+    """Version of the cluster's access rules. A later change to the principal's rights invalidates
+    the capability.
     """
     ends_at_ms: int
     grants: tuple[AccessGrant, ...]
     holder: bytes = b""
     groups: tuple[str, ...] = ()
-    """Principals of groups whose rights are among the grants; a change of one ends the capability
-    too.
+    """Principals of groups whose rights are included. A change to the rights of one invalidates the
+    capability too.
     """
     quota: Quota = NO_QUOTA
 
 
 class AccessNews(Struct, frozen=True, kw_only=True):
-    """The facts by which a broker judges capabilities; every answer to a heartbeat carries them."""
+    """The keys and versions by which a broker checks capabilities, sent with every response to a
+    heartbeat.
+    """
 
     cluster: str
     now_ms: int
-    """Current time of the metaserver's calendar."""
+    """Current time of the metaserver's wall clock, in milliseconds since 1970."""
     keys: dict[str, bytes]
-    """Public key by key id, for each key that signs now or whose capabilities have not all ended.
+    """Public key by key id, for keys in use and for earlier ones whose capabilities may still be
+    valid.
     """
     changed: dict[str, int] = {}
-    """Version below which a principal's capabilities have ended, by principal. Only changes that
-    some valid capability may predate are listed.
+    """By principal: version below which its capabilities are invalid. Only changes are listed that
+    a valid capability may predate.
     """
     floor: int = 0
-    """The version below which every capability has ended."""
+    """Version below which all capabilities are invalid."""
     subject_bytes: dict[str, int] = {}
-    """Bytes a second that each subject takes at each broker, by subject or pattern."""
+    """Limit in bytes per second at each broker, by subject or pattern."""
     scheduled_bytes: dict[str, int] = {}
-    """Bytes of scheduled messages that all such subjects together may have at each broker, by
-    subject or pattern.
+    """Limit in bytes of scheduled messages at each broker, by subject or pattern. All subjects that
+    match a pattern share it.
     """
     version: int = 0
-    """Version of the access rules in the database; it rises with each change."""
+    """Version of the access rules in the database, which increases with each change."""
     operators: dict[str, str] = {}
-    """Principal by hash of its token, for the tokens in the metaserver's settings. A broker
-    accepts these tokens themselves, so that a lost database can be rebuilt while no metaserver
-    issues capabilities.
+    """Principal by token hash, for the tokens in the metaserver's settings. Brokers accept these
+    tokens directly, because no metaserver issues capabilities while a lost database is rebuilt.
     """
 
 
@@ -95,18 +97,18 @@ _decode = msgspec.msgpack.Decoder(Capability).decode
 
 
 def pack(capability: Capability) -> bytes:
-    """Return the bytes that are signed, after CONTEXT."""
+    """Encode a capability; the signature covers CONTEXT and these bytes."""
     return _encode(capability)
 
 
 def text_of(packed: bytes, signature: bytes) -> str:
-    """Return the text that callers send."""
+    """Return the capability as the text that callers send."""
     return _PREFIX + urlsafe_b64encode(signature + packed).decode().rstrip("=")
 
 
 def parts_of(text: str) -> tuple[Capability, bytes, bytes]:
     """
-    Return the capability in a text, which is not verified yet, its packed bytes, and the signature.
+    Parse a text, without verifying it, into the capability, its packed bytes, and the signature.
 
     Raises:
         UnauthenticatedError: the text is not a capability.
@@ -119,7 +121,7 @@ def parts_of(text: str) -> tuple[Capability, bytes, bytes]:
         return _decode(packed), packed, data[:SIGNATURE_BYTES]
     except (ValueError, msgspec.MsgspecError, RecursionError):
         raise UnauthenticatedError(
-            "what was given is no capability of keylane", problem=NO_CAPABILITY
+            "this is not a capability of keylane", problem=NO_CAPABILITY
         ) from None
 
 
@@ -132,11 +134,11 @@ def check_current(
     floor: int,
 ) -> None:
     """
-    Check a capability whose signature is right.
+    Check that a capability, whose signature was verified, is still valid.
 
     Raises:
         UnauthenticatedError: it belongs to another cluster.
-        CapabilityEndedError: its time is over, or the rights of its principal have changed.
+        CapabilityEndedError: it has expired, or the rights of its principal have changed.
     """
     if capability.cluster != cluster:
         raise UnauthenticatedError("the capability is of another cluster", problem="other cluster")
@@ -154,5 +156,7 @@ def check_current(
 
 
 def proof_of(nonce: bytes, address: str) -> bytes:
-    """Return what a holder signs: the broker's challenge on this connection, and its address."""
+    """Return the bytes that a holder signs: the broker's challenge on this connection, and its
+    address.
+    """
     return PROOF_CONTEXT + nonce + b"\0" + address.encode()

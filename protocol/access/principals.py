@@ -1,5 +1,5 @@
-"""Names of principals, which come from tokens, certificates (`cert:`), JWTs (`jwt:`), or groups in
-JWTs (`group:`). Pure.
+"""Names of principals, which tokens, certificates (`cert:`), JWTs (`jwt:`) and groups in JWTs
+(`group:`) identify. Pure.
 
 Invariants
     The principal of a token has a plain name, so a token never stands for a certificate, a JWT or a
@@ -16,24 +16,24 @@ from ..ids import check_name
 
 ADMIN: Final = "admin"
 CLUSTER: Final = "cluster"
-"""The principals of the tokens in the servers' files are `admin` and `cluster`."""
+"""Principals of the tokens in the servers' files."""
 BROKER: Final = "broker."
-"""Prefix of the names of the brokers' own principals."""
+"""Prefix of the principals of brokers."""
 CERT: Final = "cert:"
 JWT: Final = "jwt:"
 GROUP: Final = "group:"
-_OUTSIDE = re.compile(r"(cert|jwt|group):[A-Za-z0-9][A-Za-z0-9._:/@+=|-]{0,189}")
+_EXTERNAL = re.compile(r"(cert|jwt|group):[A-Za-z0-9][A-Za-z0-9._:/@+=|-]{0,189}")
 
 
 def is_outside(name: str) -> bool:
-    """Return True if somebody else vouches for the principal: a certificate authority or a JWT
-    issuer.
+    """Return True if a certificate authority or a JWT issuer authenticates the principal, not a
+    token of keylane.
     """
-    return _OUTSIDE.fullmatch(name) is not None
+    return _EXTERNAL.fullmatch(name) is not None
 
 
 def check_principal(name: object) -> str:
-    """Return the name, or raise InvalidRequestError if no principal can have it."""
+    """Return the name, or raise InvalidRequestError if it is not a legal name of a principal."""
     if isinstance(name, str) and is_outside(name):
         return name
     try:

@@ -1,7 +1,6 @@
-"""Quotas: how much a principal may use of each server, and how many bytes a second a subject takes
-at each broker. Pure.
+"""Quotas: rate limits of principals at each server, and of subjects at each broker. Pure.
 
-0 stands for no limit. A quota is a rate: a caller over it is asked to wait, and for how long.
+0 means no limit. A quota is a rate: the error for a caller that exceeds it has the time to wait.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from ..errors import InvalidRequestError
 from .rights import matches
 
 BYTES_PER_S_MIN: Final = 256 << 10
-"""Lowest rate; with it the largest message still passes within some seconds."""
+"""Minimum rate, at which the largest message still takes only some seconds."""
 MAX: Final = 1 << 40
 EVERYBODY: Final = "*"
-"""Principal whose quota holds for every principal that has none of its own."""
+"""Principal whose quota applies to every principal without its own."""
 SUBJECT_LIMITS_MAX: Final = 1_000
 
 
@@ -51,7 +50,7 @@ def check_quota(quota: Quota) -> Quota:
 
 
 def limits_of(subject: str, limits: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return every limit that applies to a subject, with its name or pattern. All subjects that
+    """Return the limits that apply to a subject, each with its name or pattern. All subjects that
     match a pattern share its limit.
     """
     return [(name, limit) for name, limit in limits.items() if limit and matches(name, subject)]
@@ -59,10 +58,10 @@ def limits_of(subject: str, limits: Mapping[str, int]) -> list[tuple[str, int]]:
 
 def check_together(name: str, subjects: int, scheduled_bytes: int, *, of_subjects: bool) -> None:
     """
-    Check limits that all subjects of a name or pattern share.
+    Check the limits that all subjects of a name or pattern share.
 
     Args:
-        of_subjects: `name` is a name or pattern of subjects, not of a principal.
+        of_subjects: `name` is a subject or a pattern of subjects, not a principal.
 
     Raises:
         InvalidRequestError: a limit is out of range, or does not apply to such a name.
@@ -81,8 +80,8 @@ def check_together(name: str, subjects: int, scheduled_bytes: int, *, of_subject
 
 
 def check_sessions(sessions: int, *, of_subjects: bool) -> None:
-    """Check a limit of consumers that a principal may have at a time. Raises InvalidRequestError
-    if it is out of range, or is not set on a principal.
+    """Check the limit of a principal's concurrent consumers. Raises InvalidRequestError if it is
+    out of range, or is set for subjects.
     """
     if of_subjects and sessions:
         raise InvalidRequestError("sessions is a limit of a principal, not of subjects")
@@ -91,10 +90,10 @@ def check_sessions(sessions: int, *, of_subjects: bool) -> None:
 
 
 def limit_of(subject: str, limits: Mapping[str, int]) -> int:
-    """Return the bytes a second that a subject takes; 0: no limit. The limit set on its name comes
-    first, then the limit of the longest pattern that matches it.
+    """Return a subject's limit in bytes per second; 0: no limit. A limit on its name takes
+    precedence over one on a pattern, and a longer pattern over a shorter one.
     """
     if subject in limits:
         return limits[subject]
-    fitting = [pattern for pattern in limits if matches(pattern, subject)]
-    return limits[max(fitting, key=len)] if fitting else 0
+    matching = [pattern for pattern in limits if matches(pattern, subject)]
+    return limits[max(matching, key=len)] if matching else 0

@@ -32,9 +32,7 @@ from ..ids import HIDDEN, check_name
 
 
 class Rights(enum.StrEnum):
-    """The right that a call needs; servers check it where access control is on
-    (`check_allowed`).
-    """
+    """The right that a call needs. Servers with access control check it with `check_allowed`."""
 
     PRODUCE = "produce"
     CONSUME = "consume"
@@ -45,13 +43,11 @@ class Rights(enum.StrEnum):
     CLUSTER = "cluster"
     """Act as a server of the cluster."""
     JOIN = "join"
-    """Have consume or administer on the group, because a group is made for its first member, or by
-    an operator of the subject.
+    """Have consume or administer on the group, because its first member or an operator creates
+    it.
     """
     ANY = "any"
-    """Have any of the rights above on the same subject, because clients of every kind need the
-    call.
-    """
+    """Have any of the rights above on the subject, because all kinds of clients need the call."""
     KNOWN = "known"
     """Have a token of the cluster."""
     OPEN = "open"
@@ -59,7 +55,7 @@ class Rights(enum.StrEnum):
 
     @property
     def doing(self) -> str:
-        """The verb with which a refusal names what the caller tried to do."""
+        """Verb for error texts: the action that the caller tried."""
         words = {
             "produce": "produce to",
             "join": "make a group of",
@@ -77,9 +73,9 @@ GRANTED: Final = (
     Rights.ADMINISTER,
     Rights.CLUSTER,
 )
-"""The rights that can be granted; the other members of `Rights` only say what a call needs."""
+"""The rights that can be granted. The other members of `Rights` only describe what a call needs."""
 SOME_SUBJECT: Final = "?"
-"""Stands for a subject whose name is no longer known, so a right on any subject is enough."""
+"""Placeholder for a subject whose name is no longer known. A right on any subject is enough."""
 _BY_GROUP = frozenset({Rights.CONSUME, Rights.ADMINISTER})
 
 
@@ -94,31 +90,31 @@ class AccessGrant(Struct, frozen=True, order=True):
 ADMIN_GRANTS: Final = tuple(
     AccessGrant(right) for right in (Rights.PRODUCE, Rights.CONSUME, Rights.READ, Rights.ADMINISTER)
 )
-"""The rights of the administrator's token."""
+"""Grants of the administrator's token."""
 CLUSTER_GRANTS: Final = (AccessGrant(Rights.CLUSTER),)
-"""The rights of brokers' tokens."""
+"""Grants of the brokers' tokens."""
 
 
 def check_pattern(what: str, pattern: str) -> str:
     """
-    Check a pattern: a name, or a prefix followed by `*`.
+    Return a pattern that is a name, or a prefix followed by `*`.
 
     Raises:
-        InvalidRequestError
+        InvalidRequestError: the pattern is neither.
     """
-    beginning = pattern[:-1] if pattern.endswith(ANY) else pattern
+    prefix = pattern[:-1] if pattern.endswith(ANY) else pattern
     try:
-        if beginning or not pattern:
-            check_name(what, beginning)
+        if prefix or not pattern:
+            check_name(what, prefix)
     except InvalidRequestError:
         raise InvalidRequestError(
-            f"a pattern of a {what} is a name, or its beginning and '*', not {pattern!r:.80}"
+            f"a pattern of a {what} is a name, or its prefix and '*', not {pattern!r:.80}"
         ) from None
     return pattern
 
 
 def check_granted(right: str) -> None:
-    """Raise InvalidRequestError if this is not a right that can be granted."""
+    """Raise InvalidRequestError if this right cannot be granted."""
     if right not in GRANTED:
         raise InvalidRequestError(f"the rights are {', '.join(GRANTED)}, not {str(right)!r:.40}")
 
@@ -136,12 +132,12 @@ def check_grant(grant: AccessGrant) -> AccessGrant:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return True if the pattern matches the name; only `*` matches "", which is no single
+    """Return True if the pattern matches the name. Only `*` matches "", which stands for no single
     subject.
     """
     if pattern.endswith(ANY):
-        beginning = pattern[:-1]
-        return not beginning or name.startswith(beginning)
+        prefix = pattern[:-1]
+        return not prefix or name.startswith(prefix)
     return pattern == name
 
 
@@ -179,26 +175,27 @@ def check_allowed(
     called: str = "",
 ) -> None:
     """
-    Check a right.
+    Check that one of the grants allows `right`.
 
     Args:
-        called: how the caller named the subject, such as "partition 7"; "": by its name. A caller
-            without any right on the subject learns neither its name nor that of the group.
+        called: how the caller identified the subject, such as "partition 7"; "": by its name. The
+            error hides the names of subject and group from a caller without any right on the
+            subject.
 
     Raises:
-        AccessDeniedError: its text says what to ask for.
+        AccessDeniedError: no grant allows it; the text has the command that grants it.
     """
     if allows(grants, right, subject, group):
         return
-    asked = {Rights.ANY: Rights.READ, Rights.JOIN: Rights.CONSUME}.get(right, right)
+    needed = {Rights.ANY: Rights.READ, Rights.JOIN: Rights.CONSUME}.get(right, right)
     if called and not allows(grants, Rights.ANY, subject):
         doing = right.doing if right is Rights.ANY else f"{right.doing} the subject of"
         raise AccessDeniedError(
             f"{principal!r} has no right to {doing} {called}; an administrator, who sees its "
             f"subject, grants it: "
-            f"keylane access grant {principal} {asked} --subject NAME",
+            f"keylane access grant {principal} {needed} --subject NAME",
             principal=principal,
-            right=asked.value,
+            right=needed.value,
         )
     where = f"subject {subject!r}" if subject else "the whole cluster"
     if subject == SOME_SUBJECT:
@@ -207,15 +204,15 @@ def check_allowed(
         where += f", consumer group {group!r}"
     pattern = subject or repr(ANY)
     target, hidden, _job = subject.partition(HIDDEN)
-    if hidden:  # a client has made the name for one job; the next job has another one
+    if hidden:  # the name is generated for one job; the next job has another
         pattern = repr(f"{target}{hidden}{ANY}")
     options = f" --subject {pattern}" + (f" --group {group}" if group else "")
     others = "; or produce, or consume, in place of read" if right is Rights.ANY else ""
     raise AccessDeniedError(
         f"{principal!r} has no right to {right.doing} {where}; "
-        f"an administrator grants it: keylane access grant {principal} {asked}{options}{others}",
+        f"an administrator grants it: keylane access grant {principal} {needed}{options}{others}",
         principal=principal,
-        right=asked.value,
+        right=needed.value,
         subject=subject,
         group=group,
     )
@@ -228,7 +225,7 @@ def check_all_allowed(
     Check rights on whole subjects, given as pairs of right and subject.
 
     Raises:
-        AccessDeniedError: its text says for each missing right what to ask for; its details are
+        AccessDeniedError: a right is missing. The text lists all missing rights; the details are
             those of the first.
     """
     refused: list[AccessDeniedError] = []

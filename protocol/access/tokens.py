@@ -1,7 +1,7 @@
-"""The text of tokens, their hashes, and the checks that keep them out of URLs. Pure.
+"""Tokens and their hashes, and checks that reject tokens in URLs. Pure.
 
-A token is kl_ and 43 letters: 256 random bits in base64url. The database holds only the SHA-256,
-which is enough for a secret of that size.
+A token is kl_ followed by 256 random bits in base64url: 43 characters. The database has only its
+SHA-256, which needs no salt for a random secret of that size.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ JWT_CHARS_MAX: Final = 8_000
 _SECRET = re.compile(r"k[lc]_[A-Za-z0-9_-]{43,}|ey[A-Za-z0-9_-]{10,}\.ey[A-Za-z0-9_-]{10,}\.")
 """Matches a token, a capability or a JWT inside other text."""
 _NAMES = frozenset({"token", "access_token", "authorization", "capability", "api_key", "apikey"})
-"""Names of URL parameters in which other systems take tokens."""
+"""Names of URL parameters in which other systems accept tokens."""
 
 
 def make_token(draw_bits: Callable[[int], int]) -> str:
-    """Return a new token; `draw_bits` is the operating system's random generator."""
+    """Return a new token. `draw_bits` must be a cryptographic random generator."""
     drawn = draw_bits(8 * TOKEN_BYTES).to_bytes(TOKEN_BYTES, "big")
     return "kl_" + urlsafe_b64encode(drawn).decode().rstrip("=")
 
 
 def check_token(text: object, origin: str) -> str:
     """
-    Return the token in `text` without surrounding white space: a token of keylane, or a JWT.
+    Strip `text`, and check that it is a token of keylane or a JWT.
 
     Args:
-        origin: where the text comes from, for the error, which never contains the text itself.
+        origin: source of the text, for the error, which never contains the text itself.
 
     Raises:
-        ConfigError
+        ConfigError: the text is not a token.
     """
     token = text.strip() if isinstance(text, str) else ""
-    outside = len(token) <= JWT_CHARS_MAX and _JWT.fullmatch(token) is not None
-    if _TOKEN.fullmatch(token) is None and not outside:
+    is_jwt = len(token) <= JWT_CHARS_MAX and _JWT.fullmatch(token) is not None
+    if _TOKEN.fullmatch(token) is None and not is_jwt:
         raise ConfigError(
             Reason.TOKEN_INVALID,
             f"{origin} has no token: one is kl_ and 43 letters, or a JWT of an outside issuer",
@@ -51,14 +51,12 @@ def check_token(text: object, origin: str) -> str:
 
 
 def is_own_token(text: str) -> bool:
-    """Return True for a token of keylane, False for one of an outside issuer."""
+    """Return True for a token of keylane, False for a JWT."""
     return _TOKEN.fullmatch(text) is not None
 
 
 def check_own_token(token: str, origin: object) -> str:
-    """Return the token, or raise ConfigError if an outside issuer made it; servers need their
-    own.
-    """
+    """Return the token, or raise ConfigError for a JWT. Servers need a token of keylane."""
     if not is_own_token(token):
         raise ConfigError(
             Reason.TOKEN_INVALID, f"{origin} needs a token of keylane: kl_ and 43 letters"
@@ -67,13 +65,13 @@ def check_own_token(token: str, origin: object) -> str:
 
 
 def token_hash(token: str) -> str:
-    """Return the hash that the database keeps of a token: 64 hexadecimal digits."""
+    """Return the hash under which the database stores a token: 64 hexadecimal digits."""
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
 def check_no_token(path: str, query: Mapping[str, str]) -> None:
     """Raise InvalidRequestError if the path or a parameter of a request contains a token, or a
-    parameter is named like one.
+    parameter has a name that other systems use for tokens.
     """
     named = any(name.lower() in _NAMES for name in query)
     if named or _SECRET.search(path) or any(map(_SECRET.search, query.values())):
@@ -81,6 +79,6 @@ def check_no_token(path: str, query: Mapping[str, str]) -> None:
 
 
 def check_address_has_no_token(text: str) -> None:
-    """Raise InvalidRequestError if a text of addresses contains a token."""
+    """Raise InvalidRequestError if an address contains a token."""
     if _SECRET.search(text):
-        raise InvalidRequestError(Reason.TOKEN_IN_URL, "a token stands in an address")
+        raise InvalidRequestError(Reason.TOKEN_IN_URL, "an address contains a token")

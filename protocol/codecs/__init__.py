@@ -1,1 +1,1 @@
-"""Codecs, which turn a value into bytes, and bytes into a value. Pure."""
+"""Codecs convert values to bytes and back. Pure."""

@@ -1,4 +1,4 @@
-"""The codecs of a client that sends to several subjects: one for all, or one for each. Pure."""
+"""The codecs of a producer: one for all subjects, or one for each subject. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Codecs: TypeAlias = Codec[Any] | dict[str, Codec[Any]] | None
 
 
 def checked_codecs(codec: Codec[Any] | Mapping[str, Codec[Any]] | None) -> Codecs:
-    """Return the codecs. Raises ConfigError if one is not a codec, and InvalidRequestError if no
-    subject can have one of the names.
+    """Return the codecs after checking them. Raises ConfigError if one is not a codec, and
+    InvalidRequestError if a subject name is illegal.
     """
     if isinstance(codec, Mapping):
         codecs = dict(codec)
-        for subject, each in codecs.items():
+        for subject, subject_codec in codecs.items():
             check_name("subject", subject)
-            check_codec(each)
+            check_codec(subject_codec)
         return codecs
     if codec is not None:
         check_codec(codec)
@@ -28,7 +28,7 @@ def checked_codecs(codec: Codec[Any] | Mapping[str, Codec[Any]] | None) -> Codec
 
 
 def encode_for(codecs: Codecs, subject: str, value: Any) -> Any:
-    """Return the bytes of a value if the subject has a codec, else the value as it is. Raises
+    """Encode a value if the subject has a codec; otherwise return it unchanged. Raises
     CodecError.
     """
     codec = codecs.get(subject) if isinstance(codecs, dict) else codecs

@@ -1,4 +1,6 @@
-"""The interface of a codec, and calls of it: every failure becomes a CodecError. Pure."""
+"""The codec interface, and functions that call a codec and turn its failures into CodecError.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,36 +14,36 @@ if TYPE_CHECKING:
     V = TypeVarWithDefault("V", default=bytes)
 else:
     V = TypeVar("V")
-"""Type of the values of a client: bytes, unless it has a codec."""
+"""Type of a client's values: bytes, unless it has a codec."""
 
 T = TypeVar("T")
 
 
 class Codec(Protocol[T]):
     """
-    Turns values into bytes, and bytes into values. Any object with these three members is a codec,
-    for example one for Avro or Protobuf.
+    Converts values to bytes and back. Any object with these three members is a codec, for example
+    one for Avro or Protobuf.
 
-    `encode` and `decode` are called on the event loop, so they must be quick. An exception that
-    they raise is reported as a CodecError.
+    `encode` and `decode` run on the event loop, so they must be fast. Their exceptions become the
+    cause of a CodecError.
     """
 
     @property
     def name(self) -> str:
-        """Name of the codec in errors, for people."""
+        """Name of the codec in error messages."""
         ...
 
     def encode(self, value: T, /) -> bytes:
-        """Return the bytes of a value; raise any exception if it has none."""
+        """Encode a value; raise any exception if that is impossible."""
         ...
 
     def decode(self, data: bytes, /) -> T:
-        """Return the value of bytes that `encode` made; raise any exception if it has none."""
+        """Decode bytes that `encode` returned; raise any exception if that is impossible."""
         ...
 
 
 def check_codec(codec: object) -> None:
-    """Raise ConfigError if this is not a codec."""
+    """Raise ConfigError if this object is not a codec."""
     methods = (getattr(codec, "encode", None), getattr(codec, "decode", None))
     named = isinstance(getattr(codec, "name", None), str)
     if isinstance(codec, type) or not named or not all(map(callable, methods)):
@@ -52,7 +54,7 @@ def check_codec(codec: object) -> None:
 
 def encode_value(codec: Codec[Any], value: Any, *, subject: str) -> bytes:
     """
-    Return the bytes that `codec` makes of a value for `subject`.
+    Encode a value for `subject` with `codec`.
 
     Raises:
         CodecError: the codec failed, or returned something other than bytes.
@@ -78,7 +80,7 @@ def decode_value(
     codec: Codec[T], data: bytes, *, subject: str, partition_id: int, offset: int
 ) -> T:
     """
-    Return the value that `codec` makes of the bytes of the message at `offset`.
+    Decode the value of the message at `offset` with `codec`.
 
     Raises:
         CodecError: the codec failed.

@@ -1,5 +1,5 @@
-"""A codec for pydantic models. Pydantic is never imported here, because the model brings it along.
-Pure.
+"""A codec for pydantic models. This module does not import pydantic; the model's methods are
+enough. Pure.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..errors import ConfigError
-from .text import NOT_IN_JSON, is_null_in, may_lack_json
+from .text import NOT_IN_JSON, is_null_in, may_contain_nan
 
 
 class Model(Protocol):
-    """The methods of a pydantic model that the codec calls."""
+    """The methods of pydantic models that the codec calls."""
 
     def model_dump_json(self, *, by_alias: bool, round_trip: bool) -> str:
         """Return the JSON of the model."""
         ...
 
     def model_dump(self, *, mode: str, by_alias: bool, round_trip: bool) -> Any:
-        """Return the dicts, lists, texts and numbers of the model."""
+        """Return the model as dicts, lists, strings and numbers."""
         ...
 
     @classmethod
@@ -34,24 +34,24 @@ M = TypeVar("M", bound=Model)
 
 class PydanticCodec(Generic[M]):
     """
-    Encodes values of a pydantic model as JSON with the aliases of its fields; it needs pydantic 2.
+    Encodes instances of a pydantic model as JSON with field aliases. Requires pydantic 2.
 
         orders = PydanticCodec(Order)
 
-    A value is refused if its JSON decodes to a different value: because of a `SecretStr` without a
-    serializer that shows it, a required field that is excluded, an alias that validation does not
-    know, or a field of a subclass of the model.
+    A value is refused if its JSON would decode to a different value. Causes are a `SecretStr`
+    without a serializer that reveals it, an excluded required field, an alias that validation does
+    not accept, or a field of a subclass.
     """
 
     def __init__(self, model: type[M]) -> None:
         """
-        Make a codec.
+        Create a codec for a model.
 
         Args:
             model: a class derived from pydantic.BaseModel.
 
         Raises:
-            ConfigError: `model` is no such class.
+            ConfigError: `model` is not such a class.
         """
         if not isinstance(model, type) or not hasattr(model, "model_validate_json"):
             raise ConfigError(f"PydanticCodec takes a class of pydantic 2, not {model!r:.60}")
@@ -59,7 +59,7 @@ class PydanticCodec(Generic[M]):
 
     @property
     def name(self) -> str:
-        """Name of the codec, with that of the model, for errors."""
+        """Name of the codec in error messages, which includes the name of the model."""
         return f"pydantic:{self._model.__name__}"
 
     def encode(self, value: M, /) -> bytes:
@@ -67,19 +67,19 @@ class PydanticCodec(Generic[M]):
         Return the JSON of a model.
 
         Raises:
-            TypeError: `value` is of another model.
-            ValueError: a receiver would get another value, or none, because NaN and infinity would
-                become null, or a secret asterisks.
+            TypeError: `value` is not an instance of the model.
+            ValueError: a receiver would get a different value, or could not decode it; for example
+                NaN and infinity would become null, and a secret asterisks.
         """
         given: Any = value
         if not isinstance(given, self._model):
-            raise TypeError(f"{type(given).__name__} is no {self._model.__name__}")
+            raise TypeError(f"{type(given).__name__} is not of type {self._model.__name__}")
         text = value.model_dump_json(by_alias=True, round_trip=True)
         if "null" in text:
             dumped = value.model_dump(mode="json", by_alias=True, round_trip=True)
-            # A model may be configured to write them as constants, which Python's own json reads,
-            # or as texts.
-            if may_lack_json(dumped) and is_null_in(dumped, json.loads(text)):
+            # A model may be configured to write them as constants, which json.loads accepts, or as
+            # strings.
+            if may_contain_nan(dumped) and is_null_in(dumped, json.loads(text)):
                 raise ValueError(NOT_IN_JSON)
         data = text.encode()
         self._check_decodes(value, text, data)
@@ -92,8 +92,8 @@ class PydanticCodec(Generic[M]):
             decoded = self._model.model_validate_json(data)
         except Exception as error:
             raise ValueError(
-                f"the JSON of this {name} is none of a {self._model.__name__}, so that no receiver "
-                f"could decode it: {_texts(error)}"
+                f"the JSON of this {name} is not valid for {self._model.__name__}, so no receiver "
+                f"could decode it: {_validation_texts(error)}"
             ) from error
         if decoded == value:
             return
@@ -102,42 +102,38 @@ class PydanticCodec(Generic[M]):
         ]:
             raise ValueError(
                 f"a secret of this {name} would be stored as asterisks: give its field a "
-                f"serializer that shows the secret, or leave it out of what is sent"
+                f"serializer that reveals it, or exclude the field"
             )
         # Private attributes, and fields that are excluded on purpose, are not sent.
         if decoded.model_dump_json(by_alias=True, round_trip=True) != text:
             raise ValueError(
-                f"a receiver would get a different {name} than is sent: its JSON loses some of it"
+                f"a receiver would get a different {name}: its JSON does not contain all of it"
             )
 
     def decode(self, data: bytes, /) -> M:
-        """Return the model that the JSON describes; pydantic.ValidationError if it does not fit the
-        model.
-        """
+        """Decode JSON to an instance of the model. Raises pydantic.ValidationError."""
         return self._model.model_validate_json(data)
 
 
 def _secrets(value: Any) -> Iterator[Any]:
-    """Yield the secrets in a model, such as pydantic's SecretStr and SecretBytes, in the order of
-    its fields.
-    """
-    left = [value]
-    while left:
-        each = left.pop()
+    """Yield the secrets in a model, such as SecretStr and SecretBytes, in a deterministic order."""
+    stack = [value]
+    while stack:
+        each = stack.pop()
         if hasattr(each, "get_secret_value"):
             yield each
         elif isinstance(each, dict):
-            left += [*each, *each.values()]
+            stack += [*each, *each.values()]
         elif isinstance(each, list | tuple | set | frozenset):
-            left.extend(each)
+            stack.extend(each)
         elif hasattr(each, "model_dump_json"):
-            left += [vars(each), getattr(each, "model_extra", None)]
+            stack += [vars(each), getattr(each, "model_extra", None)]
         elif hasattr(each, "__dataclass_fields__"):
-            left.append({name: getattr(each, name, None) for name in each.__dataclass_fields__})
+            stack.append({name: getattr(each, name, None) for name in each.__dataclass_fields__})
 
 
-def _texts(error: Exception) -> str:
-    """Return what a ValidationError says about each field, without the values."""
+def _validation_texts(error: Exception) -> str:
+    """Return the messages of a ValidationError, with the fields but without their values."""
     problems = getattr(error, "errors", None)
     if not callable(problems):
         return repr(error)

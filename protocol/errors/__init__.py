@@ -11,7 +11,7 @@ A class stands for one way in which a program can react to an error. If a class 
     ├── RefusedError                   the answer was no; nothing was done
     │   ├── InvalidRequestError, MessageTooLargeError     wrong in every state of the system
     │   ├── UsageError                 a client is used where it is not open, or in two ways
-    │   ├── UnauthenticatedError, CapabilityEndedError    the caller is not known, or not any more
+    │   ├── UnauthenticatedError, CapabilityEndedError    the caller is not known, or no longer
     │   ├── AccessDeniedError
     │   ├── QuotaExceededError, ConnectionQuotaError      a limit of the caller
     │   ├── OverloadedError, QueueFullError               a limit of the server, of the producer
@@ -34,17 +34,17 @@ A class stands for one way in which a program can react to an error. If a class 
     ├── UnreachableError               no answer of a keylane server
     │   ├── NotSentError               nothing was done
     │   ├── OutcomeUnknownError        it may have been done
-    │   ├── ForeignServerError         the program at that address is no keylane server
+    │   ├── ForeignServerError         the program at that address is not a keylane server
     │   └── UnfinishedError            a part of it was done; a repeat finishes it
-    ├── DeliveryError                  a producer gave messages up
+    ├── DeliveryError                  a producer gave up on messages
     │   ├── GivenUpError               by flush and close: futures that were never awaited
     │   ├── DeliveryTimeoutError, KeyHaltedError    producer.resume(error) resumes the key
     │   └── TableError                 by send_arrow
-    ├── FilterError, HandlerTimeoutError            a failed try of a message
+    ├── FilterError, HandlerTimeoutError            a failed attempt for a message
     ├── StorageError                   .operation .path
     │   ├── CorruptLogError, DiskFullError, FlushFailedError, DataFolderError
     │   └── CorruptIndexError          the next start rebuilds the index from the log
-    ├── AddressError                   port in use, or no port
+    ├── AddressError                   port in use, or not a port
     ├── SparkProcessError, CheckpointMismatchError
     ├── StoryError                     a test in virtual time
     ├── InputError                     a command's input
@@ -71,26 +71,22 @@ from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError
 
 TEXT_CHARS_MAX = 4_096
-"""The largest number of characters of a text, so that an error that quotes its input stays smaller
-than a frame.
-"""
+"""Maximum characters of a text. It keeps an error that quotes its input smaller than a frame."""
 HINT_CHARS_MAX = 1_024
-"""The largest number of characters of a hint, including a hint of a foreign server: a line or
-two.
-"""
+"""Maximum characters of a hint, even if another server sent it: a line or two."""
 
 
 _REASON_BY_CODE = {reason.code: reason for reason in Reason}
 
 
 def kind_of(code: int) -> type[KeylaneError] | None:
-    """Return the class of the errors with a code; None for a code of a newer version."""
+    """Return the error class for a code; None for a code of a newer version."""
     reason = _REASON_BY_CODE.get(code)
     return KIND_BY_CODE.get(code) if reason is None else KINDS[reason.kind]
 
 
 def codes() -> dict[int, str]:
-    """Return every code with the name of its class, and with its reason if it has one, for the
+    """Return the class name by code, followed by the name of the reason if there is one. For the
     golden test.
     """
     names = {code: kind.__name__ for code, kind in KIND_BY_CODE.items()}
@@ -99,15 +95,15 @@ def codes() -> dict[int, str]:
 
 
 def wire_text(text: str) -> str:
-    """Return `text` in a form that every peer can decode: at most TEXT_CHARS_MAX characters,
-    without lone surrogates.
+    """Make `text` decodable by every peer: at most TEXT_CHARS_MAX characters, without lone
+    surrogates.
     """
     return text[:TEXT_CHARS_MAX].encode("utf-8", "replace").decode()
 
 
 def wire_details(error: KeylaneError) -> dict[str, Any]:
-    """Return the details of `error` as JSON and msgpack carry them: numbers, and every other value
-    as text.
+    """Return the details of `error` for JSON and msgpack: numbers unchanged, all other values as
+    text.
     """
     return {
         wire_text(name): value
@@ -118,14 +114,12 @@ def wire_details(error: KeylaneError) -> dict[str, Any]:
 
 
 def wire_hint(error: KeylaneError) -> str:
-    """Return the hint of `error` as the wire carries it, at most HINT_CHARS_MAX characters."""
+    """Return the hint of `error` for the wire: at most HINT_CHARS_MAX characters."""
     return wire_text(error.hint)[:HINT_CHARS_MAX]
 
 
 def own_hint(error: KeylaneError) -> str:
-    """Return the hint that `error` was given, as the wire carries it; "" if it has the hint of its
-    code.
-    """
+    """Return the hint of `error` for the wire; "" if it is the default hint of its code."""
     usual = hint_of(error.reason or type(error), error.details)
     return "" if error.hint == usual else wire_hint(error)
 
@@ -134,10 +128,10 @@ def error_from_wire(
     code: int, message: str, details: dict[str, Any], hint: str = ""
 ) -> KeylaneError:
     """
-    Return the error that a peer sent, with the class of its code; a plain RefusedError if the code
-    is unknown.
+    Create the error that a peer sent, with the class of its code; a RefusedError if the code is
+    unknown.
 
-    `hint` replaces the hint of the code if the peer sent one; it is cut to HINT_CHARS_MAX.
+    A nonempty `hint` replaces the default hint of the code. It is truncated to HINT_CHARS_MAX.
     """
     kind, reason = kind_of(code) or RefusedError, _REASON_BY_CODE.get(code)
     error = make(kind, reason, message, details)

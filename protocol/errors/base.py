@@ -1,4 +1,4 @@
-"""The root of all errors: a code that never changes, a fate, advice on retrying, and typed details.
+"""The base class of all errors: a code that never changes, a fate, a retry rule and typed details.
 Pure.
 
 `__init__.py` draws the tree; errors are imported from there.
@@ -12,18 +12,16 @@ from typing import Any, Generic, Self, TypeVar, overload
 from .reasons import Fate, Reason, RetryRule
 
 KINDS: dict[str, type[KeylaneError]] = {}
-"""Every class of keylane errors by its name."""
+"""Keylane's error classes by name."""
 KIND_BY_CODE: dict[int, type[KeylaneError]] = {}
-"""The classes that have a code of their own."""
+"""Error classes by their own code."""
 _PACKAGE = __name__.partition(".")[0]
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-"""The pattern of a name that needs no quotes in a shell."""
+"""Matches a name that needs no quotes in a shell."""
 _OF_A_SUBJECT = re.compile(r"(keylane subject (?:create|describe|operations|queues|grow)) NAME\b")
-"""The pattern of commands in hints that need the name of the error's subject."""
+"""Matches commands in hints in which NAME stands for the error's subject."""
 _PARTS = frozenset({"reason", "code", "retry", "details", "fate", "hint"})
-"""The attributes that `_rebuild` sets; the others are notes, and attributes that a program
-has set.
-"""
+"""The attributes that `_rebuild` sets. All others are notes, or were set by the program."""
 
 
 V = TypeVar("V")
@@ -32,10 +30,10 @@ K = TypeVar("K", bound="KeylaneError")
 
 class Detail(Generic[V]):
     """
-    A typed attribute of an error, with the value of the detail of the same name.
+    A typed attribute of an error that returns the detail of the same name.
 
-    It is None if the error was raised without the detail, or a peer sent a value of another type.
-    A text detail takes any value, as text.
+    The value is None if the error has no such detail, or if a peer sent a value of another type.
+    Text details convert any value to text.
     """
 
     def __init__(self, kind: type[V]) -> None:
@@ -64,33 +62,35 @@ class Detail(Generic[V]):
 
 class KeylaneError(Exception):
     """
-    The root of every error that is raised on purpose.
+    The base class of every error that keylane raises deliberately.
 
-    `details` are numbers and names: each class declares its own as attributes, which are None if
-    not given.
+    `details` are numbers and names. Each class declares its own as attributes, which are None if
+    absent.
     """
 
     reason: Reason | None = None
-    """The reason; None if the class alone is precise enough."""
+    """Reason of the error; None if the class alone is specific enough."""
     code: int = 1000
-    """The code of the reason, or of the class; a class without a code is raised with a reason."""
+    """Code of the reason, or of the class. A class without a code is always raised with a
+    reason.
+    """
     fate: Fate = Fate.NOT_DONE
     retry: RetryRule = RetryRule.NEVER
     summary: str = "keylane failed"
     hint: str = ""
-    """The hint of the reason, or of the class; an error may have its own."""
+    """Hint of the reason, or of the class, unless the error has its own."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.__module__.partition(".")[0] == _PACKAGE:
             KINDS[cls.__name__] = cls
-        if "code" in cls.__dict__:  # an error class of a program has the code of its base
+        if "code" in cls.__dict__:  # a program's own subclass has the code of its base
             clash = KIND_BY_CODE.setdefault(cls.code, cls)
             assert clash is cls, f"code {cls.code} is both {clash.__name__} and {cls.__name__}"
 
     def __init__(self, reason: Reason | str = "", message: str = "", /, **details: object) -> None:
-        """Make an error: `ConfigError("text")`, or `ConfigError(Reason.BACKUP_FILE, "text")` for a
-        reason.
+        """Create an error: `ConfigError("text")`, or `ConfigError(Reason.BACKUP_FILE, "text")` with
+        a reason.
         """
         if isinstance(reason, Reason):
             self.reason = reason
@@ -111,22 +111,20 @@ class KeylaneError(Exception):
 
     @property
     def message(self) -> str:
-        """Return a description of what happened, in one line."""
+        """A one-line description of the error."""
         return str(self.args[0])
 
     def copy(self, fate: Fate | None = None, *, message: str = "") -> Self:
-        """Return an equal error for another caller, with a fate or text of its own, because each
-        caller gets an error object of its own.
-        """
-        kind, text = type(self), message or self.message
-        copy = _rebuild(kind, self.reason, text, self.details, fate or self.fate, self.hint)
+        """Return a copy of the error for another caller, optionally with another fate or text."""
+        text = message or self.message
+        copy = _rebuild(type(self), self.reason, text, self.details, fate or self.fate, self.hint)
         copy.__cause__ = self.__cause__
         return copy
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = (type(self), self.reason, self.message, self.details, self.fate, self.hint)
-        more = {name: value for name, value in vars(self).items() if name not in _PARTS}
-        return (_rebuild, parts, more) if more else (_rebuild, parts)
+        extra = {name: value for name, value in vars(self).items() if name not in _PARTS}
+        return (_rebuild, parts, extra) if extra else (_rebuild, parts)
 
     def __str__(self) -> str:
         advice = f"\n  {self.hint}" if self.hint else ""
@@ -139,7 +137,9 @@ KIND_BY_CODE[KeylaneError.code] = KeylaneError
 
 
 def hint_of(kind: type[KeylaneError] | Reason, details: dict[str, Any]) -> str:
-    """Return the hint of a class or a reason; its commands name the subject of `details`."""
+    """Return the hint of a class or a reason, with the subject of `details` filled into its
+    commands.
+    """
     subject = details.get("subject")
     if " NAME" in kind.hint and isinstance(subject, str) and _PLAIN.fullmatch(subject):
         return _OF_A_SUBJECT.sub(rf"\1 {subject}", kind.hint)
@@ -147,7 +147,7 @@ def hint_of(kind: type[KeylaneError] | Reason, details: dict[str, Any]) -> str:
 
 
 def make(kind: type[K], reason: Reason | None, message: str, details: dict[str, Any]) -> K:
-    """Return an error of a class, for a reason if there is one."""
+    """Create an error of a class, with a reason if there is one."""
     return kind(message, **details) if reason is None else kind(reason, message, **details)
 
 

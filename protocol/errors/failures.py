@@ -1,4 +1,4 @@
-"""The errors that are not refusals: no answer, a disk, an address, a bug. Pure."""
+"""The errors other than refusals: unreachable servers, disks, addresses, bugs. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from .reasons import Fate, RetryRule
 
 
 class DeliveryError(KeylaneError):
-    """The root of the errors of messages that a producer gave up. `fate` is that of the message."""
+    """The base class of errors of messages that a producer gave up. `fate` is that of the
+    message.
+    """
 
     code = 1182
     summary = "the message was given up"
@@ -19,7 +21,7 @@ class DeliveryError(KeylaneError):
     stored = Detail(int)
     messages = Detail(int)
     queued = Detail(int)
-    """The number of messages that were queued before it."""
+    """Number of messages that were queued before it."""
 
 
 class GivenUpError(DeliveryError):
@@ -33,11 +35,11 @@ class GivenUpError(DeliveryError):
     )
     messages = Detail(int)
     unknown = Detail(int)
-    """The number of messages that may be stored."""
+    """Number of messages that may be stored."""
 
 
 class DeliveryTimeoutError(DeliveryError):
-    """A message was not acked within its time-out; the text names the condition for which it
+    """A message was not acked within its timeout. The text names the condition for which it
     waited.
     """
 
@@ -71,18 +73,18 @@ class TableError(DeliveryError):
     """Raised by `send_arrow`: rows of a table were not sent or not stored."""
 
     rows = Detail[list[int]](list)
-    """The numbers of the first hundred rows."""
+    """Numbers of the first hundred rows."""
     sent = Detail(int)
-    """The number of rows that were sent before; 0 unless the table is a stream."""
+    """Number of rows that were sent before; 0 unless the table is a stream."""
     messages = Detail(int)
     unknown = Detail(int)
-    """The number of messages that may be stored."""
+    """Number of messages that may be stored."""
     stored = Detail(int)
-    """The number of stored rows."""
+    """Number of stored rows."""
 
 
 class UnreachableError(KeylaneError):
-    """The root of the errors of a call that got no answer, or a partial one."""
+    """The base class of errors of calls that got no response, or a partial one."""
 
     code = 1200
     fate = Fate.UNKNOWN
@@ -94,13 +96,13 @@ class UnreachableError(KeylaneError):
     start = Detail(int)
     end = Detail(int)
     offset = Detail(int)
-    """The offset of the first message that did not arrive."""
+    """Offset of the first message that did not arrive."""
     seconds = Detail(int)
-    """The seconds for which nothing arrived."""
+    """Seconds without any data from the server."""
 
 
 class NotSentError(UnreachableError):
-    """No connection could be made: the request never left."""
+    """No connection could be made, so the request was not sent."""
 
     code = 1201
     fate = Fate.NOT_DONE
@@ -112,8 +114,8 @@ class NotSentError(UnreachableError):
 
     @classmethod
     def of_group(cls, broker_group: str, partition_id: int | None = None) -> Self:
-        """Return the error for a broker group that does not report itself, so that the caller has
-        no address to check.
+        """Return the error for a broker group that is unavailable, for a caller who does not know
+        its address.
         """
         where = {} if partition_id is None else {"partition_id": partition_id}
         text = f"broker group {broker_group!r} is not available now"
@@ -123,7 +125,7 @@ class NotSentError(UnreachableError):
 
 
 class OutcomeUnknownError(UnreachableError):
-    """The request was sent and no answer arrived; the fate of a request that only reads is
+    """The request was sent, but no response arrived. For a request that only reads, the fate is
     NOT_DONE.
     """
 
@@ -133,7 +135,7 @@ class OutcomeUnknownError(UnreachableError):
 
     @classmethod
     def of_read(cls, text: str) -> Self:
-        """Return the error for a request that changes nothing, whether it was done or not."""
+        """Return the error for a request that changes nothing even if it was done."""
         error = cls(text)
         error.fate = Fate.NOT_DONE
         error.hint = "It only reads, so nothing was changed: ask again."
@@ -141,7 +143,7 @@ class OutcomeUnknownError(UnreachableError):
 
 
 class UnfinishedError(UnreachableError):
-    """A part of the call is done; a repeat finishes it."""
+    """Only a part of the call is done. A repeat finishes it."""
 
     partitions = Detail(int)
     partitions_set = Detail(int)
@@ -150,8 +152,8 @@ class UnfinishedError(UnreachableError):
 
 
 class ForeignServerError(UnreachableError):
-    """The program at the address is not a keylane server, or the answers of its version cannot be
-    read.
+    """The program at the address is not a keylane server, or the responses of its version cannot be
+    decoded.
     """
 
     code = 1204
@@ -164,7 +166,7 @@ class ForeignServerError(UnreachableError):
 
 
 class StoryError(KeylaneError):
-    """A cluster was used outside of its story, or in a way that its story does not allow."""
+    """A virtual cluster was used outside its story, or in a way that a story does not allow."""
 
     code = 1285
     summary = "this is not possible outside of the story"
@@ -176,7 +178,7 @@ class StoryError(KeylaneError):
 
 
 class FilterError(KeylaneError):
-    """The `filter` of a consumer failed for a message; the cause has what it raised."""
+    """The `filter` of a consumer failed for a message. The cause is its exception."""
 
     code = 1286
     summary = "the consumer's filter failed"
@@ -189,21 +191,21 @@ class FilterError(KeylaneError):
 
 
 class SparkProcessError(KeylaneError):
-    """A process of Spark cannot run keylane: a package is missing or another version, or Java
-    is.
+    """A Spark process cannot run keylane: a package or Java is missing, or has the wrong
+    version.
     """
 
     code = 1296
     summary = "a process of Spark cannot run keylane"
     hint = "docs/SPARK.md says what each machine of a cluster needs."
     python = Detail(str)
-    """The Python that runs the process."""
+    """Python that runs the process."""
     missing = Detail(str)
-    """The module that this Python lacks."""
+    """Module that this Python lacks."""
 
 
 class StorageError(KeylaneError):
-    """The root of the errors of disks and databases."""
+    """The base class of errors of disks and databases."""
 
     code = 1300
     retry = RetryRule.LATER  # a database that restarts or fails over returns soon
@@ -214,7 +216,7 @@ class StorageError(KeylaneError):
 
 
 class CorruptLogError(StorageError):
-    """The log is damaged, and not only by a write that was cut at its end."""
+    """The log is damaged, not just by an incomplete write at its end."""
 
     code = 1301
     retry = RetryRule.NEVER
@@ -223,9 +225,9 @@ class CorruptLogError(StorageError):
     partition_id = Detail(int)
     position = Detail(int)
     offset = Detail(int)
-    """The offset of the first damaged message."""
+    """Offset of the first damaged message."""
     end_offset = Detail(int)
-    """The offset after the last damaged message."""
+    """Offset after the last damaged message."""
 
 
 class DiskFullError(StorageError):
@@ -280,18 +282,18 @@ class CheckpointMismatchError(KeylaneError):
         "belongs to."
     )
     checkpoint_of = Detail(str)
-    """The subjects to which the checkpoint belongs."""
+    """Subjects to which the checkpoint belongs."""
     reads = Detail(str)
-    """The subjects that the stream reads."""
+    """Subjects that the stream reads."""
     partition_id = Detail(int)
     offset = Detail(int)
-    """The next offset in the checkpoint, which is beyond the end of the partition."""
+    """Next offset in the checkpoint, which is beyond the end of the partition."""
     next_offset = Detail(int)
 
 
 class HandlerTimeoutError(KeylaneError):
-    """A handler did not return within `handler_timeout_ms`: it was cancelled, and its try counts as
-    failed.
+    """A handler did not return within `handler_timeout_ms`. It was cancelled, and the attempt
+    counts as failed.
     """
 
     code = 1378
@@ -315,8 +317,8 @@ class AddressError(KeylaneError):
 
 
 class ClosedError(KeylaneError):
-    """A call was made on a producer, consumer or message that is not open, or a closing producer
-    gave up a message.
+    """A producer, consumer or message was used while it is not open, or a closing producer gave up
+    a message.
     """
 
     code = 1402
@@ -333,11 +335,11 @@ class InputError(KeylaneError):
     line = Detail(int)
     stored = Detail(int)
     lines = Detail(str)
-    """The lines that are not stored, as ranges: "7,9-"."""
+    """Lines that are not stored, as ranges: "7,9-"."""
 
 
 class InternalError(KeylaneError):
-    """A bug in keylane was met, in a server or in the demo."""
+    """A bug in keylane, in a server or in the demo."""
 
     code = 1500
     fate = Fate.UNKNOWN
@@ -352,7 +354,7 @@ _FILES_HINT = (
 
 
 def open_files_error(text: str, *, operation: str, path: str) -> StorageError:
-    """Return the error of a disk or a database for which the process may not open another file."""
+    """Return the error for a disk or a database when the process may not open more files."""
     error = StorageError(
         f"{text}: too many open files of this process or machine", operation=operation, path=path
     )
@@ -361,7 +363,7 @@ def open_files_error(text: str, *, operation: str, path: str) -> StorageError:
 
 
 def few_files_error(allowed: int, needed: int) -> StorageError:
-    """Return the error of a process that is not started because it may open too few files."""
+    """Return the error for a process that refuses to start because it may open too few files."""
     error = StorageError(
         f"this process may have {allowed} open files and connections, and needs at least {needed}: "
         f"its data takes some "

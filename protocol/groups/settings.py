@@ -1,4 +1,4 @@
-"""Bodies of the calls that create a consumer group, change its settings and suspend it. Pure.
+"""Bodies of the calls that create a consumer group, change its settings or suspend it. Pure.
 
 The metaserver stores these settings by subject and group, and sends them to the group's members
 with their grants.
@@ -26,7 +26,7 @@ MaxMs = Annotated[int, Meta(ge=1, le=PAUSE_MS_MAX)]
 
 
 class FailurePolicy(enum.StrEnum):
-    """What happens to a message that failed `tries_max` times; RETRY: to one that failed once."""
+    """What happens to a message after `tries_max` failed attempts; with RETRY, after the first."""
 
     BLOCK = "block"
     PARK = "park"
@@ -35,7 +35,7 @@ class FailurePolicy(enum.StrEnum):
 
 
 class FullPolicy(enum.StrEnum):
-    """What happens to a key that is to be parked when the group can park no more."""
+    """What happens to a key that should be parked when the group's limit is reached."""
 
     BLOCK = "block"
     DEAD = "dead"
@@ -43,10 +43,10 @@ class FullPolicy(enum.StrEnum):
 
 class StartAt(enum.StrEnum):
     """
-    Where a new group begins: at the first message, after the last one, or at the first one at or
-    after a time.
+    Where a new group starts: at the first message, after the last one, or at the first one stored
+    at or after a time.
 
-    CURSORS names an offset in each partition, for example where a backfill has ended.
+    CURSORS gives an offset for each partition, for example the end of a backfill.
     """
 
     EARLIEST = "earliest"
@@ -56,23 +56,23 @@ class StartAt(enum.StrEnum):
 
 
 class GroupStart(Struct, frozen=True, kw_only=True):
-    """Where a group begins on the partitions that exist when it is created; it reads later
+    """The start of a group on the partitions that exist when it is created. It reads later
     partitions from their first message.
     """
 
     at: StartAt = StartAt.EARLIEST
     at_ms: AtMs | None = None
-    """With TIME: milliseconds since 1970, by the brokers' calendars. With CURSORS: when they were
-    taken, by any calendar; it distinguishes one backfill from another.
+    """With TIME: milliseconds since 1970, by the brokers' wall clocks. With CURSORS: time at which
+    they were read, which distinguishes one backfill from another.
     """
     cursors: dict[int, Cursor] | None = None
-    """With CURSORS: first offset by partition id; a partition that is not named is read from its
-    first message.
+    """With CURSORS: first offset by partition id. Other partitions are read from their first
+    message.
     """
 
     @property
     def stored(self) -> GroupStart:
-        """The form in which the metaserver stores and reports it: without the cursors."""
+        """The start as the metaserver stores and reports it: without the cursors."""
         return replace(self, cursors=None)
 
     def __str__(self) -> str:
@@ -82,21 +82,23 @@ class GroupStart(Struct, frozen=True, kw_only=True):
 
 
 class GroupPolicy(Struct, frozen=True, kw_only=True):
-    """The stored failure policy of a group; None: the code of each consumer decides."""
+    """The stored failure policy of a group; None: the consumer's own setting applies."""
 
     on_failure: FailurePolicy | None = None
     on_full: FullPolicy | None = None
-    """With PARK: what happens to a key for which there is no room."""
+    """With PARK: what happens to a key beyond the limit of parked keys."""
     tries_max: TriesMax | None = None
-    """Number of tries of a message until `on_failure` applies."""
+    """Number of attempts for a message before `on_failure` applies."""
     backoff_first_ms: FirstMs | None = None
-    """Pause after the first try, in milliseconds; set together with `backoff_max_ms`."""
+    """Pause after the first attempt, in milliseconds; set together with `backoff_max_ms`."""
     backoff_max_ms: MaxMs | None = None
-    """Longest pause between two tries, in milliseconds."""
+    """Longest pause between two attempts, in milliseconds."""
 
 
 class OperatorSwitch(enum.StrEnum):
-    """The operator's switch that suspends a member of a group."""
+    """The operator's switch that suspends a session: none, that of its group, or that of its client
+    name.
+    """
 
     OFF = "off"
     GROUP = "group"
@@ -104,7 +106,7 @@ class OperatorSwitch(enum.StrEnum):
 
 
 class CreateGroup(Struct, frozen=True, kw_only=True):
-    """Create a consumer group, and fix where it begins."""
+    """Create a consumer group, and fix its start."""
 
     start: GroupStart = GroupStart()
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
@@ -119,17 +121,17 @@ class SetGroup(Struct, frozen=True, kw_only=True):
     backoff_first_ms: FirstMs | None = None
     backoff_max_ms: MaxMs | None = None
     forget: bool = False
-    """Clear the stored policy first, then set the fields."""
+    """Clear the stored policy before setting the fields."""
 
 
 class SuspendGroup(Struct, frozen=True, kw_only=True):
-    """Suspend a group or one of its clients, or resume it. The group and each client have their
-    own switches.
+    """Suspend or resume a group or one of its clients. The group and each client have separate
+    switches.
     """
 
     suspended: bool
     client: ClientName | None = None
-    """Name of a client, which need not be connected now; None: the whole group."""
+    """Name of a client, which need not be connected; None: the whole group."""
 
 
 class GroupSettings(Struct, frozen=True, kw_only=True):
@@ -141,8 +143,8 @@ class GroupSettings(Struct, frozen=True, kw_only=True):
     policy: GroupPolicy = GroupPolicy()
     start: GroupStart = GroupStart()
     unstarted: tuple[int, ...] = ()
-    """Partitions whose brokers have not stored yet where the group begins, so that the group is
-    granted none of them.
+    """Partitions whose brokers have not stored the start of the group yet. They are not granted to
+    its sessions.
     """
     suspended: bool = False
     """An operator has suspended the whole group."""

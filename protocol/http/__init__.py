@@ -1,3 +1,1 @@
-"""The part of the contract for plain HTTP: posted messages, idempotency keys, the OpenAPI
-document.
-"""
+"""The plain HTTP interface: posted messages, idempotency keys, the OpenAPI document."""

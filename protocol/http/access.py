@@ -1,5 +1,5 @@
-"""Bodies of the control calls about access: tokens, grants, capabilities, quotas and the audit log.
-Pure.
+"""Bodies of the control calls about access control: tokens, grants, capabilities, quotas, audit
+log. Pure.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ HOLDER_BYTES = 32
 
 
 class CreateToken(Struct, frozen=True, kw_only=True):
-    """Create a token for a principal; a principal exists from its first token or grant on."""
+    """Create a token for a principal. A principal exists once it has a token or a grant."""
 
     principal: str
     label: Label = ""
-    """Description for people."""
+    """Description of the token, for display."""
     begins_at_ms: Instant = 0
-    """Time of the calendar from which it is valid, in milliseconds since 1970; 0: at once."""
+    """Wall-clock time from which the token is valid, in milliseconds since 1970; 0: now."""
     ends_at_ms: Instant = 0
-    """Wall-clock time of its expiry, in milliseconds since 1970; 0: it does not expire.
-    """
+    """Wall-clock time at which the token expires, in milliseconds since 1970; 0: never."""
 
 
 class TokenView(Struct, frozen=True, kw_only=True):
-    """What is stored about a token; never the token itself."""
+    """The stored data about a token, which never include the token itself."""
 
     token_id: int
     principal: str
@@ -58,7 +57,7 @@ class TokenList(Struct, frozen=True, kw_only=True):
 
 
 class ChangeGrant(Struct, frozen=True, kw_only=True):
-    """Grant a right to a principal, or revoke it: exactly this right, with its patterns."""
+    """Grant a right to a principal, or revoke exactly this right with its patterns."""
 
     principal: str
     grant: AccessGrant
@@ -101,30 +100,28 @@ class AskCapability(Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """Signed texts with the rights of the caller; they end after `ends_in_ms`."""
+    """Signed capabilities with the rights of the caller, which expire after `ends_in_ms`."""
 
     principal: str
     bearer: str
     """Capability for HTTP, for the header Authorization: Bearer …"""
     held: str = ""
-    """Capability for the data plane, bound to the holder's key of the request."""
+    """Capability for the data plane, bound to the holder's key in the request."""
     ends_in_ms: int
 
 
 TEXT_CHARS_MAX: Final = 200
 EVENTS_MAX: Final = 500
-"""Largest number of events in a call, and in a page."""
+"""Maximum number of events in a call, and on a page."""
 _Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
 _Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 class AuditEvent(Struct, frozen=True, kw_only=True):
-    """An act of a caller, or its refusal; it never contains keys, values, tokens or
-    capabilities.
-    """
+    """A caller's action or its refusal. It never contains keys, values, tokens or capabilities."""
 
     at_ms: _Number
-    """Time of the server's calendar, in milliseconds since 1970."""
+    """Time of the server's wall clock, in milliseconds since 1970."""
     who: _Text
     """Principal that acted; "" if it is not known."""
     remote: _Text
@@ -139,9 +136,9 @@ class AuditEvent(Struct, frozen=True, kw_only=True):
     """Code of the error; 0: none."""
     detail: _Text = ""
     times: _Number = 1
-    """Number of times: equal refusals at one server within about a second are one event."""
+    """Number of occurrences: equal refusals at one server within about a second form one event."""
     server: _Text = ""
-    """Server that noted it: its broker group, or `metaserver` and its address."""
+    """Server that recorded it: its broker group, or `metaserver` and its address."""
 
 
 class NoteAudit(Struct, frozen=True, kw_only=True):
@@ -162,7 +159,7 @@ class AuditPage(Struct, frozen=True, kw_only=True):
 
     rows: list[AuditRow]
     before: int | None = None
-    """Value of `before` in a call for older events; None: there are none."""
+    """Value of `before` for the call that returns older events; None: there are none."""
 
 
 PRINCIPAL: Final = "principal"
@@ -175,17 +172,17 @@ class SetQuota(Struct, frozen=True, kw_only=True):
 
     kind: QuotaKind
     name: str
-    """A principal, or `*` for all without a quota of their own; or a subject or pattern."""
+    """A principal, or `*` for all principals without their own quota; or a subject or pattern."""
     quota: Quota
-    """Rates of a principal; a subject has only bytes_per_s, of messages stored at each broker."""
+    """Rates of a principal. For subjects, only bytes_per_s of messages stored at each broker."""
     subjects: int = 0
     """Number of subjects that may match the pattern; 0: no limit."""
     scheduled_bytes: int = 0
-    """Bytes of messages that wait for a later delivery, for all subjects of the name or pattern
-    together, at each broker.
+    """Bytes of scheduled messages at each broker, for all subjects of the name or pattern together;
+    0: no limit.
     """
     sessions: int = 0
-    """Number of consumers that a principal may have at a time in all groups; 0: no limit."""
+    """Number of concurrent consumers of a principal in all groups; 0: no limit."""
 
 
 class UnsetQuota(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Encoding and checks of the JSON in calls and answers. Pure."""
+"""Encodes the JSON bodies of calls, and checks their strings. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..ids import check_name
 from ..text import bad_text
 
 
-def _plain(value: object) -> str | int | float:
-    """Return the plain value of an object whose class derives from text or a number, for example
-    numpy's; the packer knows no such class.
+def _to_plain_type(value: object) -> str | int | float:
+    """Convert an instance of a subclass of str, int or float, such as numpy's, which msgspec does
+    not encode.
     """
     if isinstance(value, str):
         return str.__str__(value)
@@ -21,15 +21,15 @@ def _plain(value: object) -> str | int | float:
         return int(value)
     if isinstance(value, float):
         return float(value)
-    raise TypeError(f"{type(value).__name__} is no type of the wire")
+    raise TypeError(f"{type(value).__name__} cannot be sent in JSON")
 
 
-encode_json = msgspec.json.Encoder(enc_hook=_plain).encode
+encode_json = msgspec.json.Encoder(enc_hook=_to_plain_type).encode
 
 
 def encode_body(body: object) -> bytes:
-    """Return the bytes of a call's body, b"" for None. Raises InvalidRequestError if a text in it
-    is not valid Unicode.
+    """Encode a call's body; b"" for None. Raises InvalidRequestError if a string in it is not valid
+    Unicode.
     """
     try:
         return b"" if body is None else encode_json(body)
@@ -43,35 +43,35 @@ NAMES = frozenset({"subject", "group", "broker_group", "instance"})
 
 def check_no_nul(call: str, body: bytes, params: Mapping[str, str]) -> None:
     """
-    Check that no text of a call contains U+0000: PostgreSQL cannot store it, and both databases
-    take the same calls.
+    Check that no string of a call contains U+0000, which PostgreSQL cannot store. SQLite could, but
+    both must accept the same calls.
 
     Args:
         body: JSON, or b"".
-        params: parameters from path, query and headers.
+        params: parameters from the path, the query and the headers.
 
     Raises:
-        InvalidRequestError: names the first place that contains it.
+        InvalidRequestError: a string contains it; the text names the first such field.
     """
     given: object = params
-    # JSON has it as an escape alone; an escaped backslash may stand before such letters.
+    # JSON can only have it as an escape. This may also match an escaped backslash before u0000.
     if b"\\u0000" in body:
         given = [params, msgspec.json.decode(body)]
-    for place, text in _texts_with_nul(given, ""):
-        if place in NAMES:
-            check_name(place.replace("_", " "), text)
-        raise InvalidRequestError(f"{call}: {place[:80]!r} has the character U+0000")
+    for field, text in _texts_with_nul(given, ""):
+        if field in NAMES:
+            check_name(field.replace("_", " "), text)
+        raise InvalidRequestError(f"{call}: {field[:80]!r} has the character U+0000")
 
 
-def _texts_with_nul(value: object, place: str) -> Iterator[tuple[str, str]]:
-    """Yield the field's name and the text of each text that contains it."""
+def _texts_with_nul(value: object, field: str) -> Iterator[tuple[str, str]]:
+    """Yield field name and value of each string that contains U+0000."""
     if isinstance(value, str):
         if "\0" in value:
-            yield place, value
+            yield field, value
     elif isinstance(value, Mapping):
         for name, item in value.items():
             yield from _texts_with_nul(name, "name of a field")
             yield from _texts_with_nul(item, name)
     elif isinstance(value, list):
         for item in value:
-            yield from _texts_with_nul(item, place)
+            yield from _texts_with_nul(item, field)

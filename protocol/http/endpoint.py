@@ -1,4 +1,4 @@
-"""A control call with method, path, bodies and rights; `endpoints.py` has the table. Pure."""
+"""The definition of a control call: its method, path, bodies and rights. Pure."""
 
 from __future__ import annotations
 
@@ -18,54 +18,53 @@ A_co = TypeVar("A_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Generic[A_co]):
-    """A control call, answered with an `A_co`."""
+    """A control call whose response body is an `A_co`."""
 
     method: str
     path: str
     request: type[Struct | bytes] | None
-    """Type of the body; bytes: any content type, which the handler reads; None: there is no body.
-    """
+    """Type of the request body; bytes: the handler decodes it; None: there is no body."""
     answer: type[A_co]
     rights: Rights
     summary: str
     query: tuple[str, ...] = ()
-    """Optional parameters after the question mark."""
+    """Optional query parameters."""
     headers: tuple[str, ...] = ()
-    """Optional headers that the handler gets among the parameters, under these names."""
+    """Optional headers that are passed to the handler as parameters, under these names."""
     content: tuple[tuple[str, Any], ...] = ()
-    """Content types of a body of bytes, each with the type of its JSON, or of its lines; bytes:
-    anything.
+    """Content types of a body of bytes, each with the type of its JSON or of its lines; bytes: any
+    content.
     """
     answered_as: str = "application/json"
-    """Content type of the answer."""
+    """Content type of the response."""
     idempotent: bool = False
-    """True for a POST that may be repeated when its outcome is unknown. A GET may always be
-    repeated.
+    """True for a POST that may be retried when its outcome is unknown. A GET may always be
+    retried.
     """
     told_again: bool = False
-    """True for a POST that its client repeats by itself, or whose content is in the next one, so
-    that losing one costs little.
+    """True for a POST that its caller repeats anyway, or whose content the next one includes, so a
+    lost call does little harm.
     """
     timeout_ms: int | None = None
-    """Milliseconds that a client waits for the answer; None: its own `timeout_ms`."""
+    """Timeout of the call in milliseconds; None: the client's `timeout_ms`."""
     one_address: bool = False
-    """True if only one metaserver is asked, because the caller knows how much time is left for the
-    next one, and what to ask it.
+    """True if the client tries only one metaserver per call, because the caller decides whether to
+    retry with the next one.
     """
 
     @property
     def is_get(self) -> bool:
-        """True if the method says that the call only reads."""
+        """True if the method is GET."""
         return self.method == "GET"
 
     @property
     def repeatable(self) -> bool:
-        """True if the call may be repeated when its outcome is unknown."""
+        """True if the call may be retried when its outcome is unknown."""
         return self.idempotent or self.is_get
 
     def path_of(self, **names: object) -> str:
-        """Return the path with its `{names}` filled in, percent-encoded. Raises
-        InvalidRequestError if one is not valid Unicode.
+        """Return the path with percent-encoded names in its placeholders. Raises
+        InvalidRequestError if a name is not valid Unicode.
         """
         try:
             parts = {key: quote(str(name), safe="") for key, name in names.items()}
@@ -75,7 +74,7 @@ class Endpoint(Generic[A_co]):
 
     @staticmethod
     def query_of(given: Mapping[str, object] | None) -> dict[str, str] | None:
-        """Return the parameters after the question mark as texts, without those that are None."""
+        """Return the query parameters as strings, without those that are None."""
         if given is None:
             return None
         return {name: str(value) for name, value in given.items() if value is not None}

@@ -1,13 +1,12 @@
-"""A message as one JSON object: `consume` prints it, `produce --json` reads it, HTTP carries it.
-Pure.
+"""Messages as JSON objects, for `consume`, `produce --json` and HTTP. Pure.
 
     bytes that are UTF-8 text      "value": "paid"
     other bytes                    "value_base64": "/w=="
 
-The same holds for `key`, so that the bytes of both are preserved. `properties` is an object with
-the properties that are texts, `properties_base64` with those that are bytes. If the stored bytes
-are not properties, which other programs may write, `properties_base64` is a text with all of them.
-Only output contains that: a message with it is refused.
+The same applies to `key`. `properties` is an object with the text properties, `properties_base64`
+one with the bytes properties. If the stored properties cannot be decoded, because another program
+wrote them, `properties_base64` is a string with all their bytes. That occurs only in output; a
+message to send may not have it.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ class MessageObject(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     value: Any = msgspec.UNSET
-    """A string is sent as its UTF-8 bytes, any other value as JSON."""
+    """A string is sent as UTF-8, any other value as JSON."""
     value_base64: bytes | None = None
     key: str | None = None
     key_base64: bytes | None = None
     properties: dict[str, str] | None = None
     properties_base64: dict[str, bytes] | str | None = None
-    """Bytes by name; a text, as in a printed message, is refused."""
-    # A printed message has these fields; they have no meaning for a message that is sent.
+    """Bytes by name. A string, as in a printed message, is refused."""
+    # Fields of a printed message, which are ignored.
     subject: Any = None
     partition_id: Any = None
     offset: Any = None
@@ -50,11 +49,11 @@ KeyValueProperties = tuple[bytes, bytes, dict[str, str | bytes] | None]
 
 def read_message(line: bytes) -> KeyValueProperties:
     """
-    Return key, value and properties of `{"key": …, "value": …, "properties": …}`; a value that is
-    no string becomes JSON.
+    Return key, value and properties of `{"key": …, "value": …, "properties": …}`. A value that is
+    not a string is encoded as JSON.
 
     Raises:
-        InvalidRequestError: it is not such an object, or `parts_of` refuses it.
+        InvalidRequestError: the line is not such an object, or `parts_of` refuses it.
     """
     try:
         parsed = msgspec.json.decode(line, type=MessageObject)
@@ -65,19 +64,19 @@ def read_message(line: bytes) -> KeyValueProperties:
 
 def parts_of(parsed: MessageObject) -> KeyValueProperties:
     """
-    Return key, value and properties of an object.
+    Return key, value and properties of a parsed object.
 
     Raises:
-        InvalidRequestError: it has no value, or two values, keys or properties with one name, or a
-            text as `properties_base64`.
+        InvalidRequestError: it has no value, two values, two keys, or two properties of one name;
+            or `properties_base64` is a string.
     """
     properties = _properties(parsed)
     key = (parsed.key or "").encode()
     if parsed.key_base64 is not None:
-        _check_alone("key", parsed.key)
+        _check_not_both("key", parsed.key)
         key = parsed.key_base64
     if parsed.value_base64 is not None:
-        _check_alone("value", None if parsed.value is msgspec.UNSET else parsed)
+        _check_not_both("value", None if parsed.value is msgspec.UNSET else parsed)
         return key, parsed.value_base64, properties
     if parsed.value is msgspec.UNSET:
         raise InvalidRequestError("not a message in JSON: it has no `value`, nor `value_base64`")
@@ -95,15 +94,15 @@ def _properties(parsed: MessageObject) -> dict[str, str | bytes] | None:
         )
     if texts is None and binary is None:
         return None
-    twice = sorted((texts or {}).keys() & (binary or {}).keys())
-    if twice:
+    duplicates = sorted((texts or {}).keys() & (binary or {}).keys())
+    if duplicates:
         raise InvalidRequestError(
-            f"not a message in JSON: property {twice[0]!r:.80} is given twice"
+            f"not a message in JSON: property {duplicates[0]!r:.80} is given twice"
         )
     return {**(texts or {}), **(binary or {})}
 
 
-def _check_alone(name: str, other: object) -> None:
+def _check_not_both(name: str, other: object) -> None:
     if other is not None:
         raise InvalidRequestError(
             f"not a message in JSON: it has both `{name}` and `{name}_base64`"
@@ -111,7 +110,9 @@ def _check_alone(name: str, other: object) -> None:
 
 
 def bytes_field(name: str, data: bytes) -> dict[str, str | bytes]:
-    """Return the field `name` with `data` as text, or the field `name_base64` with the bytes."""
+    """Return the field `name` with `data` as text, or `name_base64` with the bytes if they are not
+    UTF-8.
+    """
     try:
         return {name: data.decode()}
     except UnicodeDecodeError:
@@ -119,8 +120,8 @@ def bytes_field(name: str, data: bytes) -> dict[str, str | bytes]:
 
 
 def properties_fields(packed: bytes) -> dict[str, dict[str, str] | dict[str, bytes] | bytes]:
-    """Return the field `properties` with the texts, and `properties_base64` with the bytes if there
-    are any, or with all if they are unreadable.
+    """Return `properties` with the text properties, and `properties_base64` with the bytes
+    properties, if any; or only the latter, with all bytes, if they cannot be decoded.
     """
     try:
         properties = unpack_properties(packed)

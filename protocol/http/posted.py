@@ -1,22 +1,22 @@
-"""The messages of an HTTP request, read from its body by its content type. Pure.
+"""Parses the messages of an HTTP request, depending on its content type. Pure.
 
     application/json          one object, or an array of objects       see `message_json`
     application/x-ndjson      an object a line
     any other                 the body is the value of one message; its key is in the query or in
                               a header
 
-All messages are checked before any is stored: one bad message refuses the request. An error names
-it by its index in the request, counted from 0 like receipts; blank lines do not count.
+All messages are checked before any is stored: a single bad message makes the request fail. An error
+names its index in the request, counted from 0 like receipts and without blank lines.
 
-Idempotency keys: a broker remembers the key of a request, so that a repeat is stored once.
+Idempotency keys: a broker remembers the key of a request, and does not store a repeat again.
 
     key                ──▶  producer id, at or above KEYED_IDS
     messages           ──▶  producer epoch: a digest of keys, values and properties in their order
     every partition         one batch of the request, with sequence 0; with sequence ASKED, the
-                            broker only says whether it has the batch
+                            broker only reports whether it has the batch
 
-A broker remembers the batch like a producer's, durably. A batch with the same id and epoch is its
-repeat; one with another epoch contains other messages, and is refused.
+A broker remembers the batch durably, like those of a producer. A batch with the same id and epoch
+is a repeat; one with another epoch has other messages, and is refused.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def check_sizes(
         only: indices of the messages to check; None: all.
 
     Raises:
-        MessageTooLargeError: names the first message over the limit.
+        MessageTooLargeError: a message is over the limit; the text names the first one.
     """
     for index in range(len(messages)) if only is None else only:
         size = messages[index].size
         if size > limit_bytes:
-            raise _of_message(message_too_large(size, limit_bytes), index, len(messages))
+            raise _error_of_message(message_too_large(size, limit_bytes), index, len(messages))
 
 
 def posted_messages(body: bytes, params: Mapping[str, str]) -> list[PostedMessage]:
@@ -82,30 +82,31 @@ def posted_messages(body: bytes, params: Mapping[str, str]) -> list[PostedMessag
 
     Args:
         params: the parameters `key` and `key_base64`, and the headers Content-Type and Message-Key,
-            where they were sent.
+            if they were sent.
 
     Raises:
-        InvalidRequestError: the body is not what its content type says, or has no message; or a key
+        InvalidRequestError: the body does not match its content type, or has no message; or the key
             is given twice.
         MessageTooLargeError: a message is over its limits, or there are more than
             POSTED_MESSAGES_MAX.
     """
     content = params.get(CONTENT_TYPE, RAW).partition(";")[0].strip().lower()
-    key = _key(params)
+    key = _requested_key(params)
     if content == JSON or content in _NDJSON_NAMES:
         if key is not None:
             raise InvalidRequestError(f"the key of a message in {content} is in its object")
-        parts = _of_json(body) if content == JSON else _of_lines(body)
+        parts = _parse_json(body) if content == JSON else _parse_lines(body)
     elif content.startswith("multipart/"):
         raise InvalidRequestError(
-            f"a body of {content[:80]!r} is no message: send the value itself, {JSON} or {NDJSON}"
+            f"a body of {content[:80]!r} is not a message: send the value itself, {JSON} or "
+            f"{NDJSON}"
         )
     else:
         parts = [(key or b"", body, None)]
-    return [_checked(part, index, len(parts)) for index, part in enumerate(parts)]
+    return [_check_message(part, index, len(parts)) for index, part in enumerate(parts)]
 
 
-def _key(params: Mapping[str, str]) -> bytes | None:
+def _requested_key(params: Mapping[str, str]) -> bytes | None:
     given = [name for name in ("key", "key_base64", KEY_HEADER) if name in params]
     if len(given) > 1:
         raise InvalidRequestError(f"the key is given more than once: {', '.join(given)}")
@@ -118,20 +119,20 @@ def _key(params: Mapping[str, str]) -> bytes | None:
             f"key, which has no order"
         )
     if given[0] == "key" and "\ufffd" in text:  # it replaces bytes that are not UTF-8
-        raise InvalidRequestError("the key is no text: give its bytes as key_base64")
+        raise InvalidRequestError("the key is not text: give its bytes as key_base64")
     if given[0] != "key_base64":
         try:
             return text.encode("utf-8", "surrogateescape")  # bytes of a header that are not UTF-8
         except UnicodeEncodeError as error:
-            raise InvalidRequestError(f"the key is no text: {error.reason}") from None
+            raise InvalidRequestError(f"the key is not text: {error.reason}") from None
     try:
         return b64decode(text, validate=True)
     except ValueError as error:
-        raise InvalidRequestError(f"key_base64 is no base64: {error}") from None
+        raise InvalidRequestError(f"key_base64 is not base64: {error}") from None
 
 
-def _of_json(body: bytes) -> list[KeyValueProperties]:
-    parsed = _parsed(_objects, body, "the body")
+def _parse_json(body: bytes) -> list[KeyValueProperties]:
+    parsed = _decode_json(_objects, body, "the body")
     objects = parsed if isinstance(parsed, list) else [parsed]
     if not objects:
         raise InvalidRequestError("the body has no message")
@@ -139,22 +140,22 @@ def _of_json(body: bytes) -> list[KeyValueProperties]:
     return [_parts(message, f"message {index}") for index, message in enumerate(objects)]
 
 
-def _of_lines(body: bytes) -> list[KeyValueProperties]:
+def _parse_lines(body: bytes) -> list[KeyValueProperties]:
     lines = [line for line in body.split(b"\n") if line.strip(b" \t\r")]
     if not lines:
         raise InvalidRequestError("the body has no message")
     _check_count(len(lines))
     return [
-        _parts(_parsed(_object, line, f"message {index}"), f"message {index}")
+        _parts(_decode_json(_object, line, f"message {index}"), f"message {index}")
         for index, line in enumerate(lines)
     ]
 
 
-def _parsed(decode: Callable[[bytes], T], body: bytes, what: str) -> T:
+def _decode_json(decode: Callable[[bytes], T], body: bytes, what: str) -> T:
     try:
         return decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"{what} is no message in JSON: {error}") from None
+        raise InvalidRequestError(f"{what} is not a message in JSON: {error}") from None
 
 
 def _parts(message: MessageObject, what: str) -> KeyValueProperties:
@@ -171,18 +172,18 @@ def _check_count(count: int) -> None:
         )
 
 
-def _checked(part: KeyValueProperties, index: int, count: int) -> PostedMessage:
+def _check_message(part: KeyValueProperties, index: int, count: int) -> PostedMessage:
     key, value, properties = part
     try:
         packed = pack_properties(properties)
         check_message_size(len(key), len(value), len(packed))
     except KeylaneError as error:
-        raise _of_message(error, index, count) from None
+        raise _error_of_message(error, index, count) from None
     return PostedMessage(key, value, packed)
 
 
-def _of_message(error: KeylaneError, index: int, count: int) -> KeylaneError:
-    """Return the error of one of `count` messages, with the message's index in the text."""
+def _error_of_message(error: KeylaneError, index: int, count: int) -> KeylaneError:
+    """Add a message's index to the text of its error, unless it is the only message."""
     if count == 1:
         return error
     return error.copy(message=f"message {index}: {error.message}")
@@ -190,7 +191,7 @@ def _of_message(error: KeylaneError, index: int, count: int) -> KeylaneError:
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 ASKED = 1
-"""Sequence of a batch that is not to be stored: the broker answers that it is a duplicate, or
+"""Sequence of a batch that only queries the broker, which answers that it is a duplicate, or
 refuses it because of the gap.
 """
 
@@ -215,10 +216,10 @@ def keyed_producer(key: str, messages: Sequence[PostedMessage]) -> KeyedProducer
             f"an {IDEMPOTENCY_KEY} is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} printable "
             f"characters of ASCII"
         )
-    of_key = int.from_bytes(blake2b(key.encode(), digest_size=8).digest())
+    key_digest = int.from_bytes(blake2b(key.encode(), digest_size=8).digest())
     digest = blake2b(digest_size=4)
     for message in messages:
         for part in message:
             digest.update(len(part).to_bytes(4))
             digest.update(part)
-    return KeyedProducer(KEYED_IDS | of_key >> 1, int.from_bytes(digest.digest()))
+    return KeyedProducer(KEYED_IDS | key_digest >> 1, int.from_bytes(digest.digest()))

@@ -1,4 +1,4 @@
-"""The settings with which a client secures its connections. Pure."""
+"""The TLS settings of clients. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..settings import refuse, values_of
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSettings:
     """
-    TLS of a client: every connection uses it, and the server's certificate must contain the name to
-    which the client connects.
+    TLS settings of a client. All its connections use TLS, and the server's certificate must contain
+    the host name to which the client connects.
 
     The values are paths of PEM files; a `pathlib.Path` is converted to text. Source: RFC 8446; RFC
     9525 for host names.
 
     Raises:
-        ConfigError: a value is no path, or only one of certificate and key is given.
+        ConfigError: a value is not a path, or only one of certificate and key is given.
     """
 
     ca: str
@@ -41,7 +41,7 @@ class TlsSettings:
 
 
 def _is_path(value: object) -> bool:
-    """Return True for text that the system accepts as a path, or that is empty."""
+    """Return True for a string that the operating system accepts as a path, or that is empty."""
     if not isinstance(value, str):
         return False
     try:

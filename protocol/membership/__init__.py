@@ -1,3 +1,1 @@
-"""The members of a cluster: the versions that they report, and the metaserver's view of them.
-Pure.
-"""
+"""The programs of a cluster: their versions, and the metaserver's view of them. Pure."""

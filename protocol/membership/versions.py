@@ -1,4 +1,4 @@
-"""Versions of programs. Programs work together if they are at most one minor version apart. Pure.
+"""Version compatibility: programs work together if they are at most one minor version apart. Pure.
 
     client ─ Hello(version) ─▶ server                 refused if they are further apart; the error
                                                       says which one to upgrade
@@ -28,7 +28,7 @@ _VERSION = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})([.+a-z-][0-9A-Za-z.+-]{0,40})
 
 
 class Version(NamedTuple):
-    """The part of a version that decides which programs work together."""
+    """The part of a version that determines compatibility."""
 
     major: int
     minor: int
@@ -42,21 +42,20 @@ class MemberVersion(NamedTuple):
 
     name: str
     version: str
-    """Version of its program; "": not known, because the broker has not reported since a restore.
-    """
+    """Version of its program; "": unknown, because the broker has not reported since a restore."""
 
 
 def parse_version(text: str) -> Version:
-    """Return the version in "0.2.0" or "0.2". Raises InvalidRequestError."""
+    """Parse a version such as "0.2.0" or "0.2". Raises InvalidRequestError."""
     match = _VERSION.fullmatch(text)
     if match is None:
-        raise InvalidRequestError(f"{text!r:.80} is no version of keylane")
+        raise InvalidRequestError(f"{text!r:.80} is not a version of keylane")
     return Version(int(match[1]), int(match[2]))
 
 
 OWN = parse_version(VERSION)
 FIRST_RELEASE = Version(0, 2)
-"""Oldest version that is accepted, because none was released before it."""
+"""First released version, and the oldest that is accepted."""
 
 
 def steps(old: Version, new: Version) -> float:
@@ -68,21 +67,20 @@ def steps(old: Version, new: Version) -> float:
     return new.minor - old.minor
 
 
-def check_client(told: str, own: str) -> None:
+def check_client(reported: str, own: str) -> None:
     """
     Check, in a server, the version that a client reports.
 
     Raises:
         InvalidRequestError: it is not a version.
-        VersionError: it is more than one minor version away, or was never
-            released.
+        VersionError: it is more than one minor version away, or was never released.
     """
-    _check_pair(client=told, server=own)
+    _check_pair(client=reported, server=own)
 
 
-def check_server(told: str, own: str) -> None:
+def check_server(reported: str, own: str) -> None:
     """Check, in a client, the version that a server reports. Raises like `check_client`."""
-    _check_pair(client=own, server=told)
+    _check_pair(client=own, server=reported)
 
 
 def _check_pair(*, client: str, server: str) -> None:
@@ -99,16 +97,16 @@ def _check_pair(*, client: str, server: str) -> None:
         )
 
 
-def check_member(told: str, cluster: Version, name: str) -> None:
+def check_member(reported: str, cluster: Version, name: str) -> None:
     """
     Check that a server may join, or stay in, a cluster of this version.
 
     Raises:
-        InvalidRequestError: `member` is not a version.
-        VersionError: it is more than one minor version newer.
-        VersionError: it is older, and other members may write formats that it cannot read.
+        InvalidRequestError: `reported` is not a version.
+        VersionError: it is more than one minor version newer, or is older: other members may write
+            formats that it cannot read.
     """
-    version = parse_version(told)
+    version = parse_version(reported)
     ahead = steps(cluster, version)
     if ahead > 1:
         raise VersionError(
@@ -128,15 +126,17 @@ def check_member(told: str, cluster: Version, name: str) -> None:
 
 
 def raised_version(cluster: Version, members: Iterable[MemberVersion]) -> Version:
-    """Return the cluster's version once these are all its members; a member of unknown version
-    keeps it where it is.
+    """Return the cluster's version for these members, at least the present one. It does not rise
+    while a member's version is unknown.
     """
     versions = [parse_version(member.version) if member.version else cluster for member in members]
     return max(cluster, min(versions, default=cluster))
 
 
 def holding_back(cluster: Version, members: Iterable[MemberVersion]) -> list[str]:
-    """Return the members that keep the cluster from the version of the newest one."""
-    told = [(member.name, parse_version(member.version or str(cluster))) for member in members]
-    newest = max((version for _, version in told), default=cluster)
-    return sorted(name for name, version in told if version < newest)
+    """Return the members that are older than the newest one, and so hold back the cluster's
+    version.
+    """
+    reported = [(member.name, parse_version(member.version or str(cluster))) for member in members]
+    newest = max((version for _, version in reported), default=cluster)
+    return sorted(name for name, version in reported if version < newest)

@@ -1,4 +1,4 @@
-"""The metaserver's view of its cluster: name, version, members and brokers.  Pure."""
+"""The metaserver's view of its cluster: its version, servers and brokers. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class RefusedBroker(Struct, frozen=True, kw_only=True):
     address: str
     problem: str = ""
     log_end: int = 0
-    """Position in bytes where the log of its data folder ends."""
+    """End of the log in its data folder, in bytes."""
     known_log_end: int = 0
-    """Position in bytes where the broker group's log ended in the last accepted report."""
+    """End of the broker group's log in its last accepted report, in bytes."""
     advice: str = ""
     """Advice for an operator."""
 
@@ -30,15 +30,15 @@ class BrokerView(Struct, frozen=True, kw_only=True):
     cordoned: bool = False
     """True if it gets no new partitions."""
     version: str = ""
-    """Version of its program in its last report; "": it reported none."""
+    """Version in its last report; "": it reported none."""
     writable: bool = True
-    """True if it took writes at its last report."""
+    """True if it accepted writes at its last report."""
     problem: str = ""
-    """Reason why it took no writes; "": it reported none."""
+    """Reason why it accepted no writes; "": it reported none."""
 
     @property
     def state(self) -> str:
-        """State for people: "available", "takes no writes: the disk is full", "silent for 12 s"."""
+        """State as text: "available", "takes no writes: the disk is full", "silent for 12 s"."""
         if not self.available:
             return f"silent for {self.silent_ms // 1000} s"
         if not self.writable:
@@ -65,7 +65,9 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     name: str
     """Name of the cluster; "": no settings name it."""
     version: str
-    """Lowest version of all members, which decides what formats are written; it never falls."""
+    """Lowest version of all members, which determines the formats that are written. It never
+    decreases.
+    """
     members: tuple[MemberView, ...]
     held_back_by: tuple[str, ...]
-    """Names of members that are older than the newest one."""
+    """Names of the members that are older than the newest one."""

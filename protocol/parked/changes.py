@@ -1,5 +1,5 @@
-"""Messages that a consumer group has set aside: the terms, the limits, and the changes of a
-partition's parked messages. Pure.
+"""Parked messages of a consumer group: terms, limits, and the changes that brokers apply and store.
+Pure.
 
     failed too often ─▶ Park ─▶ parked, with all later messages of its key ─▶ Redrive (operator)
                                    ▲                                             │
@@ -7,23 +7,24 @@ partition's parked messages. Pure.
                                                                    ╰─▶ Unpark, each ─▶ Free: the
                                                                        key is like any other
 
-A parked message is acked: the cursor passes it. Its key is kept, and the place of its bytes. A
-change has the same form in the frame that requests it and in the record that makes it durable.
+A parked message is acked: the cursor passes it. The broker keeps its key, and the source and offset
+of its bytes. A change has the same form in the frame that requests it and in the stored record.
 
 Words
     key         an order key; b"": messages without one; None: dead letters, of any key; a number:
                 messages that wait for retry
-    loose       messages of all but order keys, which wait for nothing and hold nothing back
-    dead key    a key for which there was no room among the parked ones: it is kept with all its
-                messages, in their order, as dead letters
-    for retry   messages of any key that failed that number of times, and are tried again when due;
-                a negative number: the next try has begun, alone, because it may end its process
+    loose       messages under any other key than an order key: they are independent of each other
+    dead key    a key that exceeded the limit of parked keys: it is kept with all its messages, in
+                their order, as dead letters
+    for retry   messages of any key that failed that number of times, and are retried when due; a
+                negative number: the next attempt is running in isolation, because it may crash its
+                process
     source      the partition that stores a message: the group's own, or an ancestor of it
     adopted     an ancestor's parked messages became those of its children, before the children
                 handed anything out
     edited      an operator has replaced the value of a parked message
-    frozen      the parked messages of a sealed partition that its children have adopted: nothing
-                changes them any more
+    frozen      the parked messages of a sealed partition that its children have adopted: they no
+                longer change
 """
 
 from __future__ import annotations
@@ -39,46 +40,44 @@ from ..offsets import Range
 
 ParkKey = bytes | int | None
 RETRIED = 0
-"""Key of dead letters that an operator has selected to be handled again; other dead letters stay.
-"""
+"""Key of dead letters that an operator has selected for another attempt."""
 LOOSE: tuple[ParkKey, ...] = (b"", None, RETRIED)
-"""Loose keys that operators see; numbers are loose too: `is_loose`."""
+"""Loose keys that operators see. Numbers are loose too; see `is_loose`."""
 
 FAILURE_KIND_CHARS_MAX = 200
 FAILURE_TEXT_CHARS_MAX = 1_000
 PARKED_KEYS_MAX = 10_000
-"""Most keys that a group may have parked on one partition, and most dead keys. A consumer fetches
-all of them when it begins.
+"""Maximum number of parked keys of a group on one partition, and of dead keys. A consumer fetches
+all of them at its start.
 """
 PARKED_MESSAGES_MAX = 1_000_000
-"""Most messages that a group may have parked on one partition, at 16 bytes of the broker's memory
-each; and most dead letters.
+"""Maximum number of parked messages of a group on one partition, and of dead letters. Each takes 16
+bytes of the broker's memory.
 """
 PARKED_ROWS_MAX = 5_000
-"""Most ranges of offsets in one request or answer."""
+"""Maximum number of ranges of offsets in one request or response."""
 EDITS_MAX = 1_000
-"""Most edited messages that a group may have parked on one partition; a child may adopt more."""
+"""Maximum number of edited messages of a group on one partition. A child may adopt more."""
 EDITS_BYTES_MAX = 16 << 20
-"""Most bytes of their values and properties, which the broker keeps in memory."""
+"""Maximum bytes of their values and properties, which the broker keeps in memory."""
 FAILURE_RUNS_MAX = 100_000
-"""
-Most runs of messages without an order in one loose key, each with one failure and one time, at 40
-bytes of the broker's memory each. Beyond that, the oldest neighbours are reported with the later
-of their times, and finally without details.
+"""Maximum number of runs of messages with the same failure and time in one loose key, at 40 bytes
+of the broker's memory each. Beyond that, the oldest neighbouring runs are merged under the later
+time, and finally lose their details.
 """
 FAULTS_MAX = 10_000
-"""Most different failures of messages without an order that are kept for a group on a partition;
-beyond that, the texts of the oldest are dropped.
+"""Maximum number of different failures of loose messages that are kept for a group on a partition.
+Beyond that, the texts of the oldest are dropped.
 """
 FAULT_CHARS_MAX = 1 << 20
-"""Most characters of their texts, with the same rule."""
+"""Maximum characters of their texts, under the same rule."""
 PARKED_PAGE_BYTES = 1 << 19
 """Approximate bytes of one page of parked messages; the page ends after the key that exceeds it."""
 
 
 class ParkState(enum.StrEnum):
-    """State of a key: its messages wait for an operator, parked or as dead letters, or are handled
-    again.
+    """State of a key. PARKED and DEAD: its messages wait for an operator. REDRIVING: they are being
+    handled again.
     """
 
     PARKED = "parked"
@@ -95,12 +94,12 @@ class Failure(Struct, frozen=True, array_like=True):
     client: Annotated[str, Meta(max_length=FAILURE_KIND_CHARS_MAX)]
     """Name of the consumer."""
     at_ms: int
-    """Time by the consumer's calendar, in milliseconds since 1970."""
+    """Time by the consumer's wall clock, in milliseconds since 1970."""
     attempts: int
 
 
 class Fault(Struct, frozen=True, array_like=True):
-    """The part of a failure that several messages may share; fields are those of Failure."""
+    """The part of a Failure that several messages may share."""
 
     kind: str
     text: str
@@ -111,23 +110,23 @@ class Fault(Struct, frozen=True, array_like=True):
 # ── changes ───────────────────────────────────────────────────────────────────────────────────────
 class Park(Struct, frozen=True, array_like=True, tag=1):
     """
-    Park messages of the partition itself, which are acked by this.
+    Park messages of the partition itself. This also acks them.
 
-    With a failure the key is parked from now on, whatever its state was. Without one it is already
-    parked, and these messages follow its others.
+    With a failure, the key becomes parked, whatever its state was. Without one, the key is already
+    parked, and these messages are appended to it.
     """
 
     key: ParkKey
     ranges: tuple[Range, ...]
     failure: Failure | None = None
     token: int = 0
-    """Token of the owner, if it still has the messages handled, so that the key is parked only when
-    its process ends.
+    """Token of the owner, if its handlers are still working on the messages. The key then counts as
+    parked only once its process has ended.
     """
 
 
 class DeadLetterKey(Struct, frozen=True, array_like=True, tag=12):
-    """Like Park, for an order key without room among the parked ones: it is a dead key from now on,
+    """Like Park, for an order key that exceeds the limit of parked keys: it becomes a dead key,
     with all its messages.
     """
 
@@ -137,8 +136,8 @@ class DeadLetterKey(Struct, frozen=True, array_like=True, tag=12):
 
 
 class ParkOrDeadLetter(Struct, frozen=True, array_like=True, tag=13):
-    """Park if there is room, else bury messages of an order key, and park others as dead letters.
-    Only requests contain it.
+    """Park within the limits. Beyond them, apply DeadLetterKey to an order key, and park loose
+    messages as dead letters. Only used in requests.
     """
 
     key: ParkKey
@@ -147,7 +146,7 @@ class ParkOrDeadLetter(Struct, frozen=True, array_like=True, tag=13):
 
 
 class Unpark(Struct, frozen=True, array_like=True, tag=2):
-    """Messages of `source` that were parked are handled, or were skipped by an operator."""
+    """Parked messages of `source` have been handled, or an operator has skipped them."""
 
     key: ParkKey
     source: int
@@ -155,15 +154,13 @@ class Unpark(Struct, frozen=True, array_like=True, tag=2):
 
 
 class Free(Struct, frozen=True, array_like=True, tag=3):
-    """A redriven key has no more parked messages: its messages are handed out like any others."""
+    """A redriven key has no more parked messages, so its messages are delivered like any others."""
 
     key: ParkKey
 
 
 class FailAgain(Struct, frozen=True, array_like=True, tag=14):
-    """Parked messages of `source` without an order were handled again and have failed again: they
-    stay.
-    """
+    """Loose messages of `source` have failed again when they were redriven. They stay parked."""
 
     key: ParkKey
     source: int
@@ -173,10 +170,9 @@ class FailAgain(Struct, frozen=True, array_like=True, tag=14):
 
 class Shift(Struct, frozen=True, array_like=True, tag=11):
     """
-    Messages of `source` that wait for retry now count as tried `to` times, or are given up: `to` is
-    None.
+    Move messages of `source` that wait for retry to `to` attempts, or to the dead letters (None).
 
-    To RETRIED: dead letters, or parked messages without a key, will be handled again.
+    To RETRIED: dead letters, or parked messages without a key, are to be handled again.
     """
 
     key: ParkKey
@@ -184,7 +180,7 @@ class Shift(Struct, frozen=True, array_like=True, tag=11):
     source: int
     ranges: tuple[Range, ...]
     failure: Failure | None = None
-    """Failure of the last try; None: the try has begun."""
+    """Failure of the last attempt; None: the attempt has begun."""
 
 
 class Redrive(Struct, frozen=True, array_like=True, tag=4):
@@ -213,19 +209,19 @@ class Edit(Struct, frozen=True, array_like=True, tag=10):
 
 
 class FailureMark(Struct, frozen=True, array_like=True):
-    """The failure of parked messages `[start, end)` of `source`; a time of 0 is not known."""
+    """The failure of parked messages `[start, end)` of `source`. A time of 0 is unknown."""
 
     source: int
     start: int
     end: int
     since_ms: int
-    """Time when they were set aside, by the broker's calendar, in milliseconds since 1970."""
+    """Time at which they were parked, by the broker's wall clock, in milliseconds since 1970."""
     at_ms: int
-    """Time of the last failure, by the consumer's calendar, in milliseconds since 1970."""
+    """Time of the last failure, by the consumer's wall clock, in milliseconds since 1970."""
     fault: int
-    """Index of their failure in `faults`; -1: it is not known."""
+    """Index of their failure in `faults`; -1: unknown."""
     next_ms: int = 0
-    """Time of the next try that their owner reported, in milliseconds since 1970."""
+    """Time of the next attempt, as their owner reported it, in milliseconds since 1970."""
 
 
 class AdoptedKey(Struct, frozen=True, array_like=True):
@@ -242,66 +238,62 @@ class AdoptedKey(Struct, frozen=True, array_like=True):
     """Edits of messages in these rows, or in earlier ones."""
     faults: tuple[Fault, ...] = ()
     marks: tuple[FailureMark, ...] = ()
-    """Failures of messages without an order in these rows, or in earlier ones."""
+    """Failures of loose messages in these rows, or in earlier ones."""
     token: int = 0
-    """Same meaning as in Park. Children leave it out, because no owner of the parent has messages
-    with handlers any more.
+    """Same meaning as in Park. Children omit it, because the owners of the parent have no running
+    handlers any more.
     """
 
 
 class Adopt(Struct, frozen=True, array_like=True, tag=5):
-    """Take over a part of what a parent has parked; `last` marks the last part."""
+    """Adopt a part of a parent's parked messages; `last` marks the last part."""
 
     parent: int
     keys: tuple[AdoptedKey, ...]
     last: bool
     sources: tuple[int, ...] = ()
-    """Ancestors that keep messages for what is parked; they are notified when none of it needs them
-    any more.
+    """Ancestors that keep the bytes of parked messages. They are notified when these are no longer
+    needed.
     """
     passed: tuple[tuple[int, int], ...] = ()
-    """
-    (logical partition, offset), for parent 0: children need messages of the partition itself from
-    there on, though it was reset. The logical partition is -1 for messages without an order.
+    """(logical partition, offset), for parent 0: children need messages of the partition itself
+    from this offset on, although it was reset. The logical partition is -1 for loose messages.
     """
     children_tell: bool = False
-    """True for parent 0 if children keep what they took over though the partition was reset, and
-    notify the ancestors.
+    """True for parent 0 if children keep the messages that they adopted, although the partition was
+    reset. They then notify the ancestors.
     """
 
 
 class Freeze(Struct, frozen=True, array_like=True, tag=6):
-    """The children of the partition take over its parked messages, so it accepts no more
-    changes.
-    """
+    """The children of the partition adopt its parked messages, so it accepts no more changes."""
 
 
 class Unneeded(Struct, frozen=True, array_like=True, tag=8):
-    """A child no longer needs anything of this frozen partition, for keys in the logical partitions
-    `[start, end)`.
+    """A child no longer needs parked messages of this frozen partition, for keys in the logical
+    partitions `[start, end)`.
     """
 
     start: int
     end: int
     loose: bool
-    """True if it does not need messages without an order either."""
+    """True if it does not need loose messages either."""
 
 
 class AncestorTold(Struct, frozen=True, array_like=True, tag=9):
-    """An ancestor was notified that none of its messages is needed."""
+    """An ancestor has been notified that none of its messages is needed any more."""
 
     source: int
 
 
 class Clear(Struct, frozen=True, array_like=True, tag=7):
-    """Forget everything that is parked except messages of `kept`, because an operator has set the
-    group's progress.
+    """Remove all parked messages except those of `kept`, because an operator has reset the
+    group.
     """
 
     kept: tuple[int, ...] = ()
-    """
-    Ancestors that are not part of the reset, so their messages stay parked. Children that have
-    begun to take them over may not have all of them.
+    """Ancestors that are not part of the reset, so their messages stay parked. Children may have
+    adopted only some of them so far.
     """
 
 
@@ -325,7 +317,7 @@ AskedChange = ParkChange | ParkOrDeadLetter
 
 
 def is_loose(key: ParkKey) -> bool:
-    """Return True if messages of this key wait for nothing, and hold nothing back."""
+    """Return True if messages under this key are independent of each other."""
     return not isinstance(key, bytes) or not key
 
 
@@ -347,13 +339,13 @@ def decode_adopted(data: bytes | memoryview) -> list[AdoptedKey]:
 
 
 def failure_of(error: BaseException, *, client: str, at_ms: int, attempts: int) -> Failure:
-    """Return the record of an error; its texts are cut to their limits, and keylane's advice is
-    left out.
+    """Return the Failure for an error. Texts are truncated to their limits, and hints are
+    omitted.
     """
     try:
         text: Any = error.message if isinstance(error, KeylaneError) else str(error)
     except Exception:  # noqa: BLE001 - the error is a user's, and so is its __str__
-        text = "its text cannot be made"
+        text = "its text is not available"
     return Failure(
         type(error).__qualname__[:FAILURE_KIND_CHARS_MAX],
         text.encode(errors="replace").decode()[:FAILURE_TEXT_CHARS_MAX],
@@ -364,26 +356,26 @@ def failure_of(error: BaseException, *, client: str, at_ms: int, attempts: int) 
 
 
 CRASHED = "crashed"
-"""Kind of the failure of a message that ended the processes of its consumers."""
+"""`Failure.kind` of a message that crashed the processes of its consumers."""
 
 
 def crash_of(times: str, *, at_ms: int, attempts: int) -> Failure:
-    """Return the record of a message that ended the process of its consumer, about which nothing
-    else is known.
+    """Return the Failure for a message that crashed the process of its consumer, without further
+    details.
     """
     text = f"the process of its consumer ended while it was handled, {times}"
     return Failure(CRASHED, text, "", at_ms, attempts)
 
 
 def nack_of(*, client: str, at_ms: int, attempts: int) -> Failure:
-    """Return the record of a message that a program without a handler gave back."""
+    """Return the Failure for a message that a program without a handler gave back."""
     text = "the program gave the message back"
     return Failure("nack", text, client[:FAILURE_KIND_CHARS_MAX], at_ms, attempts)
 
 
 def passed_over_of(*, client: str, at_ms: int, attempts: int) -> Failure:
-    """Return the record of a shared group's message that a program without a handler did not ack in
-    time.
+    """Return the Failure for a shared group's message that a program without a handler did not ack
+    in time.
     """
     text = "the program took the next message and did not ack this one within in_flight_ms"
     return Failure("not acked", text, client[:FAILURE_KIND_CHARS_MAX], at_ms, attempts)

@@ -1,8 +1,7 @@
-"""Answers of brokers about parked messages: to their owner in frames, to people over HTTP.
-Pure.
+"""Brokers' responses about parked messages: to their owner in frames, to operators over HTTP. Pure.
 
-The message that holds up a consumer group on a partition, because it fails and is tried again, or
-its handler does not return.
+FailingMessage reports the message that blocks a consumer group on a partition, because it keeps
+failing, or because its handler does not return.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .changes import (
 
 
 class ParkedKeyRow(Struct, frozen=True, array_like=True):
-    """The fields of a parked key that its owner needs."""
+    """The fields of a parked key that the partition's owner needs."""
 
     key: ParkKey
     state: ParkState
@@ -31,15 +30,16 @@ class ParkedKeyRow(Struct, frozen=True, array_like=True):
 
 
 class ParkedView(Struct, frozen=True, kw_only=True):
-    """A parked key for people; `key_hex` is None for dead letters and messages that wait for retry,
-    "" for messages without a key.
+    """A parked key, for operators. `key_hex` is None for dead letters and messages that wait for
+    retry, "" for messages without a key.
     """
 
     key_hex: str | None
     state: ParkState
     messages: int
     since_ms: int
-    """Time when its first message was parked, by the broker's calendar, in milliseconds since 1970.
+    """Time at which its first message was parked, by the broker's wall clock, in milliseconds since
+    1970.
     """
     failure: Failure | None
     first_source: int
@@ -47,25 +47,25 @@ class ParkedView(Struct, frozen=True, kw_only=True):
     first_offset: int
     tries: int | None = None
     """
-    Number of failed tries of messages that wait for retry; None: these messages do not wait for
-    retry.
+    Number of failed attempts of messages that wait for retry; None: they do not wait for retry.
 
-    0: dead letters that an operator has selected to be handled again.
+    0: dead letters that an operator has selected for another attempt.
     """
     next_ms: int | None = None
-    """Time of the next try that their owner reported, in milliseconds since 1970; None: not known.
+    """Time of the next attempt, as their owner reported it, in milliseconds since 1970; None:
+    unknown.
     """
 
 
 class ParkedList(Struct, frozen=True, kw_only=True):
-    """A page of what a group has parked on a partition; the next page begins after the last key of
-    this one.
+    """A page of the keys that a group has parked on a partition. The next page begins after the
+    last key of this one.
     """
 
     partition_id: int
     group: str
     frozen: bool
-    """True if the children of the partition have taken these over, so that they must be changed
+    """True if the children of the partition have adopted these. They can then only be changed
     there.
     """
     keys: list[ParkedView]
@@ -73,9 +73,8 @@ class ParkedList(Struct, frozen=True, kw_only=True):
 
 
 ParkedDetail = tuple[int, int, int, int]
-"""
-Details of a row of failed messages: time when they were set aside, time of the last failure, index
-of the failure in `faults`, time of the next try. A time of 0 and an index of -1 are not known.
+"""Details of a row of failed messages: time of parking, time of the last failure, index of the
+failure in `faults`, time of the next attempt. A time of 0 and an index of -1 mean unknown.
 """
 
 
@@ -86,34 +85,30 @@ class ParkedOffsets(Struct, frozen=True, kw_only=True):
     messages: int
     """Number of all parked messages of the key."""
     edited: list[tuple[int, int]] = []
-    """(source, offset) of messages in these rows that were edited."""
+    """(source, offset) of edited messages in these rows."""
     details: list[ParkedDetail] = []
-    """Details of each row, if the request names a place to begin at, and the messages have no
-    order.
-    """
+    """Details of each row, if the request has `after`, and the messages are loose."""
     faults: list[Fault] = []
     more: bool = False
-    """True if more messages follow, if the request names a place to begin at."""
+    """True if more messages follow; only set if the request has `after`."""
 
 
 class ChangeParkedKey(Struct, frozen=True, kw_only=True):
-    """An operator's change of one parked key, which redrives it, or skips some of its messages."""
+    """An operator's change of one parked key: redrive it, or skip some of its messages."""
 
     group: str
     key_hex: str | None
     skip: list[tuple[int, int, int]] | None = None
     """Messages to skip, as (source, start, end); None: redrive the key."""
     retry: list[tuple[int, int, int]] | None = None
-    """Messages without an order to handle again, in the same form; the others stay. Not used
-    together with `skip`.
-    """
+    """Loose messages to redrive, as (source, start, end). Not used together with `skip`."""
 
 
 _rows = msgspec.msgpack.Decoder(list[ParkedKeyRow])
 
 
 def decode_key_rows(data: bytes | memoryview) -> list[ParkedKeyRow]:
-    """Return the keys of an answer. Raises msgspec.MsgspecError."""
+    """Decode the payload of ParkedKeys. Raises msgspec.MsgspecError."""
     rows: list[ParkedKeyRow] = _rows.decode(data)
     return rows
 
@@ -121,39 +116,43 @@ def decode_key_rows(data: bytes | memoryview) -> list[ParkedKeyRow]:
 KEY_DIGEST_CHARS_MAX = 64
 
 HANGS_MS = 10_000
-"""Milliseconds after which a handler that has not returned counts as hanging; so does a program
-that has not acked a message.
+"""Milliseconds after which a handler that has not returned, or a program that has not acked a
+message, counts as hanging.
 """
 RUNNING = "running"
-"""Kind of a message that hangs: the handler has not returned, or the program has not acked it."""
+"""`FailingMessage.kind` of a hanging message: the handler has not returned, or the program has not
+acked it.
+"""
 
 
 class FailingMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The oldest message of a partition that fails or hangs; its owner reports it with the acks,
-    and the broker keeps it in memory.
+    """The oldest failing or hanging message of a partition. Its owner reports it with acks, and the
+    broker keeps it in memory.
     """
 
     offset: int
     key_digest: Annotated[str, Meta(max_length=KEY_DIGEST_CHARS_MAX)]
-    """Name of the key in logs; the key itself may be private."""
+    """Digest of the key, as in logs; the key itself may be confidential."""
     since_ms: int
-    """Time of the first failure, or of the beginning of the try that hangs; milliseconds since 1970
-    by the consumer's calendar.
+    """Time of the first failure, or of the start of the hanging attempt, in milliseconds since 1970
+    by the consumer's wall clock.
     """
     attempts: int
-    """Number of failed tries, including those of earlier owners."""
+    """Number of failed attempts, including those of earlier owners."""
     kind: Annotated[str, Meta(max_length=FAILURE_KIND_CHARS_MAX)]
-    """Name of the class of its last error; RUNNING if it hangs."""
+    """Class name of its last error; RUNNING if it hangs."""
     text: Annotated[str, Meta(max_length=FAILURE_TEXT_CHARS_MAX)]
     client: Annotated[str, Meta(max_length=FAILURE_KIND_CHARS_MAX)]
     """Name of the consumer."""
     at_ms: int
-    """Time of the last failure, or time when it was last seen to hang; same unit as `since_ms`."""
+    """Time of the last failure, or of the last check that found it hanging; same unit as
+    `since_ms`.
+    """
     source: int | None = None
-    """Partition that stores it, if it was parked and is handled again; None: it was not parked."""
+    """Partition that stores it, if it is redriven; None: it was not parked."""
     running_ms: int | None = None
-    """Milliseconds that a hanging message had been with the handler or the program at `at_ms`;
-    None: it waits for its next try.
+    """Milliseconds for which the handler or the program had been working on the message at `at_ms`;
+    None: it waits for its next attempt.
     """
 
 
@@ -166,8 +165,8 @@ def failing_message(
     source: int | None = None,
     running_ms: int | None = None,
 ) -> FailingMessage:
-    """Return a message that failed first at `since_ms`, and last as described by `failure`; or that
-    has been hanging since then.
+    """Return the report on a message that has been failing or hanging since `since_ms`. `failure`
+    is its last failure.
     """
     return FailingMessage(
         offset=offset,
@@ -183,8 +182,8 @@ def failing_message(
     )
 
 
-def running_of(what: str, *, client: str, at_ms: int, attempts: int) -> Failure:
-    """Return the record of a message that hangs; `attempts` is the number of earlier failed
-    tries.
+def running_of(description: str, *, client: str, at_ms: int, attempts: int) -> Failure:
+    """Return the Failure for a hanging message. `attempts` is the number of earlier failed
+    attempts.
     """
-    return Failure(RUNNING, what, client[:FAILURE_KIND_CHARS_MAX], at_ms, attempts)
+    return Failure(RUNNING, description, client[:FAILURE_KIND_CHARS_MAX], at_ms, attempts)

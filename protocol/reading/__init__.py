@@ -1,1 +1,1 @@
-"""The bounds of a read: instants, and first and end offsets of partitions. Pure."""
+"""Where a read starts and ends: instants, and bounds of partitions. Pure."""

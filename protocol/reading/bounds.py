@@ -1,18 +1,15 @@
-"""Bodies of the call that plans a read: first and end offsets of partitions, and the offsets of a
-time or a group in them. Pure.
+"""Bodies of the call that plans a read, and the bounds of a read in each partition. Pure.
 
-The lineage of a subject, reduced to some of its partitions.
+`place_in_order` converts a point in time to an offset in each partition of a lineage. A read up to
+these offsets contains no message without all earlier messages of its key.
 
-Places a point in time in partitions that continue one another, so that no unread message precedes
-a read one in order.
-
-    parent   0 1 2 3 4 5│        the point is at 4: messages are left
+    parent   0 1 2 3 4 5│        the point is at 4: messages remain after it
     child                0 1 2   its broker's clock was slow: by its own times the point is at 2
-                         ╰─ the point is here: 0 and 1 are later in order than 4 and 5
+                         ╰─ the point moves to 0, because 0 and 1 follow 4 and 5 in order
 
 Invariant
-    Points that are in order in each partition are in order after they are placed: ranges `[a, b)`
-    and `[b, c)` that are placed over the same partitions have neither a gap nor an overlap.
+    Conversion keeps the order of points: ranges `[a, b)` and `[b, c)` over the same partitions have
+    neither a gap nor an overlap.
 """
 
 from __future__ import annotations
@@ -27,51 +24,51 @@ from ..ids import MAX_I64
 from ..progress import AtMs
 
 BOUNDS_AT_ONCE_MAX = 1_000
-"""Most partitions in one call; more would block the event loop of the broker too long."""
+"""Maximum number of partitions in one call; more would block the broker's event loop for too
+long.
+"""
 
 
 class BoundsOf(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The question about one partition."""
+    """The query for the bounds of one partition."""
 
     partition_id: Annotated[int, Meta(ge=1, le=MAX_I64)]
     at_ms: Annotated[tuple[AtMs, ...], Meta(max_length=2)] = ()
-    """Times for which to find the first message stored at or after them: milliseconds since 1970.
+    """Times in milliseconds since 1970; for each, the first message stored at or after it is looked
+    up.
     """
     groups: Annotated[tuple[str, ...], Meta(max_length=2)] = ()
-    """Consumer groups whose cursors are wanted."""
+    """Consumer groups whose cursors are requested."""
 
 
 class AskBounds(Struct, frozen=True, kw_only=True):
-    """Ask for the bounds of partitions."""
+    """Request the bounds of partitions."""
 
     partitions: Annotated[list[BoundsOf], Meta(max_length=BOUNDS_AT_ONCE_MAX)]
 
 
 class PartitionBounds(Struct, frozen=True, kw_only=True):
-    """The messages that a partition stores: those with the offsets `[first_offset,
-    next_offset)`.
-    """
+    """The bounds of a partition, which stores the offsets `[first_offset, next_offset)`."""
 
     partition_id: int
     first_offset: int
     next_offset: int
     first_at_ms: int | None = None
-    """Time when the first of them was stored, in milliseconds since 1970; None: there is none."""
+    """Time at which its first message was stored, in milliseconds since 1970; None: it has none."""
     removed_from_ms: int | None = None
-    """Earliest time when retention may remove the first of them, in milliseconds since 1970, unless
-    a group or a job needs it then; None: retention removes it neither by age nor by the size of the
-    log.
+    """Earliest time at which retention may remove its first message, in milliseconds since 1970,
+    unless a group or a job still needs it; None: retention by age and by size is off.
     """
     message_bytes: int = 0
-    """Approximate bytes of log for one message: the mean of the first batch."""
+    """Approximate bytes of one message in the log: the mean of the first batch."""
     offsets_at: tuple[int | None, ...] = ()
-    """First offset stored at or after each wanted time; None: there is none."""
+    """First offset stored at or after each requested time; None: there is none."""
     cursors: tuple[int | None, ...] = ()
-    """Durable cursor of each wanted group; None: it has not read here."""
+    """Durable cursor of each requested group; None: it has not read the partition."""
 
 
 class BoundsList(Struct, frozen=True, kw_only=True):
-    """The bounds of those wanted partitions that the broker hosts, in the order of the question."""
+    """The bounds of the requested partitions that the broker hosts, in the order of the request."""
 
     broker_group: str
     partitions: list[PartitionBounds]
@@ -84,12 +81,10 @@ def nearest_ancestors(
     parents: Mapping[N, Iterable[N]], within: Collection[N]
 ) -> dict[N, frozenset[N]]:
     """
-    Return the partitions of `within` that each partition continues, directly or through partitions
-    that are not in `within`.
+    Return the nearest ancestors in `within` of each partition.
 
     Args:
-        parents: by partition id, the partitions that it continues directly, which have lower ids; a
-            partition that is missing has none.
+        parents: parents by partition id, which have lower ids; a missing partition has none.
     """
     nearest: dict[N, frozenset[N]] = {}
     for number in sorted(parents):
@@ -102,8 +97,8 @@ def nearest_ancestors(
 
 @dataclass(frozen=True, slots=True)
 class OwnPlace:
-    """The place of a point in a partition with the offsets `[first, end)`, by that partition's own
-    times.
+    """A point in time as an offset of one partition, which has the offsets `[first, end)`, by the
+    partition's own clock.
     """
 
     first: int
@@ -116,22 +111,22 @@ def place_in_order(
     own: Mapping[int, OwnPlace], parents: Mapping[int, Collection[int]]
 ) -> dict[int, int]:
     """
-    Return the offset of a point by partition id: the first message if an ancestor has messages at
-    or after the point, else its own place.
+    Return the offset of a point by partition id: the first offset if an ancestor has messages at or
+    after the point, otherwise `OwnPlace.at`.
 
     Args:
-        own: own place by partition id.
-        parents: by partition id, the partitions that it continues, which have lower ids; partitions
-            that are not in `own` are needed too, because lineage passes through them.
+        own: the point by each partition's own clock, by partition id.
+        parents: parents by partition id, which have lower ids; also for partitions that are not in
+            `own`, because lineage passes through them.
     """
     places: dict[int, int] = {}
     unfinished: set[int] = set()
-    """Partitions that have messages after the point, and all that continue them."""
+    """Partitions with messages at or after the point, and all their descendants."""
     for number in sorted(own.keys() | parents.keys()):
-        waits = not unfinished.isdisjoint(parents.get(number, ()))
+        follows_unread = not unfinished.isdisjoint(parents.get(number, ()))
         place = own.get(number)
         if place is not None:
-            places[number] = place.first if waits else place.at
-        if waits or (place is not None and place.at < place.end):
+            places[number] = place.first if follows_unread else place.at
+        if follows_unread or (place is not None and place.at < place.end):
             unfinished.add(number)
     return places

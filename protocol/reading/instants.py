@@ -1,6 +1,4 @@
-"""Instants that programs and operators give, as a datetime or as a time ago, in milliseconds since
-1970. Pure.
-"""
+"""Converts instants from programs and operators to milliseconds since 1970. Pure."""
 
 from __future__ import annotations
 
@@ -18,27 +16,26 @@ _MS = timedelta(milliseconds=1)
 GroupBegin = str | datetime | timedelta
 """\"earliest\", \"latest\", or an instant in the past."""
 SKEW_MS = 1_000
-"""Milliseconds by which an instant may be later than now, and then counts as now: clocks of one
-cluster differ by that much.
+"""Milliseconds by which an instant may be in the future, because the clocks of a cluster differ. It
+then counts as now.
 """
 
 SECONDS = range(1_000_000_000, 100_000_000_000)
-"""Numbers that are likely seconds, of the years 2001 to 5138; as milliseconds they would mean 1970
-to 1973, when no message was stored.
+"""Numbers that are probably seconds, in the years 2001 to 5138. As milliseconds they would mean
+1970 to 1973, before keylane existed.
 """
 FINER_MIN = 100_000_000_000_000
-"""Lowest number that is likely micro- or nanoseconds, of 1973 and later; as milliseconds it would
+"""Lowest number that is probably micro- or nanoseconds, of 1973 or later. As milliseconds it would
 mean 5138.
 """
 
 
 def check_unit(name: str, at_ms: object) -> None:
     """
-    Check the unit of an instant in milliseconds; a value that is no int is left to other checks.
+    Check that an instant is in milliseconds. A value that is not an int is ignored.
 
     Raises:
-        InvalidRequestError: it is in seconds, so before every message, or finer than milliseconds,
-            so after all of them.
+        InvalidRequestError: it is probably in seconds, or in micro- or nanoseconds.
     """
     if type(at_ms) is not int:
         return
@@ -55,34 +52,38 @@ def check_unit(name: str, at_ms: object) -> None:
 
 def since_1970_ms(at: datetime) -> int:
     """
-    Return the exact whole milliseconds since 1970 of a time with a zone.
+    Convert a datetime with a time zone to milliseconds since 1970, exactly.
 
-    `datetime.timestamp` returns a float: from 2038 on, a quarter of all milliseconds would come out
+    The float of `datetime.timestamp` is not exact: from 2038 on, a quarter of all results would be
     one too low.
     """
     return (at - _BEGIN) // _MS
 
 
 def ago_ms(text: str) -> int | None:
-    """Return the milliseconds of a text such as "-1h" or "-30s"; None for any other text."""
+    """Parse a time ago, such as "-1h" or "-30s", as milliseconds; return None for any other
+    text.
+    """
     match = _AGO.fullmatch(text)
     return None if match is None else int(match[1]) * _UNIT_MS[match[2]]
 
 
 def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
     """
-    Return the milliseconds since 1970 of an instant in the past.
+    Convert an instant in the past to milliseconds since 1970.
 
     Args:
-        given: a datetime with a time zone, a negative timedelta, or a text: a time ago such as
-            "-1h", "-15m" or "-2d", or a time of ISO 8601 with a zone.
-        now_ms: current time by the caller's calendar, in milliseconds since 1970.
+        given: a datetime with a time zone, a negative timedelta, a time ago such as "-1h", "-15m"
+            or "-2d", or an ISO 8601 time with a zone.
+        now_ms: current time by the caller's wall clock, in milliseconds since 1970.
 
     Raises:
-        InvalidRequestError: no such value, no time zone, before 1970, or in the future.
+        InvalidRequestError: another value, no time zone, before 1970, or in the future.
     """
     if is_not_a_time(given):
-        raise InvalidRequestError(f"{given!r:.40} is no instant: give a datetime with a time zone")
+        raise InvalidRequestError(
+            f"{given!r:.40} is not an instant: give a datetime with a time zone"
+        )
     if isinstance(given, datetime):
         if given.utcoffset() is None:
             raise InvalidRequestError(
@@ -94,7 +95,7 @@ def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
         at_ms = now_ms + given // _MS
     else:
         ago = ago_ms(given)
-        at_ms = since_1970_ms(_time_of(given)) if ago is None else now_ms - ago
+        at_ms = since_1970_ms(_parse_iso_time(given)) if ago is None else now_ms - ago
     if at_ms < 0:
         raise InvalidRequestError(f"{given!s:.60} is before 1970")
     if at_ms > now_ms + SKEW_MS:
@@ -105,13 +106,13 @@ def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
     return min(at_ms, now_ms)
 
 
-def _time_of(text: str) -> datetime:
-    """Return the time of a text of ISO 8601 with a zone. Raises InvalidRequestError."""
+def _parse_iso_time(text: str) -> datetime:
+    """Parse an ISO 8601 time with a zone. Raises InvalidRequestError."""
     try:
         given = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequestError(
-            f"{text!r:.60} is no time: give how long ago, such as -1h or -2d, or a time such as "
+            f"{text!r:.60} is not a time: give how long ago, such as -1h or -2d, or a time such as "
             f"2024-05-31T12:00:00Z"
         ) from None
     if given.utcoffset() is None:
@@ -121,10 +122,10 @@ def _time_of(text: str) -> datetime:
 
 def group_start(given: GroupBegin | GroupStart | None, *, now_ms: int) -> GroupStart | None:
     """
-    Return where a new group begins; None if `given` is None.
+    Convert a start option to the GroupStart of a new group; None stays None.
 
     Raises:
-        ConfigError: it is neither a word nor an instant in the past.
+        ConfigError: it is neither "earliest", "latest", nor an instant in the past.
     """
     if given is None or isinstance(given, GroupStart):
         return given
@@ -135,5 +136,5 @@ def group_start(given: GroupBegin | GroupStart | None, *, now_ms: int) -> GroupS
     try:
         return GroupStart(at=StartAt.TIME, at_ms=instant_ms(given, now_ms=now_ms))
     except InvalidRequestError as error:
-        words = "; or give 'earliest' or 'latest'" if isinstance(given, str) else ""
-        raise ConfigError(f"start: {error.message}{words}") from None
+        alternatives = "; or give 'earliest' or 'latest'" if isinstance(given, str) else ""
+        raise ConfigError(f"start: {error.message}{alternatives}") from None

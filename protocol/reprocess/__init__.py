@@ -1,1 +1,1 @@
-"""Requests of jobs that reprocess messages, and the files that they leave."""
+"""Requests and manifests of jobs that reprocess messages."""

@@ -1,7 +1,7 @@
-"""Bodies of the call that holds messages of a partition against retention. Pure.
+"""Bodies of the call that protects messages of a partition from retention. Pure.
 
-A hold belongs to a job. It keeps the messages from an offset on, and expires a ttl after it was
-last set or renewed.
+A hold belongs to a job. It protects the messages from an offset on, and expires after its ttl
+unless the job renews it.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from msgspec import Meta, Struct
 from ..ids import MAX_I64
 
 HOLD_TTL_MS_MAX = 86_400_000
-"""Longest ttl, one day. A living job renews its hold; the hold of a dead one may fill a disk for
-that long.
-"""
+"""Maximum ttl: one day. The hold of a dead job can fill a disk for that long."""
 HOLDS_PER_PARTITION_MAX = 16
 Offset = Annotated[int, Meta(ge=0, le=MAX_I64)]
 TtlMs = Annotated[int, Meta(ge=0, le=HOLD_TTL_MS_MAX)]
 
 
 class SetHold(Struct, frozen=True, kw_only=True):
-    """Hold the messages of a partition from an offset on. A repeat only renews the hold."""
+    """Protect the messages of a partition from an offset on. A repeat only renews the hold."""
 
     job: str
-    """Job to which the hold belongs; a later hold of the same job replaces it."""
+    """Job to which the hold belongs. A later hold of the same job replaces it."""
     from_offset: Offset = 0
     ttl_ms: TtlMs
-    """Milliseconds until the hold expires unless it is renewed; 0 ends it."""
+    """Milliseconds until the hold expires unless it is renewed; 0 ends the hold."""
 
 
 class HoldView(Struct, frozen=True, kw_only=True):
@@ -36,14 +34,14 @@ class HoldView(Struct, frozen=True, kw_only=True):
 
     job: str
     from_offset: int
-    """Offset from which on retention removes no message."""
+    """Offset of the first protected message."""
     ttl_ms: int
     left_ms: int
     """Milliseconds until it expires, unless it is renewed."""
 
 
 class Held(Struct, frozen=True, kw_only=True):
-    """The durable holds of a partition, with the offsets that are stored."""
+    """The response to SetHold: the durable holds of the partition, and its stored offsets."""
 
     partition_id: int
     first_offset: int

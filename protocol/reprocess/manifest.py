@@ -1,5 +1,5 @@
-"""The manifest of reprocessed messages: the ranges, the code, and the rows and digests of the
-output. Pure.
+"""The manifest of a reprocessing job: its ranges, its code, and the rows and digests of its output.
+Pure.
 
     {"format": 1, "job": …, "code": …, "subject": …, "planned_at_ms": …,
      "ranges": [{partition_id, start, end, …}, …],
@@ -8,11 +8,9 @@ output. Pure.
      "output": {target, hidden, subject_id, published, messages}}
 
 Invariants
-    The ranges are fixed when the job is planned, and half-open: live messages begin at `end` of
+    The ranges are half-open, and fixed when the job is planned: live reading begins at the `end` of
     each.
-    A manifest is complete if its pieces cover every range, without a gap or an overlap.
-
-The source of a job's row, which its properties name.
+    A manifest is complete if its pieces cover every range, without gaps or overlaps.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ Count = Annotated[int, Meta(ge=0, le=MAX_I64)]
 
 
 class SourceRange(Struct, frozen=True, kw_only=True):
-    """Offsets `[start, end)` of a partition, and its place in the order of the subject."""
+    """Offsets `[start, end)` of a partition, whose order in the subject is (`queue`, `epoch`)."""
 
     partition_id: Count
     start: Count
@@ -44,7 +42,7 @@ class SourceRange(Struct, frozen=True, kw_only=True):
 
 
 class JobPiece(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A part of a range that the job has reprocessed and stored."""
+    """A part of a range for which the job has stored its output."""
 
     partition_id: Count
     start: Count
@@ -52,63 +50,64 @@ class JobPiece(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rows: Count
     """Number of rows of output."""
     digest: str
-    """Digest of the rows of output, by column, independent of their batches."""
+    """Digest of the output rows, computed by column, independent of their batches."""
     file: str
     """Name of the file in the folder; "": the rows are in a subject."""
     code: str = ""
-    """Code of the earlier run that made it; "": the code of the manifest."""
+    """Code of the earlier run that produced it; "": the code of the manifest."""
     parked: Count = 0
-    """Number of messages without a row, because the function failed."""
+    """Number of messages without a row, because the function failed for them."""
 
 
 class SubjectOutput(Struct, frozen=True, kw_only=True):
-    """The subject for which the rows are written, and the hidden one that contains them until it is
+    """The target subject of the rows, and the hidden subject that contains them until it is
     published.
     """
 
     target: str
     hidden: str
     subject_id: Count = 0
-    """Id of the hidden subject, because another one of its name lacks the rows; 0: not created yet.
+    """Id of the hidden subject, which distinguishes it from others of its name; 0: not created
+    yet.
     """
     published: bool = True
-    """True if the job publishes it; False: that is left to `keylane subject publish`."""
+    """True if the job publishes it; False: an operator does, with `keylane subject publish`."""
     messages: dict[Count, Count] | UnsetType = UNSET
-    """Number of messages of a complete job by partition of the hidden subject; they begin at
-    offset 0.
+    """Number of messages by partition of the hidden subject, once the job is complete. They begin
+    at offset 0.
     """
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """The plan of a job, and what it has done."""
+    """The plan and the progress of a job."""
 
     job: str
     code: str
-    """Code of the latest run that had pieces to do: module:function@digest of its source and of
-    what that imports.
+    """Code of the latest run that had pieces to process, as module:function@digest. The digest
+    covers its source and the modules that it imports.
     """
     subject: str
     planned_at_ms: Count
-    """Milliseconds since 1970, by the calendar of the planning program."""
+    """Milliseconds since 1970, by the wall clock of the planning program."""
     ranges: tuple[SourceRange, ...]
     piece_rows: Annotated[int, Meta(ge=1)]
     pieces: tuple[JobPiece, ...] = ()
     format: int = FORMAT
     output: SubjectOutput | UnsetType = UNSET
-    """Subject of the output, if it is not written to Parquet files."""
+    """Output subject; unset if the output is Parquet files."""
     earlier_codes: tuple[str, ...] | UnsetType = UNSET
-    """Codes of earlier runs, whose pieces count."""
+    """Codes of earlier runs, whose pieces remain valid."""
 
     @property
     def mark(self) -> str:
-        """Mark that a piece made now carries: its code, and the hidden subject that contains its
+        """Mark of pieces of the current run: its code, and the hidden subject that contains its
         rows.
         """
         return self._mark(self.code)
 
     @property
     def earlier_marks(self) -> dict[str, str]:
-        """Code by the mark that pieces of earlier runs carry, if these pieces count."""
+        """Codes of earlier runs whose pieces remain valid, by the mark of these pieces."""
         return {self._mark(code): code for code in self.earlier_codes or ()}
 
     def _mark(self, code: str) -> str:
@@ -116,7 +115,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     @property
     def parked(self) -> int:
-        """Number of messages of which no row was made."""
+        """Number of messages without a row, in all pieces."""
         return sum(piece.parked for piece in self.pieces)
 
     @property
@@ -134,21 +133,21 @@ _decoder = msgspec.json.Decoder(Manifest)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the manifest as JSON that people can read."""
+    """Encode the manifest as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 
 def decode_manifest(data: bytes, *, where: str) -> Manifest:
     """
-    Return the manifest that these bytes contain.
+    Decode a manifest.
 
     Raises:
-        JobError: they contain none, or a newer program wrote them.
+        JobError: the bytes are not a manifest, or a newer program wrote them.
     """
     try:
         manifest = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise JobError(Reason.MANIFEST, f"{where} is no manifest: {error}", path=where) from None
+        raise JobError(Reason.MANIFEST, f"{where} is not a manifest: {error}", path=where) from None
     if manifest.format != FORMAT:
         raise JobError(
             Reason.MANIFEST,
@@ -161,7 +160,9 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
 
 
 def with_code(manifest: Manifest, code: str) -> Manifest:
-    """Return the manifest of a job that continues with this code; its earlier pieces count."""
+    """Return the manifest for a job that continues with this code. Its earlier pieces remain
+    valid.
+    """
     earlier = [each for each in (*(manifest.earlier_codes or ()), manifest.code) if each != code]
     return msgspec.structs.replace(
         manifest, code=code, earlier_codes=tuple(dict.fromkeys(earlier)) or UNSET
@@ -169,8 +170,8 @@ def with_code(manifest: Manifest, code: str) -> Manifest:
 
 
 def missing_pieces(manifest: Manifest, done: Sequence[JobPiece]) -> list[SourceRange]:
-    """Return the ranges of at most `piece_rows` messages that no piece covers, ordered by partition
-    and offset.
+    """Return the pieces of at most `piece_rows` messages that are not done yet, in the order of the
+    ranges.
     """
     covered = {(piece.partition_id, piece.start, piece.end) for piece in done}
     return [
@@ -182,9 +183,7 @@ def missing_pieces(manifest: Manifest, done: Sequence[JobPiece]) -> list[SourceR
 
 
 def cut_range(whole: SourceRange, piece_rows: int) -> list[SourceRange]:
-    """Return the range in pieces of at most `piece_rows` messages, cut at the same offsets each
-    time.
-    """
+    """Split a range into pieces of at most `piece_rows` messages, always at the same offsets."""
     starts = range(whole.start, whole.end, piece_rows)
     return [
         msgspec.structs.replace(whole, start=start, end=min(start + piece_rows, whole.end))
@@ -194,9 +193,9 @@ def cut_range(whole: SourceRange, piece_rows: int) -> list[SourceRange]:
 
 def live_offsets(manifest: Manifest, *, where: str) -> dict[int, int]:
     """
-    Return the offset by partition id at which live reading continues after the backfill.
+    Return the offsets at which live reading continues after the backfill, by partition id.
 
-    A partition that is not named was opened later: it is read from its first message.
+    Other partitions were opened later, and are read from their first message.
 
     Raises:
         JobError: the backfill is not complete.
@@ -215,7 +214,7 @@ def live_offsets(manifest: Manifest, *, where: str) -> dict[int, int]:
 
 def group_start_of(manifest: Manifest, *, subject: str, where: str) -> GroupStart:
     """
-    Return where a consumer group begins that continues after a backfill.
+    Return the start of a consumer group that continues after a backfill.
 
     Raises:
         JobError: the backfill is of another subject, is not complete, or has no partition.
@@ -233,12 +232,12 @@ def group_start_of(manifest: Manifest, *, subject: str, where: str) -> GroupStar
 
 
 SOURCE = "keylane.source"
-"""Property with the partition and the offset of the message from which a row was made."""
+"""Property of a row: the partition and the offset of the message from which it was produced."""
 
 
 def source_of(row: Message[Any]) -> tuple[int, int] | None:
-    """Return the partition id and the offset of the message from which a row was made; None if its
-    properties do not name it.
+    """Return the partition id and the offset of the message from which a row was produced; None if
+    its properties do not contain them.
     """
     try:
         text = row.properties.get(SOURCE)

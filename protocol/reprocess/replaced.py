@@ -1,4 +1,5 @@
-"""Partitions of rows that replaced messages, and those that are needless after a backfill. Pure.
+"""Finds the partitions whose rows replaced messages, and those that a backfill makes redundant.
+Pure.
 
 P open ─▶ cut: P sealed, C open after P ─▶ rows in H made from P ─▶ published: P expired,
                                                                      H between P and C
@@ -17,27 +18,27 @@ from collections.abc import Collection, Mapping
 from ..errors import JobError, Reason
 
 AGAIN = (
-    "Run `keylane spark reprocess` again into another folder, and begin after that one; or begin "
-    "at earliest, which gives the rows of everything."
+    "Run `keylane spark reprocess` again into another folder, and start after that one; or start "
+    "at earliest, to get the rows of all messages."
 )
 
 
 def replaced_by_rows(parents: Mapping[int, Collection[int]]) -> dict[int, frozenset[int]]:
     """
-    Return, for each partition of rows, the partitions whose messages these rows replaced.
+    Return the partitions whose messages were replaced, by the partition that has the rows.
 
-    A partition of rows is the only kind of parent that continues another parent of the same child:
+    A partition of rows is recognised as a parent that continues another parent of the same child:
     no other operation seals a partition twice.
 
     Args:
-        parents: by partition id, the partitions that it continues directly.
+        parents: parents by partition id.
     """
     replaced: dict[int, frozenset[int]] = {}
-    for before in parents.values():
-        for parent in before if len(before) > 1 else ():
-            both = frozenset(map(int, before)) & frozenset(map(int, parents.get(parent, ())))
-            if both:
-                replaced[int(parent)] = replaced.get(int(parent), frozenset()) | both
+    for siblings in parents.values():
+        for parent in siblings if len(siblings) > 1 else ():
+            sources = frozenset(map(int, siblings)) & frozenset(map(int, parents.get(parent, ())))
+            if sources:
+                replaced[int(parent)] = replaced.get(int(parent), frozenset()) | sources
     return replaced
 
 
@@ -48,52 +49,49 @@ def behind_rows(
     cursors: Mapping[int, int],
 ) -> dict[int, int]:
     """
-    Return the end of each partition whose rows were all made from messages that a backfill
-    contains.
+    Return the end offsets of the partitions whose rows all come from messages of a backfill, by
+    partition id.
 
     Args:
         replaced: result of `replaced_by_rows`.
-        parents: by partition id, the partitions that it continues.
+        parents: parents by partition id.
         ends: end offset by partition id; None: it is open, or its end is not known.
-        cursors: by partition id, the offset where the backfill ended, for each partition that had
+        cursors: offset at which the backfill ended, by partition id, for each partition that had
             data then.
 
     Raises:
-        JobError: a partition has rows both of messages in the backfill and of others.
+        JobError: a partition has rows both from messages of the backfill and from others.
     """
     older = {each for number in cursors for each in _ancestors(number, parents)}
-    """Ancestors of the backfill's partitions. They precede the backfill, which may have begun
-    after them.
-    """
+    """Ancestors of the backfill's partitions, which precede it."""
     behind: dict[int, int] = {}
     for rows in sorted(replaced.keys() - cursors.keys()):
-        made_of = _ancestors(rows, parents)
-        new, had = [], False
-        for number in sorted(made_of):
+        later, has_earlier = [], False
+        for number in sorted(_ancestors(rows, parents)):
             end = ends.get(number)
             if number in cursors:
-                had = had or cursors[number] > 0
+                has_earlier = has_earlier or cursors[number] > 0
                 if end is None or cursors[number] < end:
-                    new.append(number)
+                    later.append(number)
             elif number in behind or number in older:
-                had = True
+                has_earlier = True
             elif end != 0:
-                new.append(number)
-        if not new:
+                later.append(number)
+        if not later:
             behind[rows] = ends.get(rows) or 0
-        elif had:
-            raise _of_both(rows, new[0], cursors, ends)
+        elif has_earlier:
+            raise _mixed_rows_error(rows, later[0], cursors, ends)
     return behind
 
 
-def _of_both(
+def _mixed_rows_error(
     rows: int, number: int, cursors: Mapping[int, int], ends: Mapping[int, int | None]
 ) -> JobError:
     error = JobError(
         Reason.MANIFEST,
         f"messages [{cursors.get(number, 0)}, {ends.get(number)}) of partition {number}, after "
-        f"the backfill, were replaced: partition {rows} has their rows among rows of messages "
-        f"that the backfill has",
+        f"the backfill, were replaced: partition {rows} has their rows mixed with rows of messages "
+        f"in the backfill",
         partition_id=rows,
     )
     error.hint = AGAIN
@@ -102,9 +100,9 @@ def _of_both(
 
 def _ancestors(number: int, parents: Mapping[int, Collection[int]]) -> set[int]:
     found: set[int] = set()
-    left = [number]
-    while left:
-        new = set(map(int, parents.get(left.pop(), ()))) - found
+    pending = [number]
+    while pending:
+        new = set(map(int, parents.get(pending.pop(), ()))) - found
         found |= new
-        left.extend(new)
+        pending.extend(new)
     return found

@@ -1,1 +1,1 @@
-"""Messages with a later delivery: the time, the receipt, the outcome of a cancel."""
+"""Scheduled messages: delivery time, receipt, outcome of a cancellation."""

@@ -1,4 +1,4 @@
-"""The time of a later delivery that a program gives, in milliseconds since 1970. Pure."""
+"""Parses and checks the delivery times of scheduled messages. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from ..errors import InvalidRequestError, Reason
 from ..text import is_not_a_time, plain_number
 
 AHEAD_MS_MAX = 366 * 86_400_000
-"""Longest time ahead in milliseconds: a year, also a leap year."""
+"""Maximum time ahead in milliseconds: one year, including a leap year."""
 SECONDS_MAX = 100_000_000_000
-"""Lowest number of milliseconds; a smaller one is likely seconds since 1970."""
+"""Number below which a time is probably in seconds instead of milliseconds."""
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
 
 def deliver_at_ms(given: object, *, now_ms: int) -> int:
     """
-    Return the milliseconds since 1970 of a time that a program gives, rounded up.
+    Convert a delivery time to milliseconds since 1970, rounded up, and check it.
 
     Args:
         given: a datetime with a time zone, or a whole number of milliseconds.
-        now_ms: current time by the caller's calendar, in milliseconds since 1970.
+        now_ms: current time by the caller's wall clock, in milliseconds since 1970.
 
     Raises:
         InvalidRequestError: another type, no time zone, not later than now, or over AHEAD_MS_MAX
@@ -33,7 +33,7 @@ def deliver_at_ms(given: object, *, now_ms: int) -> int:
 def _instant_ms(given: object) -> int:
     if isinstance(given, datetime):
         if is_not_a_time(given):
-            raise InvalidRequestError(Reason.DELIVER_AT, f"deliver_at is no time: {given!r:.40}")
+            raise InvalidRequestError(Reason.DELIVER_AT, f"deliver_at is not a time: {given!r:.40}")
         if given.utcoffset() is None:
             raise InvalidRequestError(
                 Reason.DELIVER_AT,
@@ -51,49 +51,49 @@ def _instant_ms(given: object) -> int:
 
 def check_deliver_at(at_ms: int, *, now_ms: int, latest_ms: int | None = None) -> int:
     """
-    Return the same time, checked.
+    Return `at_ms`, after checking that it is in the future, but not too far.
 
     Args:
-        latest_ms: current time by another calendar, not earlier than `now_ms`; nobody knows which
-            of the two is right.
+        latest_ms: current time by another clock, not earlier than `now_ms`; either of the two may
+            be right.
 
     Raises:
-        InvalidRequestError: it is not later than now, or over AHEAD_MS_MAX ahead of both.
+        InvalidRequestError: it is not later than `now_ms`, or over AHEAD_MS_MAX ahead of both.
     """
     if at_ms <= now_ms:
         seconds = " (seconds since 1970?  milliseconds are needed)" if at_ms < SECONDS_MAX else ""
         raise InvalidRequestError(
             Reason.DELIVER_AT,
             f"deliver_at has passed: {shown(at_ms)}{seconds}; now is {shown(now_ms)}",
-            deliver_at_ms=_detail(at_ms),
+            deliver_at_ms=_wire_int(at_ms),
             now_ms=now_ms,
         )
     if at_ms > (now_ms if latest_ms is None else latest_ms) + AHEAD_MS_MAX:
         raise InvalidRequestError(
             Reason.DELIVER_AT,
             f"deliver_at is over 366 days ahead: {shown(at_ms)}; now is {shown(now_ms)}",
-            deliver_at_ms=_detail(at_ms),
+            deliver_at_ms=_wire_int(at_ms),
             now_ms=now_ms,
         )
     return at_ms
 
 
 def read_deliver_at(text: str, *, now_ms: int) -> int:
-    """Return the time in a text like `deliver_at_ms`: milliseconds, or a time of ISO 8601 with a
-    zone. Raises InvalidRequestError.
+    """Parse and check a delivery time: milliseconds, or an ISO 8601 time with a zone. Raises
+    InvalidRequestError.
     """
     return check_deliver_at(read_instant_ms(text), now_ms=now_ms)
 
 
 def read_instant_ms(text: str) -> int:
-    """Return the time in a text, even if it has passed or is far ahead. Raises InvalidRequestError
-    if it is no time, or has no zone.
+    """Parse a time, without checking that it is in the future. Raises InvalidRequestError if it is
+    not a time, or has no zone.
     """
     number = plain_number(text.removeprefix("-"))
     if number is not None:
         return -number if text.startswith("-") else number
     try:
-        # A plus sign that stands in a URL as it is comes as a space.
+        # An unescaped plus sign in a URL arrives as a space.
         given = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
     except ValueError:
         raise InvalidRequestError(
@@ -105,13 +105,13 @@ def read_instant_ms(text: str) -> int:
 
 
 def shown(at_ms: int) -> str:
-    """Return the time as ISO 8601 in UTC, for people; the number if no calendar has such a time."""
+    """Format a time as ISO 8601 in UTC; as a number if it is outside the range of datetime."""
     try:
         return (_BEGIN + at_ms * _MS).isoformat(timespec="milliseconds")
     except OverflowError:
-        return f"{at_ms:.3g} ms" if abs(at_ms) < 10**300 else "a number without meaning"
+        return f"{at_ms:.3g} ms" if abs(at_ms) < 10**300 else "a meaningless number"
 
 
-def _detail(at_ms: int) -> int | None:
+def _wire_int(at_ms: int) -> int | None:
     """Return the number if the wire can carry it, else None."""
     return at_ms if abs(at_ms) < 2**63 else None

@@ -1,4 +1,4 @@
-"""The receipt of a message that is delivered later, and views of such messages. Pure."""
+"""Receipts and views of scheduled messages. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import msgspec
 
 
 class ScheduledReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The receipt of a scheduled message, which a broker keeps durably and stores in its subject at
-    its time. `cancel` takes it.
+    """The receipt of a scheduled message, which a broker keeps durably until its delivery. Pass it
+    to `cancel`.
     """
 
     scheduled_id: str
     subject: str
     broker_group: str
-    """Broker group that keeps the message until its time."""
+    """Broker group that keeps the message until its delivery."""
     deliver_at_ms: int
     """Time of delivery in milliseconds since 1970."""
     durable: str
@@ -26,13 +26,12 @@ class ScheduledReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
 class CancelOutcome(enum.StrEnum):
     """
-    The outcome of a cancel.
+    The outcome of a cancellation.
 
-    CANCELED: the message was waiting, and will never be delivered; a repeated cancel has the same
-        outcome.
+    CANCELED: the message was waiting, and will never be delivered; a repeat has the same outcome.
     DELIVERED: it is stored in its subject, or on its way there.
-    DROPPED: its time has passed, and it will never be delivered, because its subject was deleted,
-        or takes no message of its size.
+    DROPPED: it was not delivered at its time, and never will be, because its subject was deleted,
+        or accepts no message of its size.
     """
 
     CANCELED = "canceled"
@@ -41,19 +40,19 @@ class CancelOutcome(enum.StrEnum):
 
 
 class ScheduledList(msgspec.Struct, frozen=True, kw_only=True):
-    """The receipts of a request whose messages are all kept until their time, in the same order."""
+    """The receipts of the scheduled messages of a request, in the same order."""
 
     receipts: list[ScheduledReceipt]
 
 
 class CanceledScheduled(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a cancel."""
+    """The response to a cancellation."""
 
     outcome: CancelOutcome
 
 
 class ScheduledView(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that a broker keeps until its time."""
+    """A scheduled message that a broker keeps until its delivery."""
 
     scheduled_id: str
     subject: str
@@ -63,17 +62,17 @@ class ScheduledView(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     """Approximate bytes in the broker's journal."""
     due: bool
-    """True if its time has passed: it is on its way, or cannot be stored now."""
+    """True if its time has passed: it is being delivered, or cannot be stored now."""
     drop: str = ""
-    """Reason why it will be dropped at its time, by the metaserver's present answer; empty if it
-    will be stored, or if no metaserver answers.
+    """Reason why it will be dropped at its time, according to the metaserver; empty if it will be
+    delivered, or if no metaserver responds.
     """
 
 
 class ScheduledPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The next messages that a broker delivers, ordered by time."""
+    """The next scheduled messages of a broker, ordered by delivery time."""
 
     broker_group: str
     count: int
-    """Number of all messages of the wanted subject that the broker keeps."""
+    """Total number of scheduled messages of the requested subject at the broker."""
     messages: list[ScheduledView]

@@ -5,7 +5,7 @@ from typing import Any
 from keylane.checker.events import (
     Ended,
     Granted,
-    LetGo,
+    LeaseReleased,
     Replaced,
     Resetting,
     Sent,
@@ -84,7 +84,7 @@ def test_grant_is_told_when_its_session_was_of_a_deleted_group_and_the_holder_ha
         ]
 
     findings = Findings()
-    check_groups(history(LetGo("s", 1, 4)), findings)
+    check_groups(history(LeaseReleased("s", 1, 4)), findings)
     assert not findings.counts["two grants"]
     check_groups(history(), findings)
     assert findings.counts["two grants"] == 1

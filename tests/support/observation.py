@@ -11,8 +11,8 @@ from keylane.checker.events import (
     Dropped,
     Ended,
     Event,
-    Holds,
-    LetGo,
+    LeaseReleased,
+    LeasesReported,
     Served,
     SetAside,
     Started,
@@ -121,11 +121,11 @@ class Telling:
         """The events that this call tells."""
         events: list[Event] = []
         if path == "/v1/consumers/release":
-            events.append(LetGo(body.session, body.partition_id, body.token))
+            events.append(LeaseReleased(body.session, body.partition_id, body.token))
         elif path == "/v1/consumers/leave":
-            events.append(LetGo(body.session, 0, 0))
+            events.append(LeaseReleased(body.session, 0, 0))
         holding = getattr(body, "holding", None)
         if holding is not None and self._held.get(body.session) != holding:
             self._held[body.session] = holding
-            events.append(Holds(body.session, holding))
+            events.append(LeasesReported(body.session, holding))
         return events

@@ -70,7 +70,7 @@ async def test_long_key_is_refused_alone_however_it_is_sent(shared_cluster: Clus
 
         error = await check(b"one", lambda value, key: producer.send(subject, value, key=key))
         assert error.message.endswith("1025 bytes, at most 1024")
-        assert error.hint == "Send a digest of it as the key."
+        assert error.hint == "Use a digest of the key instead."
         error = await check(b"many", send_all, Reason.PARTLY_QUEUED)
         assert isinstance(error.__cause__, MessageTooLargeError)
         assert (await check(b"table", send_arrow, Reason.ROWS_REFUSED)).rows == [0]

@@ -87,7 +87,7 @@ async def test_nack_is_refused_when_the_message_is_not_in_hand(shared_cluster: C
             await again.nack()
     with pytest.raises(ClosedError) as caught:
         await Message("s", b"k", b"v", 0, 1, 0).nack()
-    assert "Ack or give back only what" in caught.value.hint
+    assert "Ack or give back only messages" in caught.value.hint
 
 
 async def test_handler_decides_whether_its_message_is_acked(shared_cluster: Cluster):

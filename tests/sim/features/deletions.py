@@ -19,8 +19,8 @@ from keylane.checker.events import (
     Ended,
     Event,
     Granted,
-    Holds,
-    LetGo,
+    LeaseReleased,
+    LeasesReported,
     Recovered,
     Routed,
     Sent,
@@ -316,10 +316,10 @@ def check_groups(seen: Sequence[Any], findings: Findings) -> None:
                 return {event.group_id}
             case Served() | Recovered():
                 return {min(of_token.get((event.partition_id, event.token), {-1}))}
-            case Started() | Ended() | LetGo():
+            case Started() | Ended() | LeaseReleased():
                 known = of_token.get((event.partition_id, event.token), set())
                 return known & of_session[event.session] or of_session[event.session]
-            case Dropped() | Holds():
+            case Dropped() | LeasesReported():
                 return of_session[event.session]
             case _:
                 return None

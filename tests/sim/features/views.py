@@ -7,7 +7,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from keylane.checker.events import Event, Granted, Holds, LetGo, Replaced, Routed, Sent, Settled
+from keylane.checker.events import (
+    Event,
+    Granted,
+    LeaseReleased,
+    LeasesReported,
+    Replaced,
+    Routed,
+    Sent,
+    Settled,
+)
 from keylane.checker.findings import Findings
 from keylane.checker.judge import check_history
 
@@ -42,7 +51,7 @@ def seen_from(
                 return host_of(event.value) in hosts  # type: ignore[arg-type]
             case Routed():
                 return host_of(event.producer) in hosts
-            case LetGo() | Holds() | Replaced():
+            case LeaseReleased() | LeasesReported() | Replaced():
                 return event.session in sessions
             case _:
                 return event.partition_id in partitions

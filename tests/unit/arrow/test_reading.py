@@ -133,9 +133,9 @@ def test_reader_raises_the_error_of_the_read(filled):
         (
             {"start": "yesterday"},
             ConfigError,
-            "start: 'yesterday' is no time: .* 'earliest', 'latest', 'group:NAME'",
+            "start: 'yesterday' is not a time: .* 'earliest', 'latest', 'group:NAME'",
         ),
-        ({"start": pd.NaT}, ConfigError, "NaT is no instant: give a datetime with a time zone"),
+        ({"start": pd.NaT}, ConfigError, "NaT is not an instant: give a datetime with a time zone"),
         ({"end": {"3": 1}}, ConfigError, "end: '3' is no partition id"),
         ({"start": {3: 90}, "end": {3: 10}}, OffsetOutOfRangeError, "after the end"),
         ({"end": {3: 500}}, OffsetOutOfRangeError, "offset 500 is not in partition 3"),

@@ -1,6 +1,4 @@
-"""The register of an edited message: the last value that was told as done, or one whose outcome is
-not known.
-"""
+"""An edited message has the value of its last confirmed edit, or of one whose outcome is unknown."""
 
 from keylane.checker.edits import Edits
 
@@ -10,16 +8,16 @@ SLOT = (1, 5)
 def test_message_has_the_value_of_its_last_edit():
     edits = Edits()
     assert edits.problem("g", SLOT, b"old", b"old") == ""
-    edits.edited("g", *SLOT, b"new", done=False)
-    edits.edited("g", *SLOT, b"new", done=True)
+    edits.on_edited("g", *SLOT, b"new", done=False)
+    edits.on_edited("g", *SLOT, b"new", done=True)
     assert edits.problem("g", SLOT, b"new", b"old") == ""
-    assert "has put b'new'" in edits.problem("g", SLOT, b"old", b"old")
+    assert "has stored b'new'" in edits.problem("g", SLOT, b"old", b"old")
     assert edits.problem("other", SLOT, b"old", b"old") == ""
 
 
 def test_edit_of_unknown_outcome_counts_once_it_is_seen():
     edits = Edits()
-    edits.edited("g", *SLOT, b"new", done=False)
+    edits.on_edited("g", *SLOT, b"new", done=False)
     assert edits.problem("g", SLOT, b"old", b"old") == ""
     assert edits.problem("g", SLOT, b"new", b"old") == ""
     assert edits.problem("g", SLOT, b"old", b"old")
@@ -27,14 +25,14 @@ def test_edit_of_unknown_outcome_counts_once_it_is_seen():
 
 def test_value_that_no_operator_gave_is_told():
     edits = Edits()
-    assert edits.problem("g", SLOT, b"x", b"old") == "where it is not"
-    assert edits.problem("g", SLOT, b"x", None) == "where it is not"
+    assert edits.problem("g", SLOT, b"x", b"old") == "where the log has another value"
+    assert edits.problem("g", SLOT, b"x", None) == "where the log has another value"
 
 
 def test_reset_may_have_forgotten_an_edit():
     edits = Edits()
-    edits.edited("g", *SLOT, b"new", done=False)
-    edits.edited("g", *SLOT, b"new", done=True)
-    edits.reset("g")
+    edits.on_edited("g", *SLOT, b"new", done=False)
+    edits.on_edited("g", *SLOT, b"new", done=True)
+    edits.on_reset("g")
     assert edits.problem("g", SLOT, b"old", b"old") == ""
     assert edits.problem("g", SLOT, b"new", b"old") == ""

@@ -238,9 +238,9 @@ def test_retention_must_not_remove(what, anomaly, events):
 def parked_era(*resets):
     """An era with message 3 set aside, and resets of (token, alone) behind it."""
     eras = Eras(lambda *_problem: None)
-    eras.all[0].aside.add(3)
+    eras.all[0].parked.add(3)
     for token, alone in resets:
-        eras.asked(token, 5, alone=alone)
+        eras.request_reset(token, 5, without_children=alone)
     return eras
 
 
@@ -249,8 +249,8 @@ def parked_era(*resets):
     [([], True), ([(2, True), (4, True)], True), ([(2, True), (4, False)], False)],
 )
 def test_parked_message_is_kept_by_children_unless_a_reset_sets_them_too(resets, kept):
-    assert parked_era(*resets).is_kept(3) is kept
-    assert not parked_era(*resets).is_kept(4)
+    assert parked_era(*resets).is_kept_by_children(3) is kept
+    assert not parked_era(*resets).is_kept_by_children(4)
 
 
 @pytest.mark.parametrize("alone", [True, False])

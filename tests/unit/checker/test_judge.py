@@ -12,8 +12,8 @@ from keylane.checker.events import (
     Edited,
     Ended,
     Granted,
-    Holds,
-    LetGo,
+    LeaseReleased,
+    LeasesReported,
     Looked,
     Ranged,
     Recovered,
@@ -89,8 +89,8 @@ def good(count=4):
         Dropped(A, 1, 0),
         *handled(0, 1),
         served("ack", 1, 3 * count, 2, [(0, 2)]),
-        LetGo(A, 1, 1),
-        Holds(A, ()),
+        LeaseReleased(A, 1, 1),
+        LeasesReported(A, ()),
         granted(2, B, A, 500),
         served("acquire", 2, 4 * count, 2),
         *handled(*numbers[2:], token=2, session=B),
@@ -187,12 +187,12 @@ def test_each_anomaly_is_named(anomaly):
         (
             "a handler of an older grant",
             "two grants",
-            [granted(1), LetGo(A, 1, 1), granted(2, B, A, 9), *handled(0)],
+            [granted(1), LeaseReleased(A, 1, 1), granted(2, B, A, 9), *handled(0)],
         ),
         (
             "a lease let go under a running handler",
             "two grants",
-            [started(0, ours=True), LetGo(A, 1, 1), ended(0)],
+            [started(0, ours=True), LeaseReleased(A, 1, 1), ended(0)],
         ),
         ("a token used by two sessions", "duplicate token", [*handled(0), started(0, session=B)]),
         ("a STRICT message given up", "lost", [sent(5), settled(5, outcome="unknown")]),
@@ -365,13 +365,13 @@ def test_repeated_release_releases_nothing_newer():
     """The session has the partition again under a newer token, and handles it; of that one it would
     be a fault.
     """
-    again = [granted(1), LetGo(A, 1, 1), granted(2, A, A, 9)]
-    running = [started(0, 2, ours=True), LetGo(A, 1, 1), ended(0, 2), Dropped(A, 1, 0)]
+    again = [granted(1), LeaseReleased(A, 1, 1), granted(2, A, A, 9)]
+    running = [started(0, 2, ours=True), LeaseReleased(A, 1, 1), ended(0, 2), Dropped(A, 1, 0)]
     history = [sent(0), settled(0), *again, *running, stored(0)]
     assert not _kinds(history)
-    assert _kinds([LetGo(A, 1, 2) if event == LetGo(A, 1, 1) else event for event in history]) == {
-        "two grants"
-    }
+    assert _kinds(
+        [LeaseReleased(A, 1, 2) if event == LeaseReleased(A, 1, 1) else event for event in history]
+    ) == {"two grants"}
 
 
 def test_abandoned_partition_is_not_waited_for():

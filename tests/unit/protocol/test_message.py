@@ -113,9 +113,9 @@ def test_tags_come_back_when_there_are_properties_or_none(tags):
 
 def test_error_of_bad_text_names_tags_or_properties():
     """The text of tags was called a property."""
-    with pytest.raises(InvalidRequestError, match=r"a tag that is not valid text: 'eu,a\\ud800'"):
+    with pytest.raises(InvalidRequestError, match=r"a tag is invalid: 'eu,a\\ud800'"):
         pack_properties({"a": "b"}, ["eu", "a\ud800"])
-    with pytest.raises(InvalidRequestError, match=r"a property that is not valid text: 'b\\ud800'"):
+    with pytest.raises(InvalidRequestError, match=r"a property is invalid: 'b\\ud800'"):
         pack_properties({"a": "b\ud800"}, ["eu"])
 
 
@@ -152,7 +152,7 @@ def test_sizes_up_to_the_limits_pass_and_one_more_does_not():
     check_message_size(KEY_BYTES_MAX, MESSAGE_BYTES_MAX - KEY_BYTES_MAX - 5, 5)
     with pytest.raises(MessageTooLargeError, match="order key") as told:
         check_message_size(KEY_BYTES_MAX + 1, 0, 0)
-    assert str(told.value).count("end ") == 1, "one piece of advice: send a digest"
+    assert str(told.value).count("digest") == 1, "one piece of advice: send a digest"
     with pytest.raises(MessageTooLargeError):
         check_message_size(KEY_BYTES_MAX, MESSAGE_BYTES_MAX - KEY_BYTES_MAX - 5, 6)
 
@@ -187,7 +187,7 @@ def test_property_of_a_name_that_is_keylanes_own_is_refused(name):
     """Cut-overs and comparisons trust these; of a message that is sent on tags and the mark of an
     edit stay true.
     """
-    with pytest.raises(InvalidRequestError, match=f"keylane's own: leave out '{name}'"):
+    with pytest.raises(InvalidRequestError, match=f"reserved: leave out '{name}'"):
         pack_properties({"a": "b", name: "3/5"})
     sent_on = {"keylane.tags": "paid", "keylane.edited": "2026-11-28T00:00:00Z", "keylane": "x"}
     assert unpack_properties(pack_properties(sent_on)) == sent_on

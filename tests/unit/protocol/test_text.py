@@ -136,7 +136,9 @@ def test_url_problem_says_the_rule_when_a_password_is_not_escaped(url: str) -> N
 @pytest.mark.parametrize("port", ["0", "65536", "99999", "1" * 30])
 def test_url_problem_refuses_a_port_that_cannot_be(port: str) -> None:
     """The system would take the rest of a division, and lead to another server."""
-    assert "its port is none of 1 to 65535" in url_problem(f"postgresql://u:p@h:{port}/db")
+    assert "its port is not a number from 1 to 65535" in url_problem(
+        f"postgresql://u:p@h:{port}/db"
+    )
 
 
 @pytest.mark.parametrize(

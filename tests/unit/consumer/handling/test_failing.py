@@ -66,7 +66,7 @@ def test_failure_of_an_error_without_a_text_is_kept():
         def __str__(self) -> str:
             raise RuntimeError
 
-    assert Failing().failure(MuteError(), 1).text == "its text cannot be made"
+    assert Failing().failure(MuteError(), 1).text == "its text is not available"
 
 
 def test_each_failure_sets_a_message_aside_under_retry():

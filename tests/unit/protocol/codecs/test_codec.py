@@ -142,11 +142,11 @@ def test_value_comes_back_from_its_bytes(codec: Codec[Any], value: Any, data: by
 @pytest.mark.parametrize(
     ("codec", "value", "why"),
     [
-        (TextCodec(), b"bytes", "bytes is no str"),
+        (TextCodec(), b"bytes", "bytes is not a str"),
         (TextCodec(), "\ud800", "UnicodeEncodeError"),
         (JsonCodec(), object(), "TypeError"),
-        (PydanticCodec(Order), {"orderNumber": 1}, "dict is no Order"),
-        (PydanticCodec(Refund), Order(orderNumber=1), "Order is no Refund"),
+        (PydanticCodec(Order), {"orderNumber": 1}, "dict is not of type Order"),
+        (PydanticCodec(Refund), Order(orderNumber=1), "Order is not of type Refund"),
         (Faulty(ValueError("no")), 1, r"ValueError\('no'\)"),
         (Faulty("text"), 1, "as str, not as bytes"),
         (Faulty(None), 1, "as NoneType, not as bytes"),

@@ -60,7 +60,7 @@ def test_body_is_refused_when_a_text_in_it_is_no_unicode():
 
 
 def test_body_is_refused_when_a_value_has_no_json():
-    with pytest.raises(TypeError, match="object is no type of the wire"):
+    with pytest.raises(TypeError, match="object cannot be sent in JSON"):
         encode_body([object()])
 
 

@@ -52,11 +52,11 @@ def test_bytes_of_a_header_that_are_no_text_are_the_key():
     ("body", "params", "said"),
     [
         (b'[{"value": 1}, {"key": "k"}]', JSON, "message 1: "),
-        (b'{"value": 1}\n\n{"value"', LINES, "message 1 is no message"),
+        (b'{"value": 1}\n\n{"value"', LINES, "message 1 is not a message"),
         (b'{"value": 1}\n\n{"key": "k"}', LINES, "message 1: "),
         (b'{"value": 1}', {**JSON, "key": "k"}, "is in its object"),
         (b"v", {"key": "k", "key_base64": "aw=="}, "more than once: key, key_base64"),
-        (b"v", {"key": "\ud800"}, "is no text"),
+        (b"v", {"key": "\ud800"}, "is not text"),
     ],
 )
 def test_refusal_says_which_message_is_bad(body, params, said):

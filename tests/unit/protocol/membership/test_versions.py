@@ -34,7 +34,7 @@ def test_version_is_read_from_every_usual_form(text: str) -> None:
     "text", ["", "1", "a.b", "0.1 0", "-1.0", "0.1\n", "9999999.1", "0.1." + "x" * 50]
 )
 def test_version_is_refused_when_it_is_none(text: str) -> None:
-    with pytest.raises(InvalidRequestError, match="no version"):
+    with pytest.raises(InvalidRequestError, match="not a version"):
         parse_version(text)
 
 

@@ -54,7 +54,7 @@ def test_instant_is_the_same_in_every_zone():
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (pd.NaT, "NaT is no instant"),
+        (pd.NaT, "NaT is not an instant"),
         (datetime(2023, 11, 14), "no time zone"),
         (datetime(2024, 11, 14, tzinfo=UTC), "in the future"),
         (timedelta(seconds=2), "in the future"),

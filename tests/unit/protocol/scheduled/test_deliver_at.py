@@ -49,7 +49,7 @@ def test_text_is_read_as_the_time_it_says(text):
         (NOW_MS, "has passed"),
         (-(10**30), "has passed"),
         (1_800_000_001, "milliseconds are needed"),
-        (pd.NaT, "is no time: NaT"),
+        (pd.NaT, "is not a time: NaT"),
         (NOW.replace(tzinfo=None), "no time zone: 2027-01-15T08:00:00"),
         (NOW_MS + AHEAD_MS_MAX + 1, "over 366 days ahead"),
         (10**30, "over 366 days ahead"),
