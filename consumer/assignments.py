@@ -29,6 +29,7 @@ from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.connections import Connections
 from ..rpc.race import start_task
+from .assignment_log import AssignmentLog
 from .broadcast import Broadcast
 from .delivery.alone_turn import AloneTurn
 from .delivery.filter import MessageFilter
@@ -138,6 +139,7 @@ class Assignments:
         self._watch_task: asyncio.Task[None] | None = None
         self._stalls = Stalls()
         self._losses = Losses()
+        self._lines = AssignmentLog()
         self._reachability: BrokerReachability | None = None
         """None if no other consumer would get the partitions that this one cannot reach."""
 
@@ -351,6 +353,7 @@ class Assignments:
             elif grant.partition.address is not None and self._clock.boot_ms() < self._deadline_ms:
                 client = self._clients[partition_id] = self._new_client(grant)
                 self._rebalance.notify_assigned(client)
+        self._log_partitions()
 
     def _new_client(self, grant: Grant) -> PullClient:
         shared = self._settings.consume_strategy is ConsumeStrategy.SHARED
@@ -486,6 +489,8 @@ class Assignments:
             await asyncio.sleep(sleep_ms / 1000)
             self._log_stall()
             self._log_losses()
+            self._log_partitions()
+            self._log_lag()
             self._dispatcher.look()
             if self._reachability is not None:
                 self._reachability.check(self.clients)
@@ -525,6 +530,19 @@ class Assignments:
         )
         if text and self._group:  # a broadcast consumer has no leases
             log.warning("%s: %s", self._name, text)
+
+    def _log_partitions(self) -> None:
+        if not self._closing and (
+            text := self._lines.partitions(self._clients, self._clock.boot_ms())
+        ):
+            log.info("%s %s", self._name, text)
+
+    def _log_lag(self) -> None:
+        positions = [client.position for client in self._clients.values()]
+        messages = sum(position.lag_messages for position in positions)
+        seconds = max((position.lag_s for position in positions), default=0.0)
+        if text := self._lines.lag(messages, seconds, self._clock.boot_ms()):
+            log.info("%s %s", self._name, text)
 
     def _log_losses(self) -> None:
         for text in self._losses.take_lines():

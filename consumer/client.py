@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -632,6 +633,8 @@ class Consumer(LoopBoundClient, Generic[V]):
                     raise
 
     async def _run(self, stop: asyncio.Event) -> None:
+        if not log.hasHandlers():  # a program that never configured logging
+            sys.stderr.write(f"keylane: the {self._log_name} is running\n")
         async with Race() as race:
             ended = race.start(error_of(self.wait()), name="wait for the end")
             race.start(stop.wait(), name="wait for a signal")

@@ -241,6 +241,8 @@ class Membership:
                 joined.start,
                 self._start,
             )
+        if not self._joined:
+            log.info("%s joined as %s", self._name, self.client)
         self._group_id = joined.group_id
         self.session = session
         self._pending_session = ""

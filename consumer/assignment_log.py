@@ -1,0 +1,50 @@
+"""Says which partitions a consumer has, and how far it is behind, as lines for a log. Pure.
+
+AssignmentLog.partitions(ids, now_ms)      "has partitions 1, 2; got 2", once for each change
+AssignmentLog.lag(messages, seconds, now_ms)    at most once a minute
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ..protocol.text import counted, listed
+
+LINE_MS_MIN = 1_000
+"""Milliseconds between two lines about partitions: a rebalance of many makes one line."""
+LAG_EACH_MS = 60_000
+LAG_S_MIN = 30.0
+"""Seconds that the oldest message has waited before the lag is logged."""
+
+
+class AssignmentLog:
+    """The lines of one consumer; times are milliseconds of the boot clock."""
+
+    def __init__(self) -> None:
+        self._logged: frozenset[int] | None = None
+        self._logged_ms = self._lag_ms = -LAG_EACH_MS
+
+    def partitions(self, ids: Collection[int], now_ms: int) -> str:
+        """Return the line for these partitions, or "" if the last line is still true or recent."""
+        now, before = frozenset(ids), self._logged
+        if now == before or now_ms - self._logged_ms < LINE_MS_MIN:
+            return ""
+        self._logged, self._logged_ms = now, now_ms
+        changes = []
+        if before:
+            if got := sorted(now - before):
+                changes.append(f"got {listed(got)}")
+            if gone := sorted(before - now):
+                changes.append(f"gave up {listed(gone)}")
+        if not now:
+            state = "has no partition" + (" yet" if before is None else " now")
+            return "; ".join([f"{state}, and waits for one", *changes])
+        noun = "partition" if len(now) == 1 else "partitions"
+        return "; ".join([f"has {noun} {listed(sorted(now))}", *changes])
+
+    def lag(self, messages: int, seconds: float, now_ms: int) -> str:
+        """Return the line for a lag, or "" if it is short, or was logged less than a minute ago."""
+        if seconds < LAG_S_MIN or now_ms - self._lag_ms < LAG_EACH_MS:
+            return ""
+        self._lag_ms = now_ms
+        return f"is {counted(messages, 'message')} behind; the oldest has waited {seconds:.0f} s"
