@@ -18,12 +18,12 @@ from ..storage.files import Files
 from ..storage.index.interface import ConsumeQueues, Unit
 from ..storage.index.kinds import (
     has_index,
-    index_to_read,
-    is_unfinished,
-    mark,
+    is_incomplete,
+    mark_incomplete,
     open_index,
+    open_read_only,
     remove_index,
-    unmark,
+    unmark_incomplete,
 )
 from ..storage.log.holes import Hole
 from ..storage.log.recovery import scan_log
@@ -76,9 +76,9 @@ def rebuild_index(files: Files, kind: str) -> IndexReport:
     Raises:
         StorageError: the index cannot be written, or the log cannot be read.
     """
-    mark(files, kind)
+    mark_incomplete(files, kind)
     queues = open_index(files, kind)
-    mark(files, kind)
+    mark_incomplete(files, kind)
     try:
         dispatch = Dispatch(queues, start=0)
         recovered = scan_log(files, _Records(dispatch, ALL))
@@ -87,7 +87,7 @@ def rebuild_index(files: Files, kind: str) -> IndexReport:
         report = _summary(kind, queues)
     finally:
         queues.close()
-    unmark(files, kind)
+    unmark_incomplete(files, kind)
     return report
 
 
@@ -103,9 +103,9 @@ def switch_index(files: Files, to: str) -> IndexReport:
     (old,) = (kind for kind in INDEX_KINDS if kind != to)
     if not has_index(files, old):
         raise InvalidRequestError(f"{files.name()} has no {old} index; rebuild makes one")
-    mark(files, to)
+    mark_incomplete(files, to)
     source, target = open_index(files, old), open_index(files, to)
-    mark(files, to)
+    mark_incomplete(files, to)
     try:
         for partition_id in source.partitions():
             for units in _parts(source, partition_id):
@@ -115,7 +115,7 @@ def switch_index(files: Files, to: str) -> IndexReport:
     finally:
         source.close()
         target.close()
-    unmark(files, to)
+    unmark_incomplete(files, to)
     remove_index(files, old)
     return report
 
@@ -128,12 +128,12 @@ def verify_indexes(files: Files) -> list[IndexReport]:
     with ExitStack() as stack:
         opened = []
         for kind in INDEX_KINDS:
-            if is_unfinished(files, kind):
+            if is_incomplete(files, kind):
                 reports.append(IndexReport(kind, problems=[UNFINISHED]))
             elif has_index(files, kind):
                 report = IndexReport(kind)
                 try:
-                    queues = stack.enter_context(index_to_read(files, kind))
+                    queues = stack.enter_context(open_read_only(files, kind))
                     report = _summary(kind, queues)
                     _compare_with_log(files, queues, report)
                     opened.append((queues, report))

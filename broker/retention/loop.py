@@ -279,7 +279,7 @@ class Cleaning:
         now_ms = self._calendar.now_ms()
         wanted = wanted_position(segments, self._limits, disk, end=end, now_ms=now_ms)
         in_time = wanted_position(segments, self._limits, NO_DISK, end=end, now_ms=now_ms)
-        await self._run_read(self._reserve.keep)
+        await self._run_read(self._reserve.ensure)
         await self._look_for_vacant(end)
         vacant = [segment.end for segment in segments if segment.end <= self._vacant]
         wanted, in_time = max([wanted, *vacant]), max([in_time, *vacant])
@@ -344,7 +344,7 @@ class Cleaning:
         try:
             await carry_over.prepare(position)
         except (StorageError, BrokerReadOnlyError):
-            if not await self._run_read(self._reserve.give_up):
+            if not await self._run_read(self._reserve.release):
                 raise
             # The space of the reserve is for records that must precede the removal, not for
             # messages.
@@ -356,7 +356,7 @@ class Cleaning:
         try:
             await self._firsts.saved()
         except (StorageError, BrokerReadOnlyError):
-            if not await self._run_read(self._reserve.give_up):
+            if not await self._run_read(self._reserve.release):
                 raise
             await self._firsts.saved()
         removed, self._firsts.removed = self._firsts.removed, {}
@@ -387,7 +387,7 @@ class Cleaning:
 
     async def _behind(self, position: int) -> dict[int, int]:
         firsts: dict[int, int] = {}
-        steps = self._queues.firsts_behind(position)
+        steps = self._queues.first_offsets_at(position)
         while (some := await self._run_read(_next_step, steps)) is not None:
             firsts.update(some)
         return firsts

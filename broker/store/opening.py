@@ -21,7 +21,7 @@ from ..storage.index.interface import ConsumeQueues, Unit
 from ..storage.log.commit_log import segment_bases
 from ..storage.log.holes import Hole
 from ..storage.log.recovery import RecoveredLog, recover_log
-from ..storage.snapshot import Loaded, Snapshots
+from ..storage.snapshot import LoadedSnapshot, Snapshots
 from .holds import correct_first_offsets
 from .replay import Dispatch, Replay
 
@@ -90,7 +90,7 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
     first = min(segment_bases(files), default=0)
     if loaded.position < first:
         # Retention has removed log after this snapshot. The remaining log has the whole state.
-        state, loaded = BrokerState(clock.boot_ms), Loaded()
+        state, loaded = BrokerState(clock.boot_ms), LoadedSnapshot()
     start = min(queues.recover(loaded.position, first_position=first), loaded.position)
     replay = Replay(state, start=loaded.position)
     dispatch = Dispatch(queues, start=start)

@@ -21,7 +21,7 @@ from ...protocol.clock import Clock
 from ...protocol.errors import FlushFailedError
 from ...rpc.threads.turn import in_turn
 from ...rpc.threads.worker_thread import WorkerThread
-from ..storage.append_file import SyncNotTakenError
+from ..storage.append_file import SyncNotStartedError
 from ..storage.files import AppendFile
 from ..storage.kernel_syncs import KernelSyncs
 
@@ -91,17 +91,17 @@ class KernelQuickSync:
         """See `QuickSync`."""
 
         def ended(error: Exception | None) -> None:
-            if isinstance(error, SyncNotTakenError):
+            if isinstance(error, SyncNotStartedError):
                 self._leave_to_thread(file, done, error)
             else:
                 done(error)
 
         if self._syncs is None:
-            ended(SyncNotTakenError("the queue of the kernel is closed"))
+            ended(SyncNotStartedError("the queue of the kernel is closed"))
             return
         try:
             file.begin_sync(self._syncs, ended)
-        except SyncNotTakenError as error:
+        except SyncNotStartedError as error:
             ended(error)
 
     def _leave_to_thread(

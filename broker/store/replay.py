@@ -260,7 +260,7 @@ class Replay:
             self._unexplained = hole
             self._complete.clear()
             self._known_fences.clear()
-        for header, body in hole.traces:
+        for header, body in hole.lost_records:
             if header.kind == Kind.MESSAGES:
                 self._lost_batch(header)
             elif body is not None or header.kind in WITHOUT_BODY:
@@ -429,7 +429,7 @@ class Dispatch:
     def hole(self, hole: Hole) -> None:
         """Dispatch the known lost batches of a hole."""
         self._hole = hole.start
-        for header, _body in hole.traces:
+        for header, _body in hole.lost_records:
             self.record(header)
 
     def flush(self) -> None:

@@ -107,13 +107,13 @@ class Snapshotter:
         table = self._state.partitions
         position = self._log.end
         dirty, table.dirty = table.dirty, set()
-        whole = self._snapshots.wants_whole()
+        full = self._snapshots.is_full_due()
         failures = self._commit.failures
         # This is read before the images are made: first offsets that rise later are in the next
         # snapshot.
         retained = self._state.retained
         try:
-            chunks = await self._chunks(table.ids() if whole else list(dirty))
+            chunks = await self._chunks(table.ids() if full else list(dirty))
             state = self._state
             problems = [text for text in state.problems if text not in state.until_restart]
             if state.dropped.too_many:
@@ -123,7 +123,7 @@ class Snapshotter:
             await self._commit.flushed()
             if self._commit.failures != failures:
                 raise StorageError("a write failed while the snapshot was made")
-            await self._run_blocking(self._put, chunks, whole, clean, position, extra)
+            await self._run_blocking(self._put, chunks, full, clean, position, extra)
         except Exception as error:
             table.dirty |= dirty
             if isinstance(error, KeylaneError):
@@ -165,7 +165,7 @@ class Snapshotter:
         return chunks
 
     def _put(
-        self, chunks: list[bytes], whole: bool, clean: bool, position: int, extra: Extra
+        self, chunks: list[bytes], full: bool, clean: bool, position: int, extra: Extra
     ) -> None:
         self._queues.checkpoint(position)
-        self._snapshots.write(chunks, whole=whole, clean=clean, position=position, extra=extra)
+        self._snapshots.write(chunks, full=full, clean=clean, position=position, extra=extra)

@@ -40,7 +40,7 @@ from ..settings import BrokerSettings
 from ..storage.append_file import Buffer
 from ..storage.files import Files
 from ..storage.index.interface import ConsumeQueues, Unit, offset_at
-from ..storage.index.kinds import mark, mark_others, open_index
+from ..storage.index.kinds import mark_incomplete, mark_others_incomplete, open_index
 from ..storage.log.commit_log import CommitLog
 from ..storage.log.log_reader import BatchReader
 from ..storage.log.recovery import RecoveredLog
@@ -77,7 +77,7 @@ class IndexDamage:
         self._state.problems.append(text)
         self._state.until_restart.add(text)
         try:
-            await self._run_blocking(mark, self._files, self._kind)
+            await self._run_blocking(mark_incomplete, self._files, self._kind)
         except StorageError as failed:
             log.warning("cannot mark the index as damaged: %s", failed.message)
 
@@ -181,7 +181,7 @@ class Store:
             DataFolderError: a newer broker wrote in this folder.
         """
         queues = open_index(files, settings.index)
-        mark_others(files, settings.index)
+        mark_others_incomplete(files, settings.index)
         opened = open_state(files, queues, clock=clock)
         recovered = opened.recovered
         log = CommitLog(
