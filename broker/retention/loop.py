@@ -300,7 +300,7 @@ class Cleaning:
         return gone
 
     async def _remove(self, segments: list[SealedSegment], wanted: int, disk: DiskUse) -> int:
-        self._firsts.grouped.clear()
+        self._firsts.changed.clear()
         self._untold = []
         self._hidden = {}
         self._held = []
@@ -354,11 +354,11 @@ class Cleaning:
     async def _save_counts(self) -> None:
         """Save the counts of messages removed unread, then log them once for each group."""
         try:
-            await self._firsts.saved()
+            await self._firsts.flush()
         except (StorageError, BrokerReadOnlyError):
             if not await self._run_read(self._reserve.release):
                 raise
-            await self._firsts.saved()
+            await self._firsts.flush()
         removed, self._firsts.removed = self._firsts.removed, {}
         for (subject, group), (messages, partitions) in sorted(removed.items()):
             log.warning(
@@ -375,9 +375,9 @@ class Cleaning:
         """
         firsts = self._firsts
         pending = await self._behind(position)
-        while late := firsts.grouped:
-            firsts.grouped = set()
-            floor = await self._floor(position, list(late))
+        while changed := firsts.changed:
+            firsts.changed = set()
+            floor = await self._floor(position, list(changed))
             allowed = self._allowed(segments, position, floor) if floor is not None else position
             if allowed < position:
                 position = allowed

@@ -339,7 +339,7 @@ class CommitLog:
         index = bisect_right(bases, position)
         return bases[index] if index < len(bases) else self.end
 
-    def drop_first(self) -> None:
+    def remove_first_segment(self) -> None:
         """
         Remove the oldest segment, durably. It must not be the active one.
 

@@ -61,7 +61,7 @@ def holds_are_forgotten_at_a_restart(patches: Patches) -> None:
     """Retention knows only of holds that were set since the broker was started."""
 
     def left_ms(self: Any, partition: Any, body: Any) -> int:
-        known = (partition.partition_id, body.job) in self._ends_ms
+        known = (partition.partition_id, body.job) in self._expiries_ms
         return int(real(self, partition, body)) if known else 0
 
     real = patches.set(MessageHolds, "_left_ms", left_ms)
