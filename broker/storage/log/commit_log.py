@@ -146,7 +146,7 @@ class CommitLog:
         return self._bases[0]
 
     @property
-    def leaving(self) -> bool:
+    def has_undeleted(self) -> bool:
         """True if the files of a removed segment may still exist, because deleting them failed."""
         return self._undeleted is not None
 
