@@ -60,7 +60,7 @@ class BrokerGuarding:
             subject_rate=self._subject_rate,
             on_audit=audit.buffer.add,
         )
-        self._rates: tuple[object, dict[str, int]] = ({}, {})
+        self._cached_rates: tuple[object, dict[str, int]] = ({}, {})
 
     def _subject_rate(self, subject: str) -> int:
         """Return a subject's limit in bytes per second, 0 if there is none. Cached until the limits
@@ -69,9 +69,9 @@ class BrokerGuarding:
         limits = self.judge.subject_bytes
         if not limits:
             return 0
-        if self._rates[0] is not limits or len(self._rates[1]) > RATES_MAX:
-            self._rates = (limits, {})
-        cached = self._rates[1]
+        if self._cached_rates[0] is not limits or len(self._cached_rates[1]) > RATES_MAX:
+            self._cached_rates = (limits, {})
+        cached = self._cached_rates[1]
         if subject not in cached:
             cached[subject] = limit_of(subject, limits)
         return cached[subject]

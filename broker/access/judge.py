@@ -86,7 +86,7 @@ class CapabilityJudge:
     ) -> None:
         self._own_token = own_token
         self._operators = dict(operators or {})
-        self._keep = keep
+        self._save_operators = keep
         self._boot_ms = clock.boot_ms
         self._ask_news = ask_news
         self._newest = NewestNews()
@@ -108,7 +108,7 @@ class CapabilityJudge:
 
         Between two news, the metaserver's time advances with this machine's boot clock.
         """
-        if not self._newest.take(news, self._boot_ms()):
+        if not self._newest.accept(news, self._boot_ms()):
             return
         self._clock_offset_ms = news.now_ms - self._boot_ms()
         previous = self._news
@@ -131,7 +131,7 @@ class CapabilityJudge:
         self.scheduled_bytes = news.scheduled_bytes
         if news.operators and news.operators != self._operators:  # an older metaserver sends none
             self._operators = news.operators
-            self._keep(news.operators)
+            self._save_operators(news.operators)
 
     def now_ms(self) -> int:
         """Return the metaserver's wall-clock time, in milliseconds."""

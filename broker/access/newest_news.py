@@ -21,7 +21,7 @@ class NewestNews:
         self._reported_ms = 0
         """When this version was last reported, in milliseconds."""
 
-    def take(self, news: AccessNews, now_ms: int) -> bool:
+    def accept(self, news: AccessNews, now_ms: int) -> bool:
         """Record news that arrived at `now_ms`. Return False if they are outdated and must be
         ignored.
         """

@@ -59,7 +59,7 @@ class OpenPulls:
         older = self.open.get((request.partition_id, request.group))
         if older is not None:
             older.end()
-        pull = OpenPull(self, request, group, call, until_ms=now_ms + request.wait_ms)
+        pull = OpenPull(self, request, group, call, deadline_ms=now_ms + request.wait_ms)
         if request.wait_ms and request.offset == partition.readable_offset:
             drained = partition.ended and request.offset == partition.next_offset
             if not drained:
@@ -139,17 +139,17 @@ class OpenPull:
 
     __slots__ = (
         "_call",
-        "_client",
+        "_deadline_ms",
+        "_disconnect",
         "_group",
         "_loop",
         "_pulls",
         "_request",
         "_timer",
-        "_until_ms",
     )
 
     def __init__(
-        self, pulls: OpenPulls, request: Pull, group: Group, call: PromptCall, *, until_ms: int
+        self, pulls: OpenPulls, request: Pull, group: Group, call: PromptCall, *, deadline_ms: int
     ) -> None:
         self._pulls = pulls
         self._request = request
@@ -157,9 +157,9 @@ class OpenPull:
         self._call = call
         self._group = group
         """The group whose pull lock is held while the pull waits."""
-        self._until_ms = until_ms
+        self._deadline_ms = deadline_ms
         self._loop = asyncio.get_running_loop()
-        self._client: asyncio.Future[None] | None = None
+        self._disconnect: asyncio.Future[None] | None = None
         """A future that is cancelled when the client disconnects; None before the pull has waited,
         and after its last reply.
         """
@@ -168,12 +168,12 @@ class OpenPull:
     def wait(self, now_ms: int) -> None:
         """Wait until the partition is woken, or until the pull's timeout."""
         request, pulls = self._request, self._pulls
-        until_ms = self._until_ms if self._until_ms > now_ms else now_ms + 1
+        deadline_ms = self._deadline_ms if self._deadline_ms > now_ms else now_ms + 1
         # `now_ms` may be slightly old. Then the lock ends slightly early, and its owner acquires it
         # again.
-        hold(self._group, request, until_ms)
-        if self._client is None:
-            self._open(until_ms - now_ms)
+        hold(self._group, request, deadline_ms)
+        if self._disconnect is None:
+            self._open(deadline_ms - now_ms)
         pulls.waiting.listen(request.partition_id, self, self._on_wake)
 
     def _open(self, wait_ms: int) -> None:
@@ -181,16 +181,16 @@ class OpenPull:
         request, loop = self._request, self._loop
         self._pulls.open[request.partition_id, request.group] = self
         self._timer = loop.call_at(at_a_tick(wait_ms / 1000, loop.time()), self._on_timeout)
-        self._client = loop.create_future()
-        self._client.add_done_callback(self._on_disconnect)
-        self._call.waits_for(self._client)
+        self._disconnect = loop.create_future()
+        self._disconnect.add_done_callback(self._on_disconnect)
+        self._call.waits_for(self._disconnect)
 
     def _close(self) -> None:
-        if self._client is not None and self._timer is not None:
-            self._client.remove_done_callback(self._on_disconnect)
-            self._client.cancel()  # the call also holds it until it is done
+        if self._disconnect is not None and self._timer is not None:
+            self._disconnect.remove_done_callback(self._on_disconnect)
+            self._disconnect.cancel()  # the call also holds it until it is done
             self._timer.cancel()
-        self._client = self._timer = None
+        self._disconnect = self._timer = None
         open_pulls, key = self._pulls.open, (self._request.partition_id, self._request.group)
         if open_pulls.get(key) is self:
             del open_pulls[key]
@@ -201,19 +201,19 @@ class OpenPull:
         at_end(self._resume, self._loop)
 
     def _on_timeout(self) -> None:
-        self._until_ms = 0  # even if the timer was slightly early
+        self._deadline_ms = 0  # even if the timer was slightly early
         self._pulls.waiting.leave(self._request.partition_id, self)
         self._resume()
 
-    def _on_disconnect(self, _client: asyncio.Future[None]) -> None:
-        if self._client is not None:
+    def _on_disconnect(self, _disconnect: asyncio.Future[None]) -> None:
+        if self._disconnect is not None:
             self._close()
             self._pulls.waiting.leave(self._request.partition_id, self)
             hold(self._group, self._request, self._pulls.boot_ms())
 
     def _resume(self) -> None:
         """Answer the pull after a wake-up or a timeout."""
-        if self._client is None:  # it has ended meanwhile
+        if self._disconnect is None:  # it has ended meanwhile
             return
         pulls, request = self._pulls, self._request
         now_ms = pulls.boot_ms()
@@ -267,7 +267,7 @@ class OpenPull:
             and size < request.bytes_max
             and end == partition.readable_offset
             and not partition.ended
-            and now_ms < self._until_ms
+            and now_ms < self._deadline_ms
             and self._call.takes_parts
         )
 

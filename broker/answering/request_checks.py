@@ -128,8 +128,10 @@ def owned(state: BrokerState, request: OwnersRequest, now_ms: int) -> tuple[Host
     return partition, group
 
 
-def hold(group: Group, request: Pull, until_ms: int) -> None:
-    """Extend the pull lock for a pull that waits until `until_ms`, if its sender still owns it."""
+def hold(group: Group, request: Pull, deadline_ms: int) -> None:
+    """Extend the pull lock for a pull that waits until `deadline_ms`, if its sender still
+    owns it.
+    """
     lock = group.lock
     if lock.fence == request.token and lock.session == request.session:
-        renew(lock, now_ms=until_ms)
+        renew(lock, now_ms=deadline_ms)

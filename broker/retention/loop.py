@@ -121,7 +121,7 @@ class Cleaning:
         self._reserve = Reserve(files)
         self._forgotten = store.log.first_position
         """The log position below which the index has forgotten all batches."""
-        self._calendar = calendar or WallClock(clock)
+        self._wall_clock = calendar or WallClock(clock)
         self._clock = clock
         self._log_filter = LogFilter()
         self.adopt(settings)
@@ -156,7 +156,7 @@ class Cleaning:
 
     def adopt(self, settings: BrokerSettings) -> None:
         """Apply the limits of new settings, and trust the current wall-clock time."""
-        self._calendar.believe()
+        self._wall_clock.believe()
         self._limits = Limits(
             retention_ms=settings.retention_ms, retention_bytes=settings.retention_bytes
         )
@@ -170,7 +170,7 @@ class Cleaning:
             self._limits,
             self._disk_use,
             log_bytes=self._store.log.end - self._store.log.first_position,
-            now_ms=self._calendar.reported_ms(),
+            now_ms=self._wall_clock.reported_ms(),
         )
 
     async def run(self) -> None:
@@ -247,7 +247,7 @@ class Cleaning:
 
     async def _begin_segment(self, oldest_ms: int | None, *, segments: int) -> bool:
         """Begin a new segment if the active one is old enough. Return True if that was done."""
-        now_ms = self._calendar.now_ms()
+        now_ms = self._wall_clock.now_ms()
         if not begins_segment(oldest_ms, self._limits, segments=segments, now_ms=now_ms):
             return False
         try:
@@ -266,7 +266,7 @@ class Cleaning:
         if self._store.log.has_undeleted:
             await self._run_commit(self._store.log.finish_drop)
         end = self._store.log.end
-        now_ms = self._calendar.now_ms()
+        now_ms = self._wall_clock.now_ms()
         wanted = wanted_position(segments, self._limits, disk, end=end, now_ms=now_ms)
         due = wanted_position(segments, self._limits, NO_DISK, end=end, now_ms=now_ms)
         await self._run_read(self._reserve.ensure)
@@ -284,7 +284,7 @@ class Cleaning:
         else:
             self.problem = ""
             self.untold = ()
-        self.problem = self.problem or self._calendar.problem
+        self.problem = self.problem or self._wall_clock.problem
         if self._forgotten < self._store.log.first_position:
             await self._forget()
         return removed
@@ -318,14 +318,13 @@ class Cleaning:
         if allowed < wanted:
             reason = f"a consumer group has not acked position {floor}"
             if self._held:
-                reason = f"jobs hold messages of {_named(self._held)}"
+                reason = f"jobs hold messages of {_describe(self._held)}"
             if self._hidden:
                 subject = min(self._hidden.values())
                 reason = f"the rows of hidden subject {subject!r} are not published"
             if self._untold:
-                reason = (
-                    f"the metaserver has not told which consumer groups read {_named(self._untold)}"
-                )
+                names = _describe(self._untold)
+                reason = f"the metaserver has not told which consumer groups read {names}"
             self.problem = f"segments up to position {wanted} should be removed, but {reason}"
         return allowed
 
@@ -470,7 +469,7 @@ class Cleaning:
                 partition = self._store.state.partitions.get(partition_id)
                 if partition is None:
                     continue
-                if self._needed_from(partition) < self._groups_need(partition):
+                if self._needed_from(partition) < self._needed_by_groups(partition):
                     self._held.append(partition_id)
                 elif not partition.groups_told and partition.facts.hidden:
                     self._hidden[partition_id] = partition.facts.hidden
@@ -501,11 +500,11 @@ class Cleaning:
 
     def _needed_from(self, partition: HostedPartition) -> int:
         """Return a partition's first offset that a group needs or a job holds."""
-        needed = self._groups_need(partition)
+        needed = self._needed_by_groups(partition)
         held = self._store.holds.needed_from(partition)
         return needed if held is None else min(needed, max(held, partition.first_offset))
 
-    def _groups_need(self, partition: HostedPartition) -> int:
+    def _needed_by_groups(self, partition: HostedPartition) -> int:
         """Return the first offset that a group needs; the partition's first offset if its groups
         were never sent.
         """
@@ -556,7 +555,7 @@ class Cleaning:
         await self._store.snapshotter.write()
 
 
-def _named(partition_ids: list[int]) -> str:
+def _describe(partition_ids: list[int]) -> str:
     """Return a text with the lowest partition id and the number of the others."""
     others = f" and {len(partition_ids) - 1} more" if len(partition_ids) > 1 else ""
     return f"partition {min(partition_ids)}{others}"

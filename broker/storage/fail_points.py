@@ -11,6 +11,7 @@ used, which has no points.
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,7 +21,6 @@ from .append_file import Buffer, RealAppendFile
 from .files import AppendFile, Files, RealFiles
 from .kernel_syncs import KernelSyncs
 
-KILL = 9
 VARIABLE = "KEYLANE_FAIL_AT"
 FILE_POINTS = (
     "create",
@@ -77,7 +77,7 @@ class FailPoint:
     def reach(self, name: str) -> None:
         """Count a pass of a point, and kill the process if it is due."""
         if self.is_kill_due(name):
-            os.kill(os.getpid(), KILL)
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class FailingAppendFile:
@@ -94,7 +94,7 @@ class FailingAppendFile:
         if self._point.is_kill_due("write~"):
             data = b"".join(buffers)
             self._file.append([data[: len(data) // 2]])
-            os.kill(os.getpid(), KILL)
+            os.kill(os.getpid(), signal.SIGKILL)
         self._file.append(buffers)
         self.size = self._file.size
         self._point.reach("written")

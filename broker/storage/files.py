@@ -270,7 +270,7 @@ class RealFiles:
     def __init__(self, root: Path | str) -> None:
         self._root = str(root)
         self._lock_descriptor = -1
-        self._guard = threading.Lock()
+        self._cache_lock = threading.Lock()
         self._cached: OrderedDict[str, list[int]] = OrderedDict()
         """Path → [descriptor, number of threads that are reading], least recently used first."""
 
@@ -393,7 +393,7 @@ class RealFiles:
 
     @contextmanager
     def _descriptor(self, path: str) -> Iterator[int]:
-        with self._guard:
+        with self._cache_lock:
             cached = self._cached.get(path)
             if cached is None:
                 cached = [os.open(self._path(path), os.O_RDONLY), 0]
@@ -405,7 +405,7 @@ class RealFiles:
         try:
             yield cached[0]
         finally:
-            with self._guard:
+            with self._cache_lock:
                 cached[1] -= 1
                 if not cached[1] and self._cached.get(path) is not cached:
                     os.close(cached[0])
@@ -444,7 +444,7 @@ class RealFiles:
 
     def rename(self, old: str, new: str) -> None:
         """See `Files.rename`."""
-        with self._guard:
+        with self._cache_lock:
             self._drop_cached(old)
             self._drop_cached(new)
         try:
@@ -454,7 +454,7 @@ class RealFiles:
 
     def remove(self, path: str) -> None:
         """See `Files.remove`."""
-        with self._guard:
+        with self._cache_lock:
             self._drop_cached(path)
         try:
             os.remove(self._path(path))
@@ -492,7 +492,7 @@ class RealFiles:
 
     def close(self) -> None:
         """See `Files.close`."""
-        with self._guard:
+        with self._cache_lock:
             for path in list(self._cached):
                 self._drop_cached(path)
         if self._lock_descriptor >= 0:

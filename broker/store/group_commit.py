@@ -384,7 +384,7 @@ class GroupCommit:
         if used + length > limit and used:
             raise OverloadedError(f"{self.queued_bytes} bytes wait for the disk", retry_after_ms=10)
 
-    def check_takes_messages(self) -> None:
+    def check_accepts_messages(self) -> None:
         """Raise BrokerReadOnlyError if messages are refused for any reason."""
         if reason := self.reason:
             raise self._read_only(reason)

@@ -196,7 +196,7 @@ class MessageHolds:
                 job=body.job, from_offset=body.from_offset, ttl_ms=body.ttl_ms, left_ms=left_ms
             )
             for body in sorted(partition.holds.values())
-            if (left_ms := self._left_ms(partition, body)) > 0
+            if (left_ms := self._remaining_ms(partition, body)) > 0
         )
 
     def needed_from(self, partition: HostedPartition) -> int | None:
@@ -217,7 +217,7 @@ class MessageHolds:
         """The number of partitions that have expiries here."""
         return len(self._expiries_ms)
 
-    def _left_ms(self, partition: HostedPartition, body: HoldBody) -> int:
+    def _remaining_ms(self, partition: HostedPartition, body: HoldBody) -> int:
         expiry_ms = self._expiries_ms.get(partition.partition_id, {}).get(body.job)
         if expiry_ms is None:
             expiry_ms = self._started_ms + body.ttl_ms

@@ -112,7 +112,9 @@ class Replay:
             if header.base_offset == partition.next_offset:
                 self._append(partition, header)
             elif header.next_offset > partition.next_offset:
-                self._contradicts(header, f"its offsets begin below {partition.next_offset}")
+                self._report_contradiction(
+                    header, f"its offsets begin below {partition.next_offset}"
+                )
         else:
             self._apply_control(header, body, partition)
 
@@ -124,7 +126,9 @@ class Replay:
         if header.base_offset > partition.next_offset:
             hole = self._hole_position
             position = hole if 0 <= hole < header.position else header.position
-            self._lose(partition, partition.next_offset, header.base_offset, position)
+            self._state.lose(
+                partition, partition.next_offset, header.base_offset, position=position
+            )
             partition.next_offset = partition.readable_offset = header.base_offset
         self._complete.add(partition.partition_id)
 
@@ -161,7 +165,7 @@ class Replay:
                 self._state.touch(known)
                 known.appended_at_ms = facts.times_from_ms
         except KeylaneError as error:
-            self._contradicts(header, error.message)
+            self._report_contradiction(header, error.message)
 
     def _add(self, header: Header, restored: HostedPartition) -> None:
         """Apply the first or only STATE record of an unknown partition."""
@@ -204,7 +208,7 @@ class Replay:
         try:
             dropped = decode_body(header, body)
         except CorruptLogError as error:
-            self._problem(error.message)
+            self._state.problem(error.message)
             return
         assert isinstance(dropped, DroppedBody)
         self._state.apply_dropped(dropped)
@@ -221,7 +225,7 @@ class Replay:
         try:
             control = decode_body(header, body)
         except CorruptLogError as error:
-            self._contradicts(header, error.message)
+            self._report_contradiction(header, error.message)
             return
         self._state.touch(partition)
         match control:
@@ -280,7 +284,9 @@ class Replay:
         self._advance(partition, header)
         if header.base_offset == partition.next_offset:
             self._append(partition, header)
-        self._lose(partition, header.base_offset, header.next_offset, header.position)
+        self._state.lose(
+            partition, header.base_offset, header.next_offset, position=header.position
+        )
 
     def _apply_lost_control(self, header: Header) -> None:
         """Apply a lost record that is not a batch, and of which only the header is known."""
@@ -292,14 +298,14 @@ class Replay:
         elif header.kind == Kind.FENCE:
             partition.fences_lost = True
             self._state.touch(partition)
-            self._problem(
+            self._state.problem(
                 f"a fence of partition {header.partition_id} is lost: no consumer may acquire it"
             )
         elif header.kind == Kind.PARKED:
             # The parked messages may count as acked, so a consumer would silently skip them.
             partition.fences_lost = True
             self._state.touch(partition)
-            self._problem(
+            self._state.problem(
                 f"the parked messages of partition {header.partition_id} are not known: no "
                 f"consumer may acquire it"
             )
@@ -308,23 +314,24 @@ class Replay:
             partition.groups_told = False
             self._state.touch(partition)
 
-    def _lose(self, partition: HostedPartition, start: int, end: int, position: int) -> None:
-        self._state.lose(partition, start, end, position=position)
-
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
     def finish(self) -> None:
         """End the replay: stop the partitions that are not known to be complete."""
         for partition_id, position in self._state.orphans.items():
-            self._problem(f"the facts of partition {partition_id} are lost (position {position})")
+            self._state.problem(
+                f"the facts of partition {partition_id} are lost (position {position})"
+            )
         for partition_id in self._producers_read:
             partition = self._state.partitions[partition_id]
-            self._lose(partition, partition.next_offset, END_UNKNOWN, max(self._hole_position, 0))
-            self._problem(f"some producers of partition {partition_id} are lost")
+            position = max(self._hole_position, 0)
+            self._state.lose(partition, partition.next_offset, END_UNKNOWN, position=position)
+            self._state.problem(f"some producers of partition {partition_id} are lost")
         if self._unexplained is None:
             return
         for partition_id, partition in self._state.partitions.items():
             if partition_id not in self._complete and not partition.sealed:
-                self._lose(partition, partition.next_offset, END_UNKNOWN, self._unexplained.start)
+                position = self._unexplained.start
+                self._state.lose(partition, partition.next_offset, END_UNKNOWN, position=position)
             if partition.groups_told:
                 # A group's only record may be in the hole, so the metaserver must send the groups
                 # again.
@@ -337,9 +344,9 @@ class Replay:
                     group.lock.session = ""
                     self._state.touch(partition)
 
-    def _contradicts(self, header: Header, reason: str) -> None:
+    def _report_contradiction(self, header: Header, reason: str) -> None:
         """Stop the partition of an intact record that contradicts the records before it."""
-        self._problem(
+        self._state.problem(
             f"the record at position {header.position} contradicts the log before it: {reason}"
         )
         partition = self._state.partitions.get(header.partition_id)
@@ -347,10 +354,9 @@ class Replay:
             self._state.orphans.setdefault(header.partition_id, header.position)
         else:
             partition.fences_lost = True
-            self._lose(partition, partition.next_offset, END_UNKNOWN, header.position)
-
-    def _problem(self, text: str) -> None:
-        self._state.problem(text)
+            self._state.lose(
+                partition, partition.next_offset, END_UNKNOWN, position=header.position
+            )
 
 
 def _merge_producers(restored: HostedPartition, known: HostedPartition, *, ordered: bool) -> None:

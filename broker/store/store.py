@@ -315,7 +315,7 @@ class Store:
         self.state.check_not_dropped(partition_id)
         # Do not host a partition while messages are refused. But host it while they queue:
         # otherwise a resize would wait as long as producers are fast.
-        self.commit.check_takes_messages()
+        self.commit.check_accepts_messages()
         self.commit.check_room(CONTROL_RECORD_BYTES, own=True)
         partition = self.state.host(facts)
         self.state.hosting.add(partition_id)

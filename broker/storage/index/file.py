@@ -43,10 +43,10 @@ class FileConsumeQueues:
         self._blocks = BlockFiles(files)
         self._journal = Journal(files)
         self._queues, self._position, self._blocks.end = self._journal.load()
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         """Held while `dispatch` changes the state and while `checkpoint` copies it."""
-        self._checkpoints = threading.Lock()
-        self._saved = self._position
+        self._checkpoint_lock = threading.Lock()
+        self._checkpoint_position = self._position
         """The position of the last checkpoint."""
         self._full_frame_due = False
         """True if the next frame must contain all partitions, not only those in `_changed`."""
@@ -63,7 +63,7 @@ class FileConsumeQueues:
     @property
     def dispatches_in_memory(self) -> bool:
         """See `ConsumeQueues.dispatches_in_memory`."""
-        return not self._guard.locked()
+        return not self._lock.locked()
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────
     def dispatch(self, units: Sequence[tuple[int, Unit]]) -> None:
@@ -73,7 +73,7 @@ class FileConsumeQueues:
         queues = self._queues
         if len(units) > 1:
             self._check_contiguous(units)  # all of them, before the first is added
-        with self._guard:
+        with self._lock:
             for partition_id, unit in units:
                 base_offset, count, position, length, at_ms = unit
                 queue = queues.get(partition_id)
@@ -224,13 +224,13 @@ class FileConsumeQueues:
                 queue = self._queues[partition_id]
                 # Wait until the journal no longer names its blocks, which are being removed.
                 if partition_id in dropped and queue.first == queue.next and not queue.rewrite:
-                    with self._guard:
+                    with self._lock:
                         del self._queues[partition_id]
                         self._changed.discard(partition_id)
                     continue
                 first = self._first_offset_at(partition_id, queue, position)
                 if first > queue.first:
-                    with self._guard:
+                    with self._lock:
                         self._drop_before(queue, first)
                         self._changed.add(partition_id)
                     changed.append((partition_id, first))
@@ -264,7 +264,7 @@ class FileConsumeQueues:
         block = bisect_right(blocks.offsets, first, 0, count) - 1
         if count and (not tail or first < unit_at(tail, 0).base_offset) and first < queue.next:
             if block:
-                queue.replace(blocks.part(block, count), tail)
+                queue.replace(blocks.slice(block, count), tail)
             return
         index = first_where(tail, lambda unit: unit.base_offset >= first)
         queue.replace(NO_BLOCKS, tail[index * UNIT_BYTES :])
@@ -276,7 +276,7 @@ class FileConsumeQueues:
             self._changed.clear()
             self._journal.clear()
             self._blocks.cut(0)
-            self._position = self._saved = 0
+            self._position = self._checkpoint_position = 0
             return
         for partition_id, queue in list(self._queues.items()):
             self._truncate_queue(partition_id, queue, position)
@@ -296,7 +296,7 @@ class FileConsumeQueues:
             remaining = first_where(data, lambda unit: unit.position >= position)
             if remaining == BLOCK_UNITS and count + 1 == queue.state[1] and not tail:
                 return
-        queue.replace(blocks.part(0, count), bytearray(data[: remaining * UNIT_BYTES]))
+        queue.replace(blocks.slice(0, count), bytearray(data[: remaining * UNIT_BYTES]))
         queue.set_end(unit_at(data, remaining - 1) if remaining else None)
         self._full_frame_due = True
         if not remaining and not queue.first:
@@ -306,7 +306,7 @@ class FileConsumeQueues:
     def recover(self, position: int, *, first_position: int = 0) -> int:
         """See `ConsumeQueues.recover`."""
         known = self._position
-        if known < first_position or not self._blocks.has(self._block_numbers()):
+        if known < first_position or not self._blocks.contains(self._block_numbers()):
             known = 0
         if known > position:
             try:
@@ -324,11 +324,11 @@ class FileConsumeQueues:
 
     def checkpoint(self, position: int) -> None:
         """See `ConsumeQueues.checkpoint`."""
-        with self._checkpoints:
-            with self._guard:
+        with self._checkpoint_lock:
+            with self._lock:
                 self._position = position = max(position, self._position)
                 full = self._full_frame_due or self._journal.is_full_due
-                if position == self._saved and not self._changed and not full:
+                if position == self._checkpoint_position and not self._changed and not full:
                     return
                 parts: list[Buffer] = []
                 for partition_id in self._queues if full else self._changed:
@@ -341,7 +341,7 @@ class FileConsumeQueues:
             self._blocks.sync()
             self._journal.write(parts, position=position, end=end, full=full)
             self._full_frame_due = False
-            self._saved = position
+            self._checkpoint_position = position
             if first_block is not None:
                 self._blocks.drop(first_block)
 

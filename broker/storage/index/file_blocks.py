@@ -139,7 +139,7 @@ class BlockFiles:
                 del self._open[path]
                 file.close()
 
-    def has(self, numbers: Iterable[int]) -> bool:
+    def contains(self, numbers: Iterable[int]) -> bool:
         """Return True if the block files contain all of these blocks, judging by their sizes."""
         last: dict[int, int] = {}
         for number in numbers:

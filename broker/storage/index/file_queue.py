@@ -39,7 +39,7 @@ class Blocks:
         self.positions.append(first.position)
         self.numbers.append(number)
 
-    def part(self, start: int, end: int) -> Blocks:
+    def slice(self, start: int, end: int) -> Blocks:
         """Return a copy of the blocks `[start, end)`."""
         part = Blocks()
         part.offsets = self.offsets[start:end]

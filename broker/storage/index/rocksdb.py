@@ -72,7 +72,7 @@ class RocksConsumeQueues:
         self._tables = RocksTables(path, read_only=read_only, reach=reach)
         self._ends: dict[int, End] = {}
         self._waiting = WaitingUnits()
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         """Held while `dispatch` or `checkpoint` write the position."""
 
     @contextmanager
@@ -141,7 +141,7 @@ class RocksConsumeQueues:
         for partition_id, end in ends.items():
             tables.put_end(batch, partition_id, end)
         tables.put_position(batch, rows[-1][1].end_position)
-        with self._guard, library_errors():
+        with self._lock, library_errors():
             tables.write(batch)
 
     def _load_ends(self, partition_ids: set[int]) -> dict[int, End | None]:
@@ -160,7 +160,7 @@ class RocksConsumeQueues:
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """See `ConsumeQueues.find`."""
         # Read this before the tables: units that are written meanwhile are then in both.
-        waiting = self._waiting.of(partition_id)
+        waiting = self._waiting.units_of(partition_id)
         found: list[Unit] = []
         with self._reading():
             bounds = self._tables.bounds(partition_id)
@@ -200,7 +200,7 @@ class RocksConsumeQueues:
 
     def by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
         """See `ConsumeQueues.by_time`."""
-        waiting = self._waiting.of(partition_id)
+        waiting = self._waiting.units_of(partition_id)
         if bound is TimeBound.UPPER:
             newest = next(
                 (unit for unit in reversed(waiting) if unit.appended_at_ms <= at_ms), None
@@ -228,7 +228,7 @@ class RocksConsumeQueues:
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
         """See `ConsumeQueues.bounds`."""
-        waiting = self._waiting.of(partition_id)
+        waiting = self._waiting.units_of(partition_id)
         with self._reading():
             bounds = self._tables.bounds(partition_id)
         if not waiting:
@@ -387,7 +387,7 @@ class RocksConsumeQueues:
         if self._waiting.rows:
             raise DiskFullError("units of the index wait for free disk space")
         with self._reading():
-            with self._guard:
+            with self._lock:
                 if self._tables.position() < position:
                     batch = WriteBatch(raw_mode=True)
                     self._tables.put_position(batch, position)

@@ -36,7 +36,7 @@ class WaitingUnits:
         for partition_id, unit in rows:
             self._by_partition.setdefault(partition_id, []).append(unit)
 
-    def of(self, partition_id: int) -> Sequence[Unit]:
+    def units_of(self, partition_id: int) -> Sequence[Unit]:
         """Return the waiting units of a partition."""
         return self._by_partition.get(partition_id, ())
 

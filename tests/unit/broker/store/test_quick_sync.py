@@ -212,7 +212,7 @@ async def test_fault_of_what_is_told_leaves_the_next_commits(desk, quick, monkey
 
 async def test_commit_goes_to_the_thread_while_the_index_is_copied(desk, quick):
     """The event loop does not wait for a lock."""
-    with desk.store.queues._guard:
+    with desk.store.queues._lock:
         assert not desk.store.queues.dispatches_in_memory
     await turns()
     assert desk.store.queues.dispatches_in_memory
