@@ -547,9 +547,8 @@ class Cleaning:
         """
         position = self._store.log.first_position
         steps = self._queues.retain(position, dropped=self._store.state.dropped.durable())
-        while (
-            await self._run_commit(_next_step, steps) is not None
-        ):  # appends are served in between
+        # Each step is a separate call, so that appends are served in between.
+        while await self._run_commit(_next_step, steps) is not None:
             pass
         self._forgotten = self._store.state.retained = position
         await self._store.snapshotter.write()

@@ -263,7 +263,7 @@ def forget_group(
         The group's highest refused token, and a future that is resolved when this is durable.
 
     Raises:
-        InvalidRequestError, OverloadedError, BrokerReadOnlyError
+        InvalidRequestError, OverloadedError, BrokerReadOnlyError: nothing was changed.
     """
     check_name("consumer group", request.group)
     group = partition.groups.get(request.group)
@@ -292,7 +292,7 @@ def drop_partition(
 
     Raises:
         InvalidRequestError: the partition belongs to another subject.
-        OverloadedError, BrokerReadOnlyError
+        OverloadedError, BrokerReadOnlyError: nothing was changed.
     """
     state = store.state
     partition = state.partitions.get(partition_id)

@@ -57,8 +57,8 @@ class FirstOffsets:
         self.pending: dict[int, int] = {}
         """Partition id → the first offset that is decided and not set yet."""
         self.removed: dict[tuple[str, str], tuple[int, int]] = {}
-        """(subject, group) → the number of messages removed unread, and of their partitions, since
-        this dictionary was last emptied.
+        """(subject, group) → (number of messages removed unread, number of partitions), since this
+        dictionary was last emptied.
         """
         self._unsaved: dict[tuple[int, str], tuple[HostedPartition, Group]] = {}
         """Groups whose progress, or count of messages removed unread, may not be durable."""

@@ -77,8 +77,13 @@ def change_parked(
         group.changing -= 1
         group.kept = True
 
-    number, base = partition.partition_id, partition.next_offset
-    entry = Entry(record, partition_id=number, base_offset=base, on_durable=on_durable, undo=undo)
+    entry = Entry(
+        record,
+        partition_id=partition.partition_id,
+        base_offset=partition.next_offset,
+        on_durable=on_durable,
+        undo=undo,
+    )
     durable = store.commit.submit(entry)
     if acked:
         store.save_progress(partition, group)

@@ -248,7 +248,7 @@ class RocksConsumeQueues:
         while start is not None:
             with self._reading():
                 behind, start = self._next_behind(start, position)
-            yield [(partition_id, new) for partition_id, first, new, _ in behind if new > first]
+            yield _changed_firsts(behind)
 
     def retain(
         self, position: int, *, dropped: Container[int] = ()
@@ -262,11 +262,11 @@ class RocksConsumeQueues:
             with library_errors():
                 behind, start = self._next_behind(start, position)
                 batch = WriteBatch(raw_mode=True)
-                for partition_id, first, new, new_position in behind:
-                    self._delete(batch, partition_id, first, new)
-                    self._tables.put_first(batch, partition_id, new, new_position)
+                for partition_id, first, new_first, new_position in behind:
+                    self._delete(batch, partition_id, first, new_first)
+                    self._tables.put_first(batch, partition_id, new_first, new_position)
                 self._tables.write(batch)
-            yield [(partition_id, new) for partition_id, first, new, _ in behind if new > first]
+            yield _changed_firsts(behind)
 
     def _forget_bounds(self, dropped: Container[int]) -> Iterator[list[tuple[int, int]]]:
         """Delete the bounds of dropped partitions that have no units."""
@@ -303,13 +303,13 @@ class RocksConsumeQueues:
                 return behind, partition_id
             if first_position >= position or first == end.next_offset:
                 continue
-            new, new_position = end.next_offset, position
+            new_first, new_position = end.next_offset, position
             if end.position >= position:
                 units = self._tables.units()
                 bounds = (first, end.next_offset)
-                new = first_where(units, partition_id, bounds, position=position)
-                new_position = unit_at(units, partition_id, new).position
-            behind.append((partition_id, first, new, new_position))
+                new_first = first_where(units, partition_id, bounds, position=position)
+                new_position = unit_at(units, partition_id, new_first).position
+            behind.append((partition_id, first, new_first, new_position))
         return behind, None
 
     def _delete(self, batch: WriteBatch, partition_id: int, first: int, end: int) -> None:
@@ -410,3 +410,8 @@ class RocksConsumeQueues:
     def leave(self) -> None:
         """See `ConsumeQueues.leave`."""
         self._tables.close()
+
+
+def _changed_firsts(behind: list[tuple[int, int, int, int]]) -> list[tuple[int, int]]:
+    """Return (partition id, new first offset) for the partitions whose first offset changes."""
+    return [(partition_id, new) for partition_id, first, new, _ in behind if new > first]
