@@ -175,6 +175,18 @@ class Files(Protocol):
         ...
 
 
+def file_numbers(names: Iterable[str], *, digits: int, suffix: str) -> list[int]:
+    """Return the numbers of the files that are named by `digits` decimal digits and the suffix."""
+    return [
+        int(name[:digits])
+        for name in names
+        if len(name) == digits + len(suffix)
+        and name.endswith(suffix)
+        and name[:digits].isascii()
+        and name[:digits].isdecimal()
+    ]
+
+
 def replace_file(files: Files, path: str, *pieces: Buffer) -> None:
     """Replace a file's content, atomically and durably: readers see the old content or the new."""
     replace_large_file(files, path, [pieces])

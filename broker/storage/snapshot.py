@@ -33,7 +33,7 @@ import msgspec
 
 from ...protocol.errors import DataFolderError, StorageError
 from .append_file import Buffer
-from .files import Files, replace_file
+from .files import Files, file_numbers, replace_file
 
 log = logging.getLogger("keylane.broker")
 
@@ -173,14 +173,7 @@ class Snapshots:
         return loaded
 
     def _numbers(self) -> list[int]:
-        return [
-            int(name[:10])
-            for name in self._files.list(FOLDER)
-            if len(name) == 10 + len(SUFFIX)
-            and name.endswith(SUFFIX)
-            and name[:10].isascii()
-            and name[:10].isdecimal()
-        ]
+        return file_numbers(self._files.list(FOLDER), digits=10, suffix=SUFFIX)
 
     def _read_header(self, number: int) -> tuple[int, ...] | None:
         """Return kind, clean, position, chunks, extra bytes and size, or None if the header is

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 import crc32c
 
 from ....protocol.errors import CorruptIndexError, StorageError
-from ..files import AppendFile, Files
+from ..files import AppendFile, Files, file_numbers
 from .file_units import BLOCK_UNITS, UNITS_BYTES
 
 FOLDER = "index"
@@ -62,14 +62,7 @@ class BlockFiles:
 
     def bases(self) -> list[int]:
         """Return the sorted numbers of the first blocks of the files on the disk."""
-        return [
-            int(name[:20])
-            for name in self._files.list(FOLDER)
-            if name.endswith(SUFFIX)
-            and len(name) == 20 + len(SUFFIX)
-            and name[:20].isascii()
-            and name[:20].isdecimal()
-        ]
+        return file_numbers(self._files.list(FOLDER), digits=20, suffix=SUFFIX)
 
     def write(self, block: bytes) -> int:
         """

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from ....protocol.errors import CorruptLogError, DiskFullError, FlushFailedError, StorageError
 from ....protocol.record import HEADER_BYTES, Kind, stamp
 from ..append_file import Buffer
-from ..files import AppendFile, Files
+from ..files import AppendFile, Files, file_numbers
 from .trail import TrailWriter, trail_bytes, trail_path
 
 log = logging.getLogger("keylane.broker")
@@ -55,14 +55,7 @@ def segment_path(base: int) -> str:
 
 def segment_bases(files: Files) -> list[int]:
     """Return the sorted positions at which the segments on the disk begin, ignoring other files."""
-    return [
-        int(name[:20])
-        for name in files.list(FOLDER)
-        if len(name) == 20 + len(SUFFIX)
-        and name.endswith(SUFFIX)
-        and name[:20].isascii()
-        and name[:20].isdecimal()
-    ]
+    return file_numbers(files.list(FOLDER), digits=20, suffix=SUFFIX)
 
 
 class WritePlan:

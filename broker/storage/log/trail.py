@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from ....protocol.errors import StorageError
 from ....protocol.record import HEADER_BYTES, MAGIC, Header, Kind, read_header, read_record
 from ..append_file import Buffer
-from ..files import AppendFile, Files
+from ..files import AppendFile, Files, file_numbers
 from .holes import LostRecord
 
 log = logging.getLogger("keylane.broker")
@@ -44,14 +44,7 @@ def trail_bases(files: Files) -> list[int]:
     """Return the sorted bases of the segments that have a trail; the segment itself may
     be missing.
     """
-    return [
-        int(name[:20])
-        for name in files.list("log")
-        if len(name) == 20 + len(SUFFIX)
-        and name.endswith(SUFFIX)
-        and name[:20].isascii()
-        and name[:20].isdecimal()
-    ]
+    return file_numbers(files.list("log"), digits=20, suffix=SUFFIX)
 
 
 def trail_bytes(kind: int, length: int) -> int:
