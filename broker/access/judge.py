@@ -169,6 +169,9 @@ class CapabilityJudge:
         return capability
 
     async def _verify(self, text: str) -> Capability:
+        """Decode a capability and verify its signature, refreshing the news if the key is
+        unknown.
+        """
         capability, packed, signature = parts_of(text)
         if self._news is None or capability.key not in self._news.keys:
             await self._refresh()

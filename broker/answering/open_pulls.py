@@ -186,6 +186,7 @@ class OpenPull:
         self._call.waits_for(self._disconnect)
 
     def _close(self) -> None:
+        """Stop the timer, stop watching the client, and no longer be the open pull of the group."""
         if self._disconnect is not None and self._timer is not None:
             self._disconnect.remove_done_callback(self._on_disconnect)
             self._disconnect.cancel()  # the call also holds it until it is done

@@ -202,6 +202,7 @@ class _IndexComparison:
 
 
 def _compare_with_log(files: Files, queues: ConsumeQueues, report: IndexReport) -> None:
+    """Compare the units and bounds of an index with the batches in the log."""
     comparison = _IndexComparison(queues, report)
     dispatch = Dispatch(comparison, start=0)
     recovered = scan_log(files, _DispatchVisitor(dispatch, queues.position))

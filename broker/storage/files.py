@@ -405,6 +405,7 @@ class RealFiles:
 
     @contextmanager
     def _descriptor(self, path: str) -> Iterator[int]:
+        """Provide a cached descriptor for reading; it is not closed while it is in use."""
         with self._cache_lock:
             cached = self._cached.get(path)
             if cached is None:

@@ -251,6 +251,7 @@ class Snapshots:
             self._incremental_bytes += size
 
     def _remove_old(self) -> None:
+        """Remove all snapshots before the second newest full one."""
         full = sorted(number for number, kind in self._kinds.items() if kind == FULL)
         first_kept = full[-2] if len(full) > 1 else full[-1]
         for number in self._numbers():

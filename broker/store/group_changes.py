@@ -156,6 +156,7 @@ def forget_told(store: Store) -> None:
 
 
 def _register(store: Store, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
+    """Add a group to the partition, with its progress at the first offset, and make it durable."""
     # Retention may be about to decide without this group.
     store.firsts.changed.add(partition.partition_id)
     group.acked = AckedOffsets(partition.first_offset)
@@ -236,6 +237,7 @@ def set_cursor(
 def _submit_cursor(
     store: Store, partition: HostedPartition, group: Group, cursor: int
 ) -> asyncio.Future[None]:
+    """Set the cursor, and forget failed attempts and suspects, in memory and durably."""
     # The group may need older messages than before.
     store.firsts.changed.add(partition.partition_id)
     previous = group.acked, group.attempts, group.suspects

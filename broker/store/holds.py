@@ -228,6 +228,7 @@ class MessageHolds:
         expiries_ms[body.job] = self._clock.boot_ms() + body.ttl_ms
 
     def _end(self, partition: HostedPartition, job: str) -> asyncio.Future[None]:
+        """End a hold durably, if the job has one."""
         if job not in partition.holds:
             return self._commit.flushed()
         ended = self._write(partition, HoldBody(job, 0, 0))
@@ -243,6 +244,7 @@ class MessageHolds:
             self._end(partition, job).add_done_callback(_ignore_outcome)
 
     def _write(self, partition: HostedPartition, body: HoldBody) -> asyncio.Future[None]:
+        """Apply a HOLD record to the partition, and make it durable."""
         record = encode_body(partition.partition_id, body)
         self._commit.check_room(len(record), own=True)
         self._state.touch(partition)

@@ -75,6 +75,7 @@ def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedSt
 
 
 def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedState:
+    """Recover like `open_state`. Raises CorruptIndexError if the index must be rebuilt."""
     state = BrokerState(clock.boot_ms)
     snapshots = Snapshots(files)
     loaded = snapshots.load(state.partitions.load)

@@ -205,6 +205,7 @@ class Replay:
             known.groups[name].parked = group.parked
 
     def _apply_dropped(self, header: Header, body: memoryview) -> None:
+        """Apply a DROPPED record: forget its partitions."""
         try:
             dropped = decode_body(header, body)
         except CorruptLogError as error:
@@ -245,6 +246,7 @@ class Replay:
                 partition.sealed = partition.ended = True
 
     def _apply_fence(self, partition: HostedPartition, fence: FenceBody) -> None:
+        """Raise a group's fence, unless a higher one was applied before."""
         self._known_fences.add((partition.partition_id, fence.group))
         group = partition.groups.get(fence.group)
         if group is None or fence.token > group.lock.fence:
@@ -277,6 +279,7 @@ class Replay:
                 self._apply_lost_control(header)
 
     def _apply_lost_batch(self, header: Header) -> None:
+        """Advance the partition beyond a lost batch, and mark the batch's offsets as lost."""
         partition = self._state.partitions.get(header.partition_id)
         if partition is None:
             self._state.orphans.setdefault(header.partition_id, header.position)

@@ -103,6 +103,9 @@ class Snapshotter:
             await asyncio.wait([self._task])
 
     async def _write(self, *, clean: bool) -> bool:
+        """Encode the state, wait until it is durable, and write the files. Return False
+        on failure.
+        """
         table = self._state.partitions
         position = self._log.end
         dirty, table.dirty = table.dirty, set()
@@ -152,6 +155,7 @@ class Snapshotter:
         state.dropped.join(joining, [*state.partitions.dirty, *state.orphans, *state.damaged])
 
     async def _encode_chunks(self, partition_ids: list[int]) -> list[bytes]:
+        """Encode the images of partitions in slices, skipping partitions that no longer exist."""
         table = self._state.partitions
         chunks = []
         for first in range(0, len(partition_ids), PARTITIONS_PER_SLICE):

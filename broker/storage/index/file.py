@@ -93,6 +93,7 @@ class FileConsumeQueues:
             self._position = max(self._position, last.position + last.length)
 
     def _check_contiguous(self, units: Sequence[tuple[int, Unit]]) -> None:
+        """Raise CorruptLogError if a unit does not begin at its partition's next offset."""
         next_offsets: dict[int, int] = {}
         for partition_id, unit in units:
             expected = next_offsets.get(partition_id)

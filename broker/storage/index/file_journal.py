@@ -130,6 +130,9 @@ class Journal:
         return queues, position, end
 
     def _replay(self, number: int, queues: dict[int, Queue]) -> tuple[int, int]:
+        """Apply the intact frames of a journal; return the position and block end of the
+        last one.
+        """
         path = _path(number)
         size = self._files.size(path) or 0
         self._size = self._first_size = 0

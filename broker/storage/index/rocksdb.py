@@ -126,6 +126,7 @@ class RocksConsumeQueues:
             self._waiting = WaitingUnits()
 
     def _write(self, rows: Sequence[tuple[int, Unit]], new: set[int]) -> None:
+        """Write units, their partitions' ends and the log position in one batch."""
         tables = self._tables
         batch = WriteBatch(raw_mode=True)
         has_first = set()

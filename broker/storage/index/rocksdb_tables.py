@@ -218,6 +218,7 @@ class RocksTables:
                 self._connect()
 
     def _connect(self) -> None:
+        """Open or create the database. Raises DataFolderError if it has a newer format."""
         cache = Cache(CACHE_BYTES)
         families = {"bounds": _options(cache)}
         access = AccessType.read_only(False) if self._read_only else AccessType.read_write()

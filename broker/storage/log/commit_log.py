@@ -238,6 +238,7 @@ class CommitLog:
                 log.warning("cannot make a sealed segment read-only: %s", error.message)
 
     def _segment(self, base: int) -> AppendFile:
+        """Return the open file of the active segment, or begin the segment at `base`."""
         if self._active is not None and base == self._bases[-1]:
             return self._active
         self._close_active(cut=True)

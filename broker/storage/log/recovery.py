@@ -137,6 +137,7 @@ class _Scan:
         self._cursors = {base: TrailCursor(files, base) for base in self._trails}
 
     def run(self) -> RecoveredLog:
+        """Visit the records and holes of all segments."""
         self._check_segments()
         self._report_missing_before_start()
         if self._bases and self._at < self._bases[0]:

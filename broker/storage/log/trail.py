@@ -146,6 +146,7 @@ def _read_entries(files: Files, base: int, at: int) -> Iterator[LostRecord]:
 
 
 def _parse_entry(data: bytes, start: int) -> LostRecord | None:
+    """Return the entry at `start`, or None if its checksum is wrong or it is incomplete."""
     header = read_header(data, start)
     if not isinstance(header, Header):
         return None
