@@ -17,7 +17,7 @@ from ..partition.partition import HostedPartition
 
 
 class LongPolls:
-    """The waiting pulls and reads, by partition."""
+    """Keeps the waiting pulls and reads by partition, and wakes them."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, dict[Hashable, Callable[[], object]]] = {}

@@ -290,8 +290,8 @@ class CommitLog:
 
     def read_each(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """
-        Return the bytes of each (position, length), sorted by position. Each range must lie in one
-        segment.
+        Return the bytes of each (position, length). The ranges must be sorted by position, and each
+        must lie in one segment.
 
         Raises:
             CorruptLogError: a segment is missing.
