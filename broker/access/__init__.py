@@ -1,1 +1,1 @@
-"""Decides what callers of a broker may do, without SQL."""
+"""The broker's access control, which works without the database."""

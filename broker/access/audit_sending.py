@@ -1,4 +1,6 @@
-"""Sends a broker's audit log to a metaserver, which stores it. Network, through `send`."""
+"""Sends the broker's audit log to a metaserver, which stores it. Does network I/O through
+`send`.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,13 @@ from ...rpc.access.audit_events import AuditBuffer
 log = logging.getLogger("keylane.broker")
 
 SEND_S = 1.0
+"""The interval, in seconds, between two attempts to send, and the timeout of the last one."""
 
 
 class AuditSending:
     """
-    Sends audit events to a metaserver. While none answers, up to `audit_buffer.WAITING_MAX` events
-    wait.
+    Sends audit events to a metaserver. Up to `audit_events.WAITING_MAX` events are buffered while
+    no metaserver replies.
 
     Args:
         send: stores events at a metaserver.
@@ -31,7 +34,7 @@ class AuditSending:
         self._problem = ""
 
     async def run(self) -> None:
-        """Send the waiting events until cancelled; then try one last time."""
+        """Send buffered events until cancelled, then try once more."""
         try:
             while True:
                 await asyncio.sleep(SEND_S)
@@ -42,8 +45,8 @@ class AuditSending:
                     await self.send()
 
     async def send(self) -> None:
-        """Send the waiting events. An event whose outcome is unknown may be stored twice; none is
-        lost for that reason.
+        """Send the buffered events. If the outcome of a call is unknown, its events are sent again,
+        so an event may be stored twice.
         """
         while events := self.buffer.take():
             try:

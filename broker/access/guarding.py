@@ -1,5 +1,5 @@
-"""The access control of a broker: finds what calls and frames are about, by the partitions that the
-broker hosts.
+"""The broker's access control: determines the subject and group that a request accesses, from the
+partitions that the broker hosts.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .audit_sending import AuditSending
 from .judge import CapabilityJudge, JudgedCapability
 
 RATES_MAX = 10_000
-"""The number of subjects whose limit is kept in memory."""
+"""The most subjects whose limits are cached."""
 
 
 class BrokerGuarding:
     """
-    Finds what callers ask about; see `guard.DataJudge`.
+    Determines the targets of requests for a `Guard`; implements `guard.DataJudge`.
 
     Args:
-        address: returns the broker's own address, once it listens.
+        address: returns the broker's own address, once the broker listens.
         audit: receives the events of the audit log.
     """
 
@@ -60,70 +60,75 @@ class BrokerGuarding:
             subject_rate=self._subject_rate,
             on_audit=audit.buffer.add,
         )
-        self._rates: tuple[object, dict[str, int]] = ({}, {})
+        self._cached_rates: tuple[object, dict[str, int]] = ({}, {})
 
     def _subject_rate(self, subject: str) -> int:
-        """Return the bytes per second that a subject may have; it is looked up once after each
+        """Return a subject's limit in bytes per second, 0 if there is none. Cached until the limits
         change.
         """
         limits = self.judge.subject_bytes
         if not limits:
             return 0
-        if self._rates[0] is not limits or len(self._rates[1]) > RATES_MAX:
-            self._rates = (limits, {})
-        known = self._rates[1]
-        if subject not in known:
-            known[subject] = limit_of(subject, limits)
-        return known[subject]
+        if self._cached_rates[0] is not limits or len(self._cached_rates[1]) > RATES_MAX:
+            self._cached_rates = (limits, {})
+        cached = self._cached_rates[1]
+        if subject not in cached:
+            cached[subject] = limit_of(subject, limits)
+        return cached[subject]
 
-    async def authenticate(self, nonce: bytes, asked: Authenticate) -> JudgedCapability:
+    async def authenticate(self, nonce: bytes, request: Authenticate) -> JudgedCapability:
         """See `CapabilityJudge.authenticate`."""
-        return await self.judge.authenticate(nonce, asked, self._address())
+        return await self.judge.authenticate(nonce, request, self._address())
 
     def target(self, request: Request) -> AccessTarget:
-        """Return what a frame is about, or raise PartitionUnknownError."""
+        """Return the target of a frame. Raises PartitionUnknownError."""
         if isinstance(request, Schedule):
             return AccessTarget(request.subject)
         if isinstance(request, CancelScheduled):
-            return _of_scheduled(self._scheduler.subject_of(request.scheduled_id))
+            return _scheduled_target(self._scheduler.subject_of(request.scheduled_id))
         partition_id: int = request.partition_id  # type: ignore[union-attr]  # all others have one
-        return self._of_partition(partition_id, getattr(request, "group", ""))
+        return self._partition_target(partition_id, getattr(request, "group", ""))
 
-    def _of_partition(self, partition_id: int, group: str = "") -> AccessTarget:
-        """Return the target for a partition, or raise PartitionUnknownError."""
+    def _partition_target(self, partition_id: int, group: str = "") -> AccessTarget:
+        """Return the target for a partition. Raises PartitionUnknownError."""
         subject = self._state.partition(partition_id).facts.subject
         return AccessTarget(subject, group, f"partition {partition_id}")
 
     async def _targets(
         self, endpoint: Endpoint[Any], body: Any, params: Mapping[str, str]
     ) -> Sequence[AccessTarget]:
+        """Return the targets of an HTTP request."""
         if endpoint.rights is Rights.CLUSTER:
             return (AccessTarget(),)
         if "{subject}" in endpoint.path:
             return (AccessTarget(params["subject"]),)
         if isinstance(body, AskBounds):
             ids = [bounds.partition_id for bounds in body.partitions]
-            return [self._of_partition(each) for each in ids if each in self._state.partitions]
+            return [
+                self._partition_target(partition_id)
+                for partition_id in ids
+                if partition_id in self._state.partitions
+            ]
         if endpoint is CANCEL_SCHEDULED:
-            return (_of_scheduled(self._scheduled(params["id"])),)
+            return (_scheduled_target(self._scheduled_subject(params["id"])),)
         if "{id}" in endpoint.path:
             partition_id = plain_number(params["id"])
             if partition_id is None:
-                return ()  # the call itself complains
-            return (self._of_partition(partition_id, getattr(body, "group", "")),)
+                return ()  # the handler reports it
+            return (self._partition_target(partition_id, getattr(body, "group", "")),)
         if "subject" in endpoint.query:
             return (AccessTarget(params.get("subject", "")),)
         return (AccessTarget(),)
 
-    def _scheduled(self, text: str) -> str | None:
+    def _scheduled_subject(self, hex_id: str) -> str | None:
         try:
-            return self._scheduler.subject_of(bytes.fromhex(text))
+            return self._scheduler.subject_of(bytes.fromhex(hex_id))
         except ValueError:
             return None
 
 
-def _of_scheduled(subject: str | None) -> AccessTarget:
-    """Return what is known about the subject of a scheduled message."""
+def _scheduled_target(subject: str | None) -> AccessTarget:
+    """Return the target for a scheduled message; `subject` is None if it is unknown."""
     if subject is None:
         return AccessTarget(SOME_SUBJECT)
     return AccessTarget(subject, called="this scheduled message")

@@ -1,12 +1,11 @@
-"""Judges capabilities by the last answer of a metaserver, without asking others for each.
+"""Verifies capabilities with the latest access news from a metaserver, without a call for each.
 
-    text ─▶ known already? ─▶ signature by a known key ─▶ cluster, end, version ─▶ the principal's
-        rights
+    text ─▶ cached? ─▶ signed with a known key? ─▶ cluster, expiry, version ─▶ rights
 
-For an unknown key a metaserver is asked once: it may have begun to sign with that key since its
-last answer. A broker that reaches no metaserver judges by what it knows, because capabilities
-expire by themselves. Meanwhile operators can use the tokens of the servers' settings: the broker
-knows its own token, and the hashes of the others.
+If the key is unknown, a metaserver is asked once: it may have started to sign with that key since
+its last news. A broker that reaches no metaserver continues with the news that it has, because
+capabilities expire by themselves. Meanwhile operators can use the tokens from the servers'
+settings: the broker knows its own token, and the hashes of the others.
 """
 
 from __future__ import annotations
@@ -28,25 +27,26 @@ from ...rpc.access.signing import is_proof, is_signed
 from ...rpc.race import shield
 from .newest_news import NewestNews
 
-KNOWN_MAX = 10_000
-"""The number of verified capabilities that are kept; the most recently used ones stay."""
+CACHED_MAX = 10_000
+"""The most verified capabilities that are cached; the latest ones are kept."""
 ASK_AGAIN_MS = 200
+"""The minimum interval, in milliseconds, between two requests for news."""
 
 
 class JudgedCapability(NamedTuple):
-    """A capability of a connection; see `guard.HeldCapability`."""
+    """The capability of an authenticated connection; see `guard.HeldCapability`."""
 
     judge: CapabilityJudge
     capability: Capability
 
     @property
     def caller(self) -> Caller:
-        """The caller to whom the capability was given."""
+        """The caller to whom the capability was issued."""
         return _caller(self.capability)
 
     @property
     def ends_in_ms(self) -> int:
-        """The time in milliseconds for which the capability is still valid."""
+        """The remaining validity of the capability, in milliseconds."""
         return max(0, self.capability.ends_at_ms - self.judge.now_ms())
 
     def check(self) -> None:
@@ -66,13 +66,13 @@ def _caller(capability: Capability) -> Caller:
 
 class CapabilityJudge:
     """
-    The facts about access that a broker knows.
+    Verifies callers' capabilities and tokens.
 
     Args:
-        ask_news: asks a metaserver.
+        ask_news: requests access news from a metaserver.
         own_token: returns the broker's own token; None if it has none.
-        operators: see `AccessNews.operators`; these were kept from the last start.
-        keep: keeps other operators for the next start.
+        operators: the operators that were saved before the last stop; see `AccessNews.operators`.
+        keep: saves changed operators for the next start.
     """
 
     def __init__(
@@ -86,33 +86,38 @@ class CapabilityJudge:
     ) -> None:
         self._own_token = own_token
         self._operators = dict(operators or {})
-        self._keep = keep
+        self._save_operators = keep
         self._boot_ms = clock.boot_ms
         self._ask_news = ask_news
         self._newest = NewestNews()
         self._news: AccessNews | None = None
-        self._ahead_ms = 0
+        self._clock_offset_ms = 0
         self._verified: OrderedDict[str, Capability] = OrderedDict()
-        self._asking: asyncio.Task[None] | None = None
-        self._asked_at_ms = -ASK_AGAIN_MS
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refreshed_at_ms = -ASK_AGAIN_MS
         self.version = 0
-        """Changes with the news."""
+        """Incremented when verified capabilities may have become invalid."""
         self.subject_bytes: dict[str, int] = {}
-        """The limits of subjects; a new object after each change."""
+        """The subjects' limits in bytes per second. Each change replaces the object."""
         self.scheduled_bytes: dict[str, int] = {}
         """The limits of scheduled messages."""
 
     def take_news(self, news: AccessNews) -> None:
         """
-        Judge by these news from now on, unless newer ones are known.
+        Replace the current news, unless these are older.
 
-        Between news, the metaserver's calendar advances with this machine's boot clock.
+        Between two news, the metaserver's time advances with this machine's boot clock.
         """
-        if not self._newest.take(news, self._boot_ms()):
+        if not self._newest.accept(news, self._boot_ms()):
             return
-        self._ahead_ms = news.now_ms - self._boot_ms()
-        before = self._news
-        if before is None or (before.changed, before.keys, before.floor, before.cluster) != (
+        self._clock_offset_ms = news.now_ms - self._boot_ms()
+        previous = self._news
+        if previous is None or (
+            previous.changed,
+            previous.keys,
+            previous.floor,
+            previous.cluster,
+        ) != (
             news.changed,
             news.keys,
             news.floor,
@@ -124,16 +129,16 @@ class CapabilityJudge:
         if self.subject_bytes != news.subject_bytes:
             self.subject_bytes = dict(news.subject_bytes)
         self.scheduled_bytes = news.scheduled_bytes
-        if news.operators and news.operators != self._operators:  # an earlier metaserver has none
+        if news.operators and news.operators != self._operators:  # an older metaserver sends none
             self._operators = news.operators
-            self._keep(news.operators)
+            self._save_operators(news.operators)
 
     def now_ms(self) -> int:
-        """Return the time of the metaserver's calendar."""
-        return self._boot_ms() + self._ahead_ms
+        """Return the metaserver's wall-clock time, in milliseconds."""
+        return self._boot_ms() + self._clock_offset_ms
 
     def check(self, capability: Capability) -> None:
-        """Raise UnauthenticatedError or CapabilityEndedError if the capability is not valid now."""
+        """Raise UnauthenticatedError or CapabilityEndedError if the capability is not valid."""
         news = self._news
         if news is None:
             raise CapabilityEndedError(
@@ -149,7 +154,7 @@ class CapabilityJudge:
 
     async def believe(self, text: str) -> Capability:
         """
-        Return the capability in a text, if it may be trusted now.
+        Decode a capability, and verify its signature and its validity.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
@@ -158,15 +163,18 @@ class CapabilityJudge:
         if capability is None:
             capability = await self._verify(text)
             self._verified[text] = capability
-            if len(self._verified) > KNOWN_MAX:
+            if len(self._verified) > CACHED_MAX:
                 self._verified.popitem(last=False)
         self.check(capability)
         return capability
 
     async def _verify(self, text: str) -> Capability:
+        """Decode a capability and verify its signature, refreshing the news if the key is
+        unknown.
+        """
         capability, packed, signature = parts_of(text)
         if self._news is None or capability.key not in self._news.keys:
-            await self._ask()
+            await self._refresh()
         public = None if self._news is None else self._news.keys.get(capability.key)
         if self._news is None:
             self.check(capability)
@@ -176,29 +184,30 @@ class CapabilityJudge:
             )
         return capability
 
-    async def _ask(self) -> None:
-        """Ask a metaserver for news, unless it was asked just now. Without an answer nothing
-        changes.
+    async def _refresh(self) -> None:
+        """Request news from a metaserver, at most every ASK_AGAIN_MS; concurrent callers share a
+        request. If it fails, the current news stay in force.
         """
-        if self._asking is None:
-            if self._boot_ms() - self._asked_at_ms < ASK_AGAIN_MS:
+        if self._refreshing is None:
+            if self._boot_ms() - self._refreshed_at_ms < ASK_AGAIN_MS:
                 return
-            self._asking = asyncio.create_task(self._take_asked())
-        await shield(self._asking)
+            self._refreshing = asyncio.create_task(self._request_news())
+        await shield(self._refreshing)
 
-    async def _take_asked(self) -> None:
+    async def _request_news(self) -> None:
         try:
             self.take_news(await self._ask_news())
         except KeylaneError:
-            pass  # the known news stay in force
+            pass  # the current news stay in force
         finally:
-            self._asked_at_ms = self._boot_ms()
-            self._asking = None
+            self._refreshed_at_ms = self._boot_ms()
+            self._refreshing = None
 
-    # ── the two ways to call ──────────────────────────────────────────────────────────────────────
+    # ── HTTP requests, connections
+    # ────────────────────────────────────────────────────────────────────
     async def identify(self, text: str) -> Caller:
         """
-        Return the caller who sends this text with an HTTP request.
+        Return the caller that an HTTP request's token or capability identifies.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
@@ -209,13 +218,13 @@ class CapabilityJudge:
         capability = await self.believe(text)
         if capability.holder:
             raise UnauthenticatedError(
-                "this capability is for connections of its holder", problem="held"
+                "this capability is only for connections of its holder", problem="held"
             )
         return _caller(capability)
 
     def _operator(self, text: str) -> Caller | None:
-        """Return the caller who has this token of the servers' settings, or None if it is none of
-        these tokens.
+        """Return the caller that a token from the servers' settings identifies, or None if the text
+        is not such a token.
         """
         if not is_own_token(text):
             return None
@@ -232,24 +241,25 @@ class CapabilityJudge:
         return Caller(principal, ADMIN_GRANTS if principal == ADMIN else CLUSTER_GRANTS)
 
     async def authenticate(
-        self, nonce: bytes, asked: Authenticate, address: str
+        self, nonce: bytes, request: Authenticate, address: str
     ) -> JudgedCapability:
         """
-        Return the capability of the peer of a connection to which this challenge was given.
+        Verify the reply of a connection's peer to a challenge, and return the peer's capability.
 
         Args:
+            nonce: the challenge.
             address: this broker's own address.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
         """
-        capability = await self.believe(asked.capability)
+        capability = await self.believe(request.capability)
         if not capability.holder:
             raise UnauthenticatedError(
-                "a bearer's capability is for HTTP, not for connections", problem="not held"
+                "a bearer capability is only for HTTP, not for connections", problem="not held"
             )
-        told = asked.address == address
-        if not told or not is_proof(capability.holder, asked.proof, nonce, asked.address):
+        is_ours = request.address == address
+        if not is_ours or not is_proof(capability.holder, request.proof, nonce, request.address):
             raise UnauthenticatedError(
                 "the capability was issued to another client",
                 problem="no proof",

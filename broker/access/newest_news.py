@@ -1,5 +1,5 @@
-"""Decides which news of access count: a metaserver that has not read a change yet still reports
-rights that were revoked. Pure.
+"""Rejects outdated access news: a metaserver that has not read a change yet still reports revoked
+rights. Pure.
 """
 
 from __future__ import annotations
@@ -7,30 +7,28 @@ from __future__ import annotations
 from ...protocol.access.capability import AccessNews
 
 OLDER_AFTER_MS = 10_000
-"""The time in milliseconds after which older news count. Metaservers read changes within a second;
-if none has reported a version for this long, the database was restored.
+"""The time, in milliseconds, after which older news are accepted. Metaservers read changes within a
+second; if none has reported the newest version for this long, the database was restored.
 """
 
 
 class NewestNews:
-    """The news with the highest version that was reported lately. Times are those of the boot
-    clock.
-    """
+    """Tracks the newest version of access news, using times of the boot clock."""
 
     def __init__(self) -> None:
         self._cluster = ""
         self._version = 0
-        self._told_ms = 0
-        """The time at which this version was last reported, in milliseconds."""
+        self._reported_ms = 0
+        """When this version was last reported, in milliseconds."""
 
-    def take(self, news: AccessNews, now_ms: int) -> bool:
-        """Note news that arrived at `now_ms`. Return False if they are older than others, and must
-        not be used.
+    def accept(self, news: AccessNews, now_ms: int) -> bool:
+        """Record news that arrived at `now_ms`. Return False if they are outdated and must be
+        ignored.
         """
-        older = news.cluster == self._cluster and news.version < self._version
-        if older and now_ms - self._told_ms < OLDER_AFTER_MS:
+        is_older = news.cluster == self._cluster and news.version < self._version
+        if is_older and now_ms - self._reported_ms < OLDER_AFTER_MS:
             return False
         self._cluster = news.cluster
         self._version = news.version
-        self._told_ms = now_ms
+        self._reported_ms = now_ms
         return True

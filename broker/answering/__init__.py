@@ -1,1 +1,1 @@
-"""Answers requests of the data plane without starting a task for each."""
+"""Answers requests of the data plane, most of them without a task."""

@@ -1,4 +1,4 @@
-"""A call whose answer a task awaits."""
+"""A call whose reply a task awaits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ...rpc.plane.prompt import Handled
 
 class AwaitedCall:
     """
-    A `PromptCall` with a single answer; the awaiting task itself takes room for messages.
+    A `PromptCall` with a single reply, which a task awaits.
+
+    Messages are left to `handle`, in the awaiting task, because only a task can wait for room.
 
     Args:
         handle: answers a request that is handed on.
@@ -21,19 +23,21 @@ class AwaitedCall:
 
     def __init__(self, handle: Callable[[Request, memoryview], Awaitable[Handled]]) -> None:
         self._handle = handle
-        self._ended: asyncio.Future[Handled | Request]
-        self._ended = asyncio.get_running_loop().create_future()
-        self._wait: asyncio.Future[None] | None = None
+        self._outcome: asyncio.Future[Handled | Request]
+        self._outcome = asyncio.get_running_loop().create_future()
+        self._cancel_on_disconnect: asyncio.Future[None] | None = None
 
     async def answered(self) -> Handled:
-        """Return the answer, or raise the error with which the call is refused."""
+        """Wait for the reply and return it, or raise the error with which the call is refused."""
         try:
-            ended = await self._ended
-        except asyncio.CancelledError:  # the client has left
-            if self._wait is not None:
-                self._wait.cancel()
+            outcome = await self._outcome
+        except asyncio.CancelledError:  # the client has disconnected
+            if self._cancel_on_disconnect is not None:
+                self._cancel_on_disconnect.cancel()
             raise
-        return ended if isinstance(ended, tuple) else await self._handle(ended, memoryview(b""))
+        if isinstance(outcome, tuple):
+            return outcome
+        return await self._handle(outcome, memoryview(b""))
 
     def answer(self, answer: Answer, data: bytes = b"") -> None:
         """See `PromptCall`."""
@@ -41,24 +45,24 @@ class AwaitedCall:
 
     def part(self, answer: Answer, data: bytes = b"") -> None:
         """See `PromptCall`."""
-        raise AssertionError("an awaited call has one answer")
+        raise AssertionError("an awaited call has a single reply")
 
     def refuse(self, error: BaseException) -> None:
         """See `PromptCall`."""
-        if not self._ended.done():
-            self._ended.set_exception(error)
+        if not self._outcome.done():
+            self._outcome.set_exception(error)
 
     def hand_on(self, request: Request) -> None:
         """See `PromptCall`."""
         self._end(request)
 
-    def _end(self, ended: Handled | Request) -> None:
-        if not self._ended.done():
-            self._ended.set_result(ended)
+    def _end(self, outcome: Handled | Request) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(outcome)
 
     def waits_for(self, future: asyncio.Future[None]) -> None:
         """See `PromptCall`."""
-        self._wait = future
+        self._cancel_on_disconnect = future
 
     def take_room(self, _bytes_max: int) -> bool:
         """See `PromptCall`."""

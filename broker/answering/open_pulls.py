@@ -1,19 +1,19 @@
-"""Answers the pulls of owners: a pull waits for messages without a task, and continues after a
-small answer.
+"""Answers owners' pulls: a pull waits for messages without a task, and stays open after a small
+reply.
 
-    pull ─▶ cached ─┬─ small, all that there is ─▶ part ─▶ waits ─▶ woken ─▶ cached ─┬─ …
-                    ├─ else ─▶ answer                        ╰─ its time is over ─▶ answer, empty
-                    ╰─ on the disk, of tags, or without room ─▶ `read`, in a task
+    pull ─▶ cached ─┬─ all readable, and small ─▶ part ─▶ waits ─▶ woken ─▶ cached ─┬─ …
+                    ├─ otherwise ─▶ answer                   ╰─ timeout ─▶ answer, empty
+                    ╰─ not cached, with tags, or no room ─▶ `read`, in a task
 
-An owner whose messages arrive one by one therefore sends one request for many of them, and its
-broker need not wake up for further requests. A larger answer ends the pull: while an owner handles
-it, more messages gather for the next one.
+So an owner whose messages arrive one by one sends one request for many of them, and the broker need
+not wake up for further requests. A larger reply ends the pull: while the owner handles it, more
+messages gather for the next one.
 
 Invariants
-    A part contains everything readable from the end of the previous part on, and its owner is
-    checked like the owner of a pull. A group has at most one open pull of a partition; a newer pull
-    ends it. A pull has at most PULL_ANSWERS_MAX answers, and all but the last have at most
-    PART_BYTES_MAX bytes: an owner that no longer wants messages still receives at most that much.
+    A part contains everything readable since the previous part, and is sent only after the same
+    check of the owner as for a new pull. A group has at most one open pull of a partition; a newer
+    pull ends it. A pull has at most PULL_ANSWERS_MAX replies. All but the last have at most
+    PART_BYTES_MAX bytes, which bounds what an owner receives that no longer wants messages.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from .tags import leave_out
 from .waiting import LongPolls
 
 LEFT_OUT_BYTES_MAX = 8 << 20
-"""The most bytes that one pull reads and leaves out before it is answered without a message."""
+"""The most bytes that one pull reads and filters out before it is answered without messages."""
 
 
 class OpenPulls:
-    """The pulls of a broker; those that wait are kept by partition and group."""
+    """Answers owners' pulls. `open` contains the waiting ones, by partition and group."""
 
     def __init__(self, store: Store, waiting: LongPolls, clock: Clock) -> None:
         self.store = store
@@ -59,7 +59,7 @@ class OpenPulls:
         older = self.open.get((request.partition_id, request.group))
         if older is not None:
             older.end()
-        pull = OpenPull(self, request, group, call, until_ms=now_ms + request.wait_ms)
+        pull = OpenPull(self, request, group, call, deadline_ms=now_ms + request.wait_ms)
         if request.wait_ms and request.offset == partition.readable_offset:
             drained = partition.ended and request.offset == partition.next_offset
             if not drained:
@@ -68,31 +68,35 @@ class OpenPulls:
         return pull.answer(partition, bytes_max, now_ms)
 
     def _check(self, request: Pull, now_ms: int) -> tuple[HostedPartition, Group, int]:
-        """Return the partition, the group, and the number of bytes that the answer may have."""
+        """Check a pull and its owner. Return the partition, the group, and the most bytes of the
+        reply.
+        """
         partition, group = owned(self.store.state, request, now_ms)
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
         if not 1 <= request.answers_max <= PULL_ANSWERS_MAX:
-            raise InvalidRequestError(f"cannot give {request.answers_max} answers")
+            raise InvalidRequestError(
+                f"answers_max is from 1 to {PULL_ANSWERS_MAX}, not {request.answers_max}"
+            )
         bytes_max = check_read(partition, request.offset, request.bytes_max)
-        # This also counts the messages that were pulled before a restart of this broker.
+        # The offset also covers messages that were pulled before a restart of this broker.
         group.suspects.pulled(request.offset)
         return partition, group, bytes_max
 
     async def read(self, request: Pull) -> Handled:
-        """Answer a pull that does not wait for messages. It may wait for room, and for the disk."""
+        """Answer a pull in a task, without waiting for messages; may wait for room and the disk."""
         wanted = wanted_tags(request)
         partition, group, bytes_max = self._check(request, self.boot_ms())
         answer, data = await read_batches(
             self.store, partition, request, bytes_max, group.parked_version
         )
         if wanted and data:
-            answer, data = await self._of_tags(request, partition, wanted, answer, data)
+            answer, data = await self._filter_tags(request, partition, wanted, answer, data)
         check_holder(group.lock, token=request.token, session=request.session)
         self.note_pulled(request, partition, group, answer.upto, len(data))
         return answer, data
 
-    async def _of_tags(
+    async def _filter_tags(
         self,
         request: Pull,
         partition: HostedPartition,
@@ -101,8 +105,8 @@ class OpenPulls:
         data: bytes,
     ) -> tuple[Batches, bytes]:
         """
-        Leave the batches without a wanted tag out of an answer. If none is left, continue to read,
-        up to LEFT_OUT_BYTES_MAX.
+        Remove batches without a wanted tag from a reply. If none remains, read on, up to
+        LEFT_OUT_BYTES_MAX.
 
         Args:
             wanted: the tags as UTF-8.
@@ -117,101 +121,100 @@ class OpenPulls:
             if data or offset >= partition.readable_offset or size >= LEFT_OUT_BYTES_MAX:
                 return replace(answer, left_out=tuple(IntervalSet(ranges))), data
             bytes_max = check_read(partition, offset, request.bytes_max)
-            following = replace(request, offset=offset)
+            next_request = replace(request, offset=offset)
             answer, data = await read_batches(
-                self.store, partition, following, bytes_max, answer.parked_version
+                self.store, partition, next_request, bytes_max, answer.parked_version
             )
 
     def note_pulled(
         self, request: Pull, partition: HostedPartition, group: Group, end: int, size_bytes: int
     ) -> None:
-        """Note that the owner receives the messages before the offset `end`."""
+        """Record that the owner receives the messages before offset `end`."""
         group.suspects.pulled(end)
         note_handed(self.store, partition, end - request.offset, size_bytes)
 
 
 class OpenPull:
-    """A pull that has not had its last answer."""
+    """A pull that has not had its last reply."""
 
     __slots__ = (
         "_call",
-        "_client",
-        "_end",
+        "_deadline_ms",
+        "_disconnect",
         "_group",
         "_loop",
         "_pulls",
         "_request",
-        "_until_ms",
+        "_timer",
     )
 
     def __init__(
-        self, pulls: OpenPulls, request: Pull, group: Group, call: PromptCall, *, until_ms: int
+        self, pulls: OpenPulls, request: Pull, group: Group, call: PromptCall, *, deadline_ms: int
     ) -> None:
         self._pulls = pulls
         self._request = request
-        """The part of the request that is not yet answered."""
+        """The unanswered rest of the request."""
         self._call = call
         self._group = group
         """The group whose pull lock is held while the pull waits."""
-        self._until_ms = until_ms
+        self._deadline_ms = deadline_ms
         self._loop = asyncio.get_running_loop()
-        self._client: asyncio.Future[None] | None = None
-        """A future that is cancelled when the client leaves. None before the pull has waited, and
-        after its last answer.
+        self._disconnect: asyncio.Future[None] | None = None
+        """A future that is cancelled when the client disconnects; None before the pull has waited,
+        and after its last reply.
         """
-        self._end: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def wait(self, now_ms: int) -> None:
-        """Wait until the partition is woken or the time of the pull is over."""
+        """Wait until the partition is woken, or until the pull's timeout."""
         request, pulls = self._request, self._pulls
-        until_ms = self._until_ms if self._until_ms > now_ms else now_ms + 1
-        # If the clock was read a little earlier, the lock ends a little earlier, and its owner
-        # takes it again.
-        hold(self._group, request, until_ms)
-        if self._client is None:
-            self._open(until_ms - now_ms)
-        pulls.waiting.listen(request.partition_id, self, self._woken)
+        deadline_ms = self._deadline_ms if self._deadline_ms > now_ms else now_ms + 1
+        # `now_ms` may be slightly old. Then the lock ends slightly early, and its owner acquires it
+        # again.
+        hold(self._group, request, deadline_ms)
+        if self._disconnect is None:
+            self._open(deadline_ms - now_ms)
+        pulls.waiting.listen(request.partition_id, self, self._on_wake)
 
     def _open(self, wait_ms: int) -> None:
-        """Make this the open pull of the group until `_close`. One timer and one future serve all
-        waits.
-        """
+        """Make this the group's open pull, until `_close`. All waits share a timer and a future."""
         request, loop = self._request, self._loop
         self._pulls.open[request.partition_id, request.group] = self
-        self._end = loop.call_at(at_a_tick(wait_ms / 1000, loop.time()), self._time_is_over)
-        self._client = loop.create_future()
-        self._client.add_done_callback(self._client_left)
-        self._call.waits_for(self._client)
+        self._timer = loop.call_at(at_a_tick(wait_ms / 1000, loop.time()), self._on_timeout)
+        self._disconnect = loop.create_future()
+        self._disconnect.add_done_callback(self._on_disconnect)
+        self._call.waits_for(self._disconnect)
 
     def _close(self) -> None:
-        if self._client is not None and self._end is not None:
-            self._client.remove_done_callback(self._client_left)
-            self._client.cancel()  # its other holder keeps it until it is done
-            self._end.cancel()
-        self._client = self._end = None
+        """Stop the timer, stop watching the client, and no longer be the open pull of the group."""
+        if self._disconnect is not None and self._timer is not None:
+            self._disconnect.remove_done_callback(self._on_disconnect)
+            self._disconnect.cancel()  # the call also holds it until it is done
+            self._timer.cancel()
+        self._disconnect = self._timer = None
         open_pulls, key = self._pulls.open, (self._request.partition_id, self._request.group)
         if open_pulls.get(key) is self:
             del open_pulls[key]
 
-    def _woken(self) -> None:
-        # All batches of the commit that woke this pull are in place then. Each pull resumes by
-        # itself, so that a fault of one does not affect another.
+    def _on_wake(self) -> None:
+        # Resume at the end of this turn, when all batches of the commit are readable. Each pull
+        # resumes separately, so that an exception in one does not affect the others.
         at_end(self._resume, self._loop)
 
-    def _time_is_over(self) -> None:
-        self._until_ms = 0  # also if a tick comes earlier
+    def _on_timeout(self) -> None:
+        self._deadline_ms = 0  # even if the timer was slightly early
         self._pulls.waiting.leave(self._request.partition_id, self)
         self._resume()
 
-    def _client_left(self, _client: asyncio.Future[None]) -> None:
-        if self._client is not None:
+    def _on_disconnect(self, _disconnect: asyncio.Future[None]) -> None:
+        if self._disconnect is not None:
             self._close()
             self._pulls.waiting.leave(self._request.partition_id, self)
             hold(self._group, self._request, self._pulls.boot_ms())
 
     def _resume(self) -> None:
-        """Answer the pull after it was woken, or after its time is over."""
-        if self._client is None:  # ended since it was woken
+        """Answer the pull after a wake-up or a timeout."""
+        if self._disconnect is None:  # it has ended meanwhile
             return
         pulls, request = self._pulls, self._request
         now_ms = pulls.boot_ms()
@@ -228,7 +231,7 @@ class OpenPull:
             self._call.hand_on(replace(request, wait_ms=0))
 
     def answer(self, partition: HostedPartition, bytes_max: int, now_ms: int) -> bool:
-        """Answer from memory. Return False if `OpenPulls.read` has to answer instead."""
+        """Answer from memory. Return False if `OpenPulls.read` must answer instead."""
         pulls, request, group, call = self._pulls, self._request, self._group, self._call
         data, end = b"", request.offset
         if end < partition.readable_offset:
@@ -257,7 +260,7 @@ class OpenPull:
         return True
 
     def _continues(self, partition: HostedPartition, end: int, size: int, now_ms: int) -> bool:
-        """Return True if a further answer follows one of `size` bytes."""
+        """Return True if the pull stays open after a reply of `size` bytes."""
         request = self._request
         return (
             request.answers_max > 1
@@ -265,12 +268,12 @@ class OpenPull:
             and size < request.bytes_max
             and end == partition.readable_offset
             and not partition.ended
-            and now_ms < self._until_ms
+            and now_ms < self._deadline_ms
             and self._call.takes_parts
         )
 
     def end(self) -> None:
-        """Answer without messages, because the owner has a newer pull."""
+        """Answer without messages, because the group has sent a newer pull."""
         request = self._request
         self._close()
         self._pulls.waiting.leave(request.partition_id, self)

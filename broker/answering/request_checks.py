@@ -1,7 +1,5 @@
-"""Checks the fields of acks and pulls: they must keep to their limits and name stored messages.
-Pure.
-
-Checks that a request comes from the owner of a pull lock.
+"""Validates acks and pulls: their fields must be within limits and refer to stored messages, and
+their sender must own the pull lock. Pure.
 """
 
 from __future__ import annotations
@@ -25,37 +23,39 @@ from ..partition.suspects import BEGUN_MAX
 
 
 def check_failed(request: Ack, partition: HostedPartition) -> None:
-    """Raise InvalidRequestError or OverloadedError if the failed tries are not those of stored
-    messages or are too many.
+    """Check the failed messages of an ack. Raises InvalidRequestError if one is not stored or its
+    count of attempts is invalid, OverloadedError if there are too many.
     """
     if len(request.failed) > ATTEMPTS_MAX:
         raise OverloadedError(f"more than {ATTEMPTS_MAX} failed messages in one ack")
     for offset, attempts in request.failed:
         if not (0 <= offset < partition.readable_offset and 1 <= attempts <= MAX_I64):
-            raise InvalidRequestError(f"no failed message: offset {offset}, {attempts} tries")
+            raise InvalidRequestError(
+                f"invalid failed message: offset {offset}, {attempts} attempts"
+            )
 
 
 def check_failing(failing: FailingMessage, partition: HostedPartition) -> None:
     """Raise InvalidRequestError if the failing message is not stored."""
     end = partition.readable_offset if failing.source is None else MAX_I64
     if not 0 <= failing.offset < end:
-        raise InvalidRequestError(f"no failing message: offset {failing.offset}")
+        raise InvalidRequestError(f"invalid failing message: offset {failing.offset}")
 
 
 def check_begun(request: Ack, partition: HostedPartition) -> None:
-    """Raise InvalidRequestError or OverloadedError if the begun messages are not stored or are too
-    many.
+    """Check the begun messages of an ack. Raises InvalidRequestError if one is not stored or its
+    count of crashes is invalid, OverloadedError if there are too many.
     """
     if len(request.begun) > BEGUN_MAX:
         raise OverloadedError(f"more than {BEGUN_MAX} begun messages in one ack")
     for offset, crashes in request.begun:
         if not (0 <= offset < partition.readable_offset and 1 <= crashes <= MAX_I64):
-            raise InvalidRequestError(f"no message to begin: offset {offset}, {crashes} crashes")
+            raise InvalidRequestError(f"invalid begun message: offset {offset}, {crashes} crashes")
 
 
 def check_held(request: Ack, partition: HostedPartition) -> None:
-    """Raise InvalidRequestError or OverloadedError if a session cannot have the held messages with
-    its handlers.
+    """Check the messages that an ack keeps in flight. Raises InvalidRequestError if one is not
+    stored or the time is invalid, OverloadedError if there are too many.
     """
     if sum(end - start for start, end in request.held) > IN_FLIGHT_PER_SESSION_MAX:
         raise OverloadedError(f"more than {IN_FLIGHT_PER_SESSION_MAX} held messages in one ack")
@@ -65,11 +65,11 @@ def check_held(request: Ack, partition: HostedPartition) -> None:
         )
     for start, end in request.held:
         if not 0 <= start < end <= partition.readable_offset:
-            raise InvalidRequestError(f"no held messages: offsets {start} to {end}")
+            raise InvalidRequestError(f"invalid held messages: offsets {start} to {end}")
 
 
 def wanted_tags(request: Pull) -> list[bytes]:
-    """Return the tags of a pull as UTF-8, or raise InvalidRequestError."""
+    """Return the tags of a pull as UTF-8. Raises InvalidRequestError."""
     wanted = [tag.encode() for tag in request.tags]
     if len(wanted) > TAGS_WANTED_MAX or not all(0 < len(tag) <= TAG_BYTES_MAX for tag in wanted):
         raise InvalidRequestError(
@@ -79,7 +79,9 @@ def wanted_tags(request: Pull) -> list[bytes]:
 
 
 def check_shared(request: PullShared) -> int:
-    """Return the number of bytes that the answer may have, or raise InvalidRequestError."""
+    """Check the limits of a shared pull, and return the most bytes of the reply. Raises
+    InvalidRequestError.
+    """
     for name, value, high in (
         ("count_max", request.count_max, IN_FLIGHT_PER_SESSION_MAX),
         ("in_flight_ms", request.in_flight_ms, IN_FLIGHT_MS_MAX),
@@ -101,7 +103,7 @@ def owned(state: BrokerState, request: OwnersRequest, now_ms: int) -> tuple[Host
     Check that a request comes from the owner of the pull lock, and renew the lock.
 
     Args:
-        now_ms: the time of the boot clock in this turn of the event loop.
+        now_ms: the current time of the boot clock, in milliseconds.
 
     Returns:
         The partition and the group.
@@ -112,25 +114,24 @@ def owned(state: BrokerState, request: OwnersRequest, now_ms: int) -> tuple[Host
         partition.check_owners()
     group = partition.groups.get(request.group)
     if group is None:
-        raise TokenUnknownError("the group never acquired this partition", token=request.token)
+        raise TokenUnknownError("the group has never acquired this partition", token=request.token)
     lock, kind = group.lock, type(request)
     shared = lock.session == SHARED
     if shared or session != lock.session or not lock.fence:
-        check_session(session)  # the session that acquired the lock was checked then
-    # The token of a shared group belongs to all its sessions, but an exclusive pull never comes
-    # from one of them.
-    of_all = kind is PullShared or (shared and kind is not Pull)
-    check_holder(lock, token=request.token, session=SHARED if of_all else session)
+        check_session(session)  # the lock's own session was checked when it acquired the lock
+    # The sessions of a shared group have one token, but they never send exclusive pulls.
+    is_shared_request = kind is PullShared or (shared and kind is not Pull)
+    check_holder(lock, token=request.token, session=SHARED if is_shared_request else session)
     renew(lock, now_ms=now_ms)
     if shared:
         group.handed_out().hear(session, ttl_ms=lock.ttl_ms, now_ms=now_ms)
     return partition, group
 
 
-def hold(group: Group, request: Pull, until_ms: int) -> None:
-    """Renew the pull lock for a pull that waits until `until_ms`, if its sender is still the
-    owner.
+def hold(group: Group, request: Pull, deadline_ms: int) -> None:
+    """Extend the pull lock for a pull that waits until `deadline_ms`, if its sender still
+    owns it.
     """
     lock = group.lock
     if lock.fence == request.token and lock.session == request.session:
-        renew(lock, now_ms=until_ms)
+        renew(lock, now_ms=deadline_ms)

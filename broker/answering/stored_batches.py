@@ -1,4 +1,4 @@
-"""Makes the answers that consist of stored batches of one partition."""
+"""Builds replies that consist of a partition's stored batches."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..store.store import Store
 
 
 def check_read(partition: HostedPartition, offset: int, bytes_max: int) -> int:
-    """Return the number of bytes that the answer may have, or raise OffsetOutOfRangeError or
-    InvalidRequestError.
+    """Check that messages can be read at `offset`, and return the most bytes of the reply. Raises
+    OffsetOutOfRangeError or InvalidRequestError.
     """
-    stored = partition.first_offset <= offset <= partition.readable_offset
-    if not stored:
+    is_in_range = partition.first_offset <= offset <= partition.readable_offset
+    if not is_in_range:
         check_offset(offset)
     if bytes_max < 1:
         raise InvalidRequestError(f"cannot read {bytes_max} bytes")
-    if not stored:
+    if not is_in_range:
         raise OffsetOutOfRangeError(
             offset=offset,
             first_offset=partition.first_offset,
@@ -34,8 +34,8 @@ def check_read(partition: HostedPartition, offset: int, bytes_max: int) -> int:
 def batches_up_to(
     partition: HostedPartition, end: int, parked_version: int = 0, *, more: bool = False
 ) -> Batches:
-    """Return the answer to a pull or a read that received the messages before the offset `end`;
-    `more` means that another answer follows.
+    """Return the reply to a pull or read that received the messages before offset `end`; `more`
+    means that another reply follows.
     """
     return Batches(
         partition.first_offset,
@@ -54,7 +54,7 @@ async def read_batches(
     bytes_max: int,
     parked_version: int = 0,
 ) -> tuple[Batches, bytes]:
-    """Read from the offset of a request once there is room for its answer."""
+    """Read batches at the offset of a request, after waiting for room for the reply."""
     data, end = b"", request.offset
     if request.offset < partition.readable_offset:
         await take_room(bytes_max)
@@ -63,7 +63,7 @@ async def read_batches(
 
 
 def note_handed(store: Store, partition: HostedPartition, messages: int, size_bytes: int) -> None:
-    """Count messages that are handed to a client."""
+    """Count messages that are delivered to a client."""
     if size_bytes:
         subject = partition.facts.subject
         store.traffic.note_handed(subject, messages=messages, size_bytes=size_bytes)

@@ -1,14 +1,13 @@
-"""Decides from the bytes of batches which of them can have messages with wanted tags, without
-splitting them into messages. Pure.
+"""Filters batches by tags, looking only at their bytes and not at single messages. Pure.
 
-    batch ─▶ the properties at its end ─┬─ they contain a wanted tag, or are packed ─▶ may
-        have some: it stays
-                                        ╰─ they contain none ─▶ certainly has none: left out
+    batch ─▶ its properties, at the end ─┬─ contain a wanted tag, or are compressed
+                                         │      ─▶ the batch may have messages with the tag: kept
+                                         ╰─ contain no wanted tag ─▶ it has none: left out
 
 Invariants
-    A batch with a message of a wanted tag is never left out. A batch without one may stay, because
-    the tag may be part of another text. The answer lists what is left out, as ranges of offsets;
-    the reader counts these messages as handled.
+    A batch that has a message with a wanted tag is never left out. A batch without one may be kept,
+    because the tag may be part of another text. The reply contains the offset ranges of the batches
+    that are left out; the reader treats their messages as handled.
 """
 
 from __future__ import annotations
@@ -20,16 +19,17 @@ from ...protocol.offsets import Range
 from ...protocol.record import HEADER_BYTES, Compression, Header, read_header
 
 RANGES_MAX = 1_000
-"""The most ranges that one answer leaves out, so that its header stays small. Later batches stay.
+"""The most ranges that one reply leaves out, which keeps its header small. Later batches
+are kept.
 """
 
 
-def may_have(data: bytes, start: int, header: Header, wanted: Sequence[bytes]) -> bool:
+def may_contain(data: bytes, start: int, header: Header, wanted: Sequence[bytes]) -> bool:
     """
     Return False if the batch certainly has no message with a wanted tag.
 
     Args:
-        data: contains the batch, header and body, at `start`.
+        data: contains the batch, with its header, at `start`.
         wanted: the tags as UTF-8.
     """
     if header.compression != Compression.NONE:
@@ -47,12 +47,12 @@ def leave_out(data: bytes, offset: int, wanted: Sequence[bytes]) -> tuple[bytes,
     Remove the batches without a wanted tag from `data`.
 
     Args:
-        data: whole batches, as they are stored.
-        offset: the first offset that was asked for; the first batch may begin below it.
+        data: stored batches, including their headers.
+        offset: the first requested offset; the first batch may begin below it.
+        wanted: the tags as UTF-8.
 
     Returns:
-        The batches that stay, and the ranges of offsets, from `offset` on, of the batches that are
-        left out.
+        The batches that are kept, and the offset ranges of the others, beginning at `offset`.
     """
     view = memoryview(data)
     kept: list[memoryview] = []
@@ -60,17 +60,17 @@ def leave_out(data: bytes, offset: int, wanted: Sequence[bytes]) -> tuple[bytes,
     start = 0
     while start < len(data):
         header = read_header(data, start)
-        if not isinstance(header, Header):  # the reader of this data reports it
+        if not isinstance(header, Header):  # the reader reports the damage
             return data, []
         end = start + header.length
-        low = max(offset, header.base_offset)
-        joins = bool(ranges) and ranges[-1][1] == low
-        stays = len(ranges) >= RANGES_MAX and not joins
-        if stays or may_have(data, start, header, wanted):
+        first = max(offset, header.base_offset)
+        is_adjacent = bool(ranges) and ranges[-1][1] == first
+        is_over_limit = len(ranges) >= RANGES_MAX and not is_adjacent
+        if is_over_limit or may_contain(data, start, header, wanted):
             kept.append(view[start:end])
-        elif joins:
+        elif is_adjacent:
             ranges[-1] = (ranges[-1][0], header.next_offset)
         else:
-            ranges.append((low, header.next_offset))
+            ranges.append((first, header.next_offset))
         start = end
     return (b"".join(kept) if ranges else data), ranges

@@ -1,15 +1,13 @@
-"""Checks large packed batches in a thread before they are decided on. A later append to the
-partition keeps its place.
+"""Verifies in a thread that large compressed batches can be unpacked, before they are decided on.
+The order of a partition's appends is kept.
 
-    append ─▶ is the batch large when it is unpacked, or does an earlier one of its partition wait
-        here?
-                 no ─▶ decided at once; the store unpacks a small packed batch itself
+    append ─▶ is the unpacked batch large, or does an earlier one of its partition wait here?
+                 no ─▶ decided immediately; the store unpacks a small compressed batch itself
                 yes ─▶ after the earlier ones: unpacked by a thread, then decided
 
 Invariants
-    Appends to a partition leave in the order in which they arrived, so a producer's batches are
-    decided in their order. The waiting batches are bounded: by their bytes, and by one unpacked
-    batch for each thread.
+    A partition's appends leave in the order of arrival, so a producer's batches are decided in
+    order. Memory is bounded: by the bytes of waiting batches, and one unpacked batch per thread.
 """
 
 from __future__ import annotations
@@ -21,17 +19,17 @@ from ...protocol.errors import OverloadedError
 from ...protocol.record import COMPRESSION_AT
 from ..store.group_commit import RunBlocking
 
-AT_ONCE_BYTES_MAX = 256 << 10
-"""The largest unpacked size, in bytes, of a batch that is checked on the event loop, which takes
-about 0.3 ms. A thread would cost as much.
+INLINE_BYTES_MAX = 256 << 10
+"""The largest unpacked size, in bytes, of a batch that is unpacked on the event loop, which takes
+about 0.3 ms. Using a thread would cost as much.
 """
 WAITING_BYTES_MAX = 32 << 20
-"""The most bytes of batches, as they arrived, that wait for their check or for an earlier batch."""
+"""The most bytes of batches, as received, that wait for their check or for an earlier batch."""
 
 
 class UnpackChecks:
     """
-    The packed batches of a broker that are being checked.
+    The queues, by partition, of appends that wait for the check of a large compressed batch.
 
     Args:
         run_blocking: runs the check of one batch.
@@ -40,58 +38,60 @@ class UnpackChecks:
     def __init__(self, run_blocking: RunBlocking) -> None:
         self._run_blocking = run_blocking
         self._latest: dict[int, asyncio.Future[None]] = {}
-        """Partition id → a future for the end of the last append that waits here. Partitions
-        without a waiting append are absent.
+        """Partition id → a future that is done when its last waiting append leaves. Partitions
+        without waiting appends are absent.
         """
         self._waiting_bytes = 0
 
     @staticmethod
     def is_large(data: memoryview) -> bool:
-        """Return True if the bytes claim to be a batch that has to be checked in a thread."""
-        packed = len(data) > COMPRESSION_AT and data[COMPRESSION_AT]
-        return bool(packed) and unpacked_bytes(data) > AT_ONCE_BYTES_MAX
+        """Return True if the batch, according to its header, must be checked in a thread."""
+        is_compressed = len(data) > COMPRESSION_AT and data[COMPRESSION_AT]
+        return bool(is_compressed) and unpacked_bytes(data) > INLINE_BYTES_MAX
 
     def waits(self, partition_id: int, data: memoryview) -> bool:
-        """Return True if an append has to `wait`."""
+        """Return True if an append must call `wait`."""
         return partition_id in self._latest or self.is_large(data)
 
     async def wait(self, partition_id: int, data: memoryview) -> bool:
         """
-        Wait for earlier appends to the partition and, if this append is large, for its check.
+        Wait for earlier appends to the partition and, if this batch is large, for its check.
 
-        The caller must then decide on the append, or begin to wait for room, before its next await.
+        The caller must then decide on the append, or begin to wait for room, before it awaits
+        anything else.
 
         Returns:
-            True if the batch was unpacked. False if the store has to unpack it, should it be
-            packed.
+            True if the batch was checked. False if the store must check it, if it is compressed.
 
         Raises:
             CorruptBatchError, UnpackError: see `check_alone`.
-            OverloadedError: WAITING_BYTES_MAX bytes wait; nothing was done.
+            OverloadedError: WAITING_BYTES_MAX bytes are already waiting.
         """
-        before, large = self._latest.get(partition_id), self.is_large(data)
-        if before is None and not large:
+        previous, is_large = self._latest.get(partition_id), self.is_large(data)
+        if previous is None and not is_large:
             return False
         if self._waiting_bytes and self._waiting_bytes + len(data) > WAITING_BYTES_MAX:
-            raise OverloadedError("too many packed batches wait for their check", retry_after_ms=10)
-        ours: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._latest[partition_id] = ours
+            raise OverloadedError(
+                "too many compressed batches are waiting to be checked", retry_after_ms=10
+            )
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._latest[partition_id] = done
         self._waiting_bytes += len(data)
 
-        def end(_before: object) -> None:
-            ours.set_result(None)
-            if self._latest[partition_id] is ours:
+        def leave(_previous: object) -> None:
+            done.set_result(None)
+            if self._latest[partition_id] is done:
                 del self._latest[partition_id]
 
         try:
-            if before is not None:
-                await asyncio.wait([before])  # cancelling the caller does not cancel it
-            if large:
+            if previous is not None:
+                await asyncio.wait([previous])  # which the caller's cancellation does not cancel
+            if is_large:
                 await self._run_blocking(check_alone, data)
         finally:
             self._waiting_bytes -= len(data)
-            if before is None or before.done():
-                end(before)
-            else:  # the caller has left: later appends still wait for the earlier ones
-                before.add_done_callback(end)
-        return large
+            if previous is None or previous.done():
+                leave(previous)
+            else:  # the caller was cancelled: later appends must still wait for earlier ones
+                previous.add_done_callback(leave)
+        return is_large

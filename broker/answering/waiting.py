@@ -1,5 +1,5 @@
-"""Keeps pulls and reads waiting until their partition has new messages, an end or a newer owner
-(long polls).
+"""Long polls: pulls and reads wait until their partition has new messages, has ended, or has a
+newer owner.
 """
 
 from __future__ import annotations
@@ -17,92 +17,90 @@ from ..partition.partition import HostedPartition
 
 
 class LongPolls:
-    """The waiting pulls and reads, by partition."""
+    """Keeps the waiting pulls and reads by partition, and wakes them."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, dict[Hashable, Callable[[], object]]] = {}
-        """Partition id → the waiting calls, in the order of arrival → the function that is called
-        when the partition is woken.
-        """
-        self._ended = False
+        """Partition id → waiting call, in the order of arrival → its wake-up callback."""
+        self._closed = False
 
     @property
     def count(self) -> int:
         """The number of waiting pulls and reads."""
         return sum(map(len, self._waiting.values()))
 
-    def listen(self, partition_id: int, who: Hashable, wake: Callable[[], object]) -> None:
-        """Call `wake` once, when the partition is woken, unless `who` leaves earlier; `wake` must
-        not raise.
+    def listen(self, partition_id: int, key: Hashable, callback: Callable[[], object]) -> None:
+        """Call `callback` once, when the partition is woken, unless `leave` is called with `key`
+        before. The callback must not raise.
         """
         waiting = self._waiting.get(partition_id)
         if waiting is None:
             waiting = self._waiting[partition_id] = {}
-        waiting[who] = wake
+        waiting[key] = callback
 
-    def leave(self, partition_id: int, who: Hashable) -> None:
-        """Stop waiting."""
+    def leave(self, partition_id: int, key: Hashable) -> None:
+        """Remove a callback that was passed to `listen`, if it has not been called."""
         waiting = self._waiting.get(partition_id, {})
-        if waiting.pop(who, None) is not None and not waiting:
+        if waiting.pop(key, None) is not None and not waiting:
             del self._waiting[partition_id]
 
     async def wait(self, partition_id: int, wait_ms: int) -> None:
-        """Wait until the partition is woken, but at most `wait_ms`."""
+        """Wait until the partition is woken, for at most `wait_ms` milliseconds."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        finish = partial(_finish, future)
-        self.listen(partition_id, future, finish)
-        end = loop.call_at(at_a_tick(wait_ms / 1000, loop.time()), finish)
+        resolve = partial(_resolve, future)
+        self.listen(partition_id, future, resolve)
+        timer = loop.call_at(at_a_tick(wait_ms / 1000, loop.time()), resolve)
         try:
             await future
         finally:
-            end.cancel()
+            timer.cancel()
             self.leave(partition_id, future)
 
     async def wait_to_read(
         self, request: Read, partition_of: Callable[[int], HostedPartition]
     ) -> HostedPartition:
         """
-        Wait until there are messages at the offset of a read, or the partition ends there, but at
+        Wait until there are messages at the offset of a read, or the partition ends there, for at
         most `request.wait_ms`.
 
         Other changes of the partition, such as those of its consumer groups, do not end the wait.
 
         Returns:
-            The partition as it is then.
+            The partition after the wait.
 
         Raises:
-            InvalidRequestError: a broker does not wait for such a time.
-            Any error of `partition_of`: the partition is gone.
+            InvalidRequestError: `wait_ms` is out of range.
+            Any error of `partition_of`: the partition no longer exists.
         """
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
         loop = asyncio.get_running_loop()
-        until = loop.time() + request.wait_ms / 1000
+        deadline = loop.time() + request.wait_ms / 1000
         while True:
             partition = partition_of(request.partition_id)
             drained = partition.ended and request.offset == partition.next_offset
-            left_ms = math.ceil((until - loop.time()) * 1000)
-            if drained or self._ended or left_ms <= 0:
+            remaining_ms = math.ceil((deadline - loop.time()) * 1000)
+            if drained or self._closed or remaining_ms <= 0:
                 return partition
             if request.offset != partition.readable_offset:
                 return partition
-            await self.wait(request.partition_id, left_ms)
+            await self.wait(request.partition_id, remaining_ms)
 
     def wake(self, partition_id: int) -> None:
-        """End the waits on this partition."""
+        """End all waits on a partition."""
         waiting = self._waiting.pop(partition_id, None)
         if waiting is not None:
-            for wake in waiting.values():
-                wake()
+            for callback in waiting.values():
+                callback()
 
     def wake_all(self) -> None:
-        """End all waits. Later ones end at once."""
-        self._ended = True
+        """End all waits. Later ones return immediately."""
+        self._closed = True
         for partition_id in list(self._waiting):
             self.wake(partition_id)
 
 
-def _finish(future: asyncio.Future[None]) -> None:
+def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)

@@ -1,1 +1,1 @@
-"""Works on a data folder that no broker uses: inspects it, or rebuilds its index."""
+"""Offline tools for a data folder that no broker uses: inspect it, or rebuild its index."""

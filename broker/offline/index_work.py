@@ -1,8 +1,8 @@
-"""Rebuilds, converts and compares the indexes of a data folder that no broker uses. Disk.
+"""Rebuilds, converts and verifies the indexes of a data folder that no broker uses. Does disk I/O.
 
 rebuild   log ─▶ index
 switch    index ─▶ index of the other kind; the old one is removed
-verify    log ═ index, index ═ index; changes nothing
+verify    compares each index with the log, and the indexes with each other; changes nothing
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..storage.files import Files
 from ..storage.index.interface import ConsumeQueues, Unit
 from ..storage.index.kinds import (
     has_index,
-    index_to_read,
-    is_unfinished,
-    mark,
+    is_incomplete,
+    mark_incomplete,
     open_index,
+    open_read_only,
     remove_index,
-    unmark,
+    unmark_incomplete,
 )
 from ..storage.log.holes import Hole
 from ..storage.log.recovery import scan_log
@@ -31,30 +31,30 @@ from ..storage.snapshot import Snapshots
 from ..store.replay import Dispatch
 
 PROBLEMS_MAX = 100
-UNFINISHED = "it is incomplete; the next start of the broker, or `rebuild`, rebuilds it"
-NONE = "there is no index; the next start of the broker, or `rebuild`, makes one"
+INCOMPLETE = "it is incomplete; the next start of the broker, or `rebuild`, rebuilds it"
+NONE = "there is no index; the next start of the broker, or `rebuild`, creates one"
 ALL = 1 << 62
 
 
 @dataclass(slots=True)
 class IndexReport:
-    """The content of an index, and its problems."""
+    """A summary of an index, and its problems."""
 
     index: str
     partitions: int = 0
     batches: int = 0
     position: int = 0
-    """The log position up to which it has every batch."""
+    """The log position up to which the index has every batch."""
     problems: list[str] = field(default_factory=list)
 
     def problem(self, text: str) -> None:
-        """Add a problem. The first PROBLEMS_MAX are kept."""
+        """Add a problem. Only the first PROBLEMS_MAX are kept."""
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(text)
 
 
-class _Records:
-    """A `Visitor` that passes the log below position `end` to a `Dispatch`."""
+class _DispatchVisitor:
+    """A `Visitor` that passes the log up to position `end` to a `Dispatch`."""
 
     def __init__(self, dispatch: Dispatch, end: int) -> None:
         self._dispatch = dispatch
@@ -76,87 +76,89 @@ def rebuild_index(files: Files, kind: str) -> IndexReport:
     Raises:
         StorageError: the index cannot be written, or the log cannot be read.
     """
-    mark(files, kind)
+    mark_incomplete(files, kind)
     queues = open_index(files, kind)
-    mark(files, kind)
+    mark_incomplete(files, kind)
     try:
         dispatch = Dispatch(queues, start=0)
-        recovered = scan_log(files, _Records(dispatch, ALL))
+        recovered = scan_log(files, _DispatchVisitor(dispatch, ALL))
         dispatch.flush()
         queues.checkpoint(recovered.end)
-        report = _summary(kind, queues)
+        report = _summarize(kind, queues)
     finally:
         queues.close()
-    unmark(files, kind)
+    unmark_incomplete(files, kind)
     return report
 
 
 def switch_index(files: Files, to: str) -> IndexReport:
     """
-    Convert the index of the other kind into an index of the kind `to`, and remove the old index.
+    Create an index of the kind `to` from the index of the other kind, and remove the old index.
 
     Raises:
         InvalidRequestError: there is no index of the other kind.
-        StorageError: the old index cannot be read, or the new one cannot be written; the old index
+        StorageError: the old index cannot be read, or the new one cannot be written. The old index
             is unchanged.
     """
     (old,) = (kind for kind in INDEX_KINDS if kind != to)
     if not has_index(files, old):
-        raise InvalidRequestError(f"{files.name()} has no {old} index; rebuild makes one")
-    mark(files, to)
+        raise InvalidRequestError(f"{files.name()} has no {old} index; run `rebuild`")
+    mark_incomplete(files, to)
     source, target = open_index(files, old), open_index(files, to)
-    mark(files, to)
+    mark_incomplete(files, to)
     try:
         for partition_id in source.partitions():
-            for units in _parts(source, partition_id):
+            for units in _unit_chunks(source, partition_id):
                 target.dispatch([(partition_id, unit) for unit in units])
         target.checkpoint(source.position)
-        report = _summary(to, target)
+        report = _summarize(to, target)
     finally:
         source.close()
         target.close()
-    unmark(files, to)
+    unmark_incomplete(files, to)
     remove_index(files, old)
     return report
 
 
 def verify_indexes(files: Files) -> list[IndexReport]:
-    """Compare each index with the log, and both indexes with each other. The reports contain the
-    problems.
+    """Compare each index with the log, and the indexes with each other. Problems are in the
+    reports.
     """
     reports = []
     with ExitStack() as stack:
         opened = []
         for kind in INDEX_KINDS:
-            if is_unfinished(files, kind):
-                reports.append(IndexReport(kind, problems=[UNFINISHED]))
+            if is_incomplete(files, kind):
+                reports.append(IndexReport(kind, problems=[INCOMPLETE]))
             elif has_index(files, kind):
                 report = IndexReport(kind)
                 try:
-                    queues = stack.enter_context(index_to_read(files, kind))
-                    report = _summary(kind, queues)
+                    queues = stack.enter_context(open_read_only(files, kind))
+                    report = _summarize(kind, queues)
                     _compare_with_log(files, queues, report)
                     opened.append((queues, report))
                 except StorageError as error:
                     report.problem(error.message)
                 reports.append(report)
         if len(opened) == 2:
-            _compare(opened[0][0], *opened[1])
+            _compare_bounds(opened[0][0], *opened[1])
     return reports or [IndexReport("none", problems=[NONE])]
 
 
-def _summary(kind: str, queues: ConsumeQueues) -> IndexReport:
+def _summarize(kind: str, queues: ConsumeQueues) -> IndexReport:
+    """Return a report with the counts of an index, and the problems of reading it."""
     report = IndexReport(kind, position=queues.position)
     for partition_id in queues.partitions():
         report.partitions += 1
         try:
-            report.batches += sum(map(len, _parts(queues, partition_id)))
+            report.batches += sum(map(len, _unit_chunks(queues, partition_id)))
         except StorageError as error:
             report.problem(f"partition {partition_id}: {error.message}")
     return report
 
 
-def _parts(queues: ConsumeQueues, partition_id: int) -> Iterator[list[Unit]]:
+def _unit_chunks(queues: ConsumeQueues, partition_id: int) -> Iterator[list[Unit]]:
+    """Yield all units of a partition, in lists. Raises StorageError if one is missing."""
     bounds = queues.bounds(partition_id)
     offset, end = bounds or (0, 0)
     while offset < end:
@@ -167,8 +169,8 @@ def _parts(queues: ConsumeQueues, partition_id: int) -> Iterator[list[Unit]]:
         offset = units[-1].next_offset
 
 
-class _Expectation:
-    """A target of `Dispatch` that compares the units with an index instead of adding them."""
+class _IndexComparison:
+    """A `DispatchTarget` that compares units with an index instead of adding them."""
 
     def __init__(self, queues: ConsumeQueues, report: IndexReport) -> None:
         self._queues = queues
@@ -184,7 +186,7 @@ class _Expectation:
             self.ends[partition_id] = unit.next_offset
             bounds = self._queues.bounds(partition_id)
             if bounds is not None and unit.base_offset < bounds[0]:
-                continue  # the index has forgotten the batch, which retention was about to remove
+                continue  # retention was about to remove the batch
             try:
                 indexed = self._queues.find(
                     partition_id, unit.base_offset, end=unit.next_offset, bytes_max=1
@@ -200,29 +202,30 @@ class _Expectation:
 
 
 def _compare_with_log(files: Files, queues: ConsumeQueues, report: IndexReport) -> None:
-    expected = _Expectation(queues, report)
-    dispatch = Dispatch(expected, start=0)
-    recovered = scan_log(files, _Records(dispatch, queues.position))
+    """Compare the units and bounds of an index with the batches in the log."""
+    comparison = _IndexComparison(queues, report)
+    dispatch = Dispatch(comparison, start=0)
+    recovered = scan_log(files, _DispatchVisitor(dispatch, queues.position))
     dispatch.flush()
     durable = Snapshots(files).load(lambda _number, _image: None).position
     if queues.position < durable:
         report.problem(
-            f"the index ends at position {queues.position}: "
-            f"it was durable up to {durable}, by the snapshot, and is damaged"
+            f"the index is damaged: it ends at position {queues.position}, but was durable up to "
+            f"{durable} according to the snapshot"
         )
     if queues.position > recovered.end:
         report.problem(f"the index ends at position {queues.position}, the log at {recovered.end}")
     for partition_id in queues.partitions():
         bounds = queues.bounds(partition_id)
-        end = expected.ends.get(partition_id)
+        end = comparison.ends.get(partition_id)
         if end is not None and bounds is not None and bounds[1] != end:
             report.problem(f"partition {partition_id} ends at {end}, in the index at {bounds[1]}")
 
 
-def _compare(index: ConsumeQueues, other: ConsumeQueues, report: IndexReport) -> None:
-    """Compare two indexes up to the position that both have reached."""
+def _compare_bounds(index: ConsumeQueues, other: ConsumeQueues, report: IndexReport) -> None:
+    """Compare the bounds of two indexes that have reached the same position."""
     if index.position != other.position:
-        return  # one of them is shorter: the comparison with the log has reported it
+        return  # the comparison with the log has reported the shorter one
     for partition_id in sorted({*index.partitions(), *other.partitions()}):
         bounds = index.bounds(partition_id), other.bounds(partition_id)
         if bounds[0] != bounds[1]:

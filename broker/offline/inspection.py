@@ -1,6 +1,4 @@
-"""Reads everything of a data folder that no broker uses, and lists its problems. Changes
-nothing.
-"""
+"""Reads and verifies a whole data folder that no broker uses. Changes nothing. Does disk I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from ..store.replay import Replay
 
 @dataclass(kw_only=True)
 class Inspection:
-    """The content of a data folder, and its problems."""
+    """A summary of a data folder, and its problems."""
 
     broker_group: str
     broker_id: str
@@ -37,20 +35,16 @@ class Inspection:
     messages: int = 0
     partitions: int = 0
     unfinished_bytes: int = 0
-    """The number of bytes of an unfinished write at the end of the log, which the next start
-    cuts.
-    """
+    """The size of an unfinished write at the end of the log, which the next start cuts."""
     snapshot_position: int = 0
-    """The log position of the newest snapshot; 0 without a snapshot."""
+    """The log position of the newest snapshot; 0 if there is none."""
     scheduled: int = 0
-    """The number of messages that wait for a later delivery, counted as far as their journal is not
-    damaged.
-    """
+    """The number of scheduled messages in the undamaged part of their journal."""
     stopped_partitions: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
-class _Counting:
+class _CountingVisitor:
     """A `Visitor` that replays the log and counts its records."""
 
     def __init__(self, replay: Replay, inspection: Inspection) -> None:
@@ -70,8 +64,8 @@ class _Counting:
 
 def inspect_folder(files: Files) -> Inspection:
     """
-    Read the whole log and the scheduled messages of a locked folder, check every checksum, and
-    compare the snapshot.
+    Read the whole log and the scheduled messages of a locked folder, verify every checksum, and
+    compare the log with the snapshot.
 
     Raises:
         DataFolderError: the folder is not a broker's, or a newer broker wrote it.
@@ -88,42 +82,46 @@ def inspect_folder(files: Files) -> Inspection:
     inspection.snapshot_position = Snapshots(files).load(from_snapshot.partitions.load).position
     state = BrokerState()
     replay = Replay(state)
-    scanned = scan_log(files, _Counting(replay, inspection), durable=inspection.snapshot_position)
+    scanned = scan_log(
+        files, _CountingVisitor(replay, inspection), durable=inspection.snapshot_position
+    )
     replay.finish()
     inspection.next_position = scanned.end
     inspection.unfinished_bytes = scanned.cut_bytes
     inspection.partitions = len(state.partitions)
     inspection.stopped_partitions = sorted(
-        number
-        for number, partition in state.partitions.items()
+        partition_id
+        for partition_id, partition in state.partitions.items()
         if partition.lost or partition.fences_lost
     )
     schedule_index, journal = open_schedule(files, cut=False)
     inspection.scheduled = len(schedule_index.entries)
     inspection.problems = [
         *damage_of(state),
-        *_missing(state, from_snapshot),
+        *_missing_messages(state, from_snapshot),
         *journal.problems,
     ]
     return inspection
 
 
-def _missing(state: BrokerState, snapshot: BrokerState) -> list[str]:
-    """Return the partitions for which the log has fewer messages than the snapshot, as problems."""
+def _missing_messages(state: BrokerState, snapshot: BrokerState) -> list[str]:
+    """Return a problem for each partition that has fewer messages in the log than in the
+    snapshot.
+    """
     problems = []
-    for number in snapshot.partitions:
-        if number in state.dropped:
+    for partition_id in snapshot.partitions:
+        if partition_id in state.dropped:
             continue
-        then = snapshot.partitions[number]
+        expected = snapshot.partitions[partition_id]
         try:
-            now = state.partition(number)
+            replayed = state.partition(partition_id)
         except KeylaneError as error:
             problems.append(error.message)
             continue
-        if now.next_offset < then.next_offset and not now.lost:
+        if replayed.next_offset < expected.next_offset and not replayed.lost:
             problems.append(
-                f"partition {number} ends at offset {now.next_offset} in the log, "
-                f"and at {then.next_offset} in the snapshot"
+                f"partition {partition_id} ends at offset {replayed.next_offset} in the log, "
+                f"and at {expected.next_offset} in the snapshot"
             )
     return problems
 
@@ -136,7 +134,7 @@ def walk_log(
     start: int = 0,
 ) -> FolderIdentity:
     """
-    Call `visit` and `hole` with the records and holes of a locked folder's log, oldest first.
+    Call `visit` with the records, and `hole` with the holes, of a locked folder's log, in order.
 
     The walk begins with the segment that contains position `start`.
 
@@ -144,8 +142,8 @@ def walk_log(
         DataFolderError: the folder is not a broker's, or a newer broker wrote it.
     """
     identity = read_identity(files)
-    before = [base for base in segment_bases(files) if base <= start]
-    scan_log(files, _Walk(visit, hole), start=max(before, default=0))
+    bases = [base for base in segment_bases(files) if base <= start]
+    scan_log(files, _CallbackVisitor(visit, hole), start=max(bases, default=0))
     return identity
 
 
@@ -153,10 +151,10 @@ def walk_scheduled(
     files: Files, visit: Callable[[Place, list[Record]], None]
 ) -> tuple[FolderIdentity, list[str]]:
     """
-    Call `visit` with the frames of a locked folder's journal of scheduled messages, oldest first.
+    Call `visit` with the frames of a locked folder's journal of scheduled messages, in order.
 
     Returns:
-        The identity of the folder, and the damage of the journal.
+        The folder's identity, and the problems of the journal.
 
     Raises:
         DataFolderError: the folder is not a broker's, or a newer broker wrote it.
@@ -165,7 +163,9 @@ def walk_scheduled(
     return identity, ScheduledJournal.open(files, visit, cut=False).problems
 
 
-class _Walk:
+class _CallbackVisitor:
+    """A `Visitor` that consists of two functions."""
+
     def __init__(
         self, visit: Callable[[Header, memoryview], None], hole: Callable[[Hole], None]
     ) -> None:

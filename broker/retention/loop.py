@@ -1,25 +1,23 @@
-"""The retention loop: it reads disk use and segment ages, lets `policy.py` decide, and removes
-segments. Disk.
+"""The retention loop: reads disk usage and segment ages, lets `policy.py` decide, and removes
+segments. Does disk I/O.
 
-    ages, disk ─▶ policy.py ─▶ first position a group needs ─▶ partitions that only these segments
-        describe are written again
-      ─▶ first offsets rise ─▶ segments removed ─▶ the index forgets them ─▶ a snapshot, so that a
-          start need not correct
+    ages, disk usage ─▶ policy.py ─▶ first position that is still needed
+      ─▶ partitions that these segments describe are rewritten ─▶ first offsets are raised
+      ─▶ segments are removed ─▶ the index forgets them ─▶ a snapshot
 
 `docs/ARCHITECTURE.md` explains each step and its reason.
 
 Invariants
-    First offsets rise before segments are removed, so a read of a removed offset is answered with
-    the first offset. First offsets rise only when every record that must be written before the
-    removal is durable. Messages stay until the metaserver has sent the groups of their partition,
-    unless the subject's retention is TIME; rows of a hidden subject therefore stay until it is
-    published. Messages that a job holds stay, whatever the subject's retention is. Segments are
-    removed only when a metaserver has accepted a report of this opening and does not refuse the
-    folder. If the calendar jumps forward, nothing becomes old for a day: `../wall_clock.py`.
-    The index forgets last. After a crash in between, a start corrects it by the beginning of the
-    log. After partitions were dropped, the oldest segments without a message of a hosted partition
-    are removed at any age. The loop never occupies the event loop for long; blocking work is done
-    in slices between commits.
+    First offsets are raised before segments are removed, so a read of a removed offset gets the
+    first offset. They are raised only when all records that must precede the removal are durable.
+    Messages are kept until the metaserver has sent their partition's groups, unless the subject's
+    retention is TIME; so rows of a hidden subject are kept until it is published. Messages that a
+    job holds are kept, whatever the subject's retention is. Segments are removed only when a
+    metaserver has accepted a report of this opening and does not refuse the folder. If the clock
+    jumps forward, nothing becomes old for a day: `../wall_clock.py`. The index forgets last; after
+    a crash in between, a start corrects it. After partitions were dropped, the oldest segments are
+    removed at any age if they have no message of a hosted partition. The event loop is never
+    occupied for long; blocking work is done in slices between commits.
 """
 
 from __future__ import annotations
@@ -60,44 +58,42 @@ from .policy import (
 
 log = logging.getLogger("keylane.broker")
 
-_FULL, _EARLY = "full", "early"
-"""Keys of two troubles: messages are refused, and messages are removed before their time."""
+_REFUSED, _REMOVED_EARLY = "full", "early"
+"""Keys of two log filters: messages are refused, and messages are removed early."""
 CHECK_MS = 10_000
-"""The time between two checks, in milliseconds; RocketMQ uses the same interval."""
+"""The interval between two checks, in milliseconds, as in RocketMQ."""
 SLICE = 500
 """The number of partitions that are examined without a pause."""
-NOT_ACCEPTED = "nothing is removed until a metaserver takes this broker's report"
-"""The problem that is reported meanwhile: the folder may be an older copy, which lacks consumer
+NOT_ACCEPTED = "nothing is removed until a metaserver accepts this broker's report"
+"""The problem that is reported until then: the folder may be an older copy that lacks consumer
 groups.
 """
 NO_DISK = DiskUse(free_bytes=0, total_bytes=0)
-"""A disk of which nothing is in use."""
+"""The disk usage to assume while it is unknown or does not matter: nothing is used."""
 HEADERS_MAX = 10_000
-"""The number of records of a segment that one check reads to find its messages. The next check
-continues after them.
+"""The number of a segment's records that one check reads to find messages. The next check continues
+after them.
 """
 READ_BYTES_MAX = 16 << 20
-"""The largest size, in bytes, of a sealed segment that is read for the time of its newest
-message.
-"""
+"""The largest sealed segment, in bytes, that is read to find the time of its newest message."""
 
 
-class _Times:
+class _MessageTimes:
     """The times of a segment's messages, as far as the segment was read."""
 
-    __slots__ = ("at", "first_ms", "newest_ms", "whole")
+    __slots__ = ("first_ms", "is_complete", "newest_ms", "next_position")
 
     def __init__(self, base: int) -> None:
-        self.at = base
+        self.next_position = base
         """The position of the first record that was not read."""
         self.first_ms: int | None = None
         self.newest_ms = 0
-        self.whole = False
-        """True if all of the segment was read after it was sealed."""
+        self.is_complete = False
+        """True if the whole segment was read after it was sealed."""
 
 
 class Cleaning:
-    """The retention loop; `problem` says why segments stay that should be removed."""
+    """The retention loop. `problem` tells why segments are kept that should be removed."""
 
     def __init__(
         self,
@@ -111,12 +107,11 @@ class Cleaning:
         standing: Standing | None = None,
         calendar: WallClock | None = None,
     ) -> None:
-        """Create the loop.
-
+        """
         Args:
-            standing: keeps every segment until a metaserver has accepted this broker's report; None
-                if there is no metaserver.
-            calendar: may be shared.
+            standing: tells whether a metaserver has accepted this broker's report, without which
+                nothing is removed; None if there is no metaserver.
+            calendar: the wall clock; may be shared.
         """
         self._store = store
         self._standing = standing
@@ -125,61 +120,57 @@ class Cleaning:
         self._firsts = store.firsts
         self._reserve = Reserve(files)
         self._forgotten = store.log.first_position
-        """The log position up to which the index has forgotten the log."""
-        self._calendar = calendar or WallClock(clock)
+        """The log position below which the index has forgotten all batches."""
+        self._wall_clock = calendar or WallClock(clock)
         self._clock = clock
-        self._troubles = LogFilter()
+        self._log_filter = LogFilter()
         self.adopt(settings)
         self._dropped_version = -1 if store.state.dropped else 0
-        """The version of the dropped partitions for which `_vacant` was found."""
-        self._vacant = 0
+        """The version of the dropped partitions for which `_vacant_end` was computed."""
+        self._vacant_end = 0
         """The position below which no hosted partition has a message."""
         self._run_commit = run_commit
         self._run_read = run_read
         self._refusal = ""
         self._disk_use = NO_DISK
-        """The disk use that the last check has found; nothing counts as used before the first
-        one.
-        """
-        self._times: dict[int, _Times] = {}
-        """The base of a segment → the times of its messages."""
+        """The disk usage that the last check found."""
+        self._times: dict[int, _MessageTimes] = {}
+        """Base of a segment → the times of its messages."""
         self.problem = ""
         self.untold: tuple[int, ...] = ()
-        """The partitions, at most UNTOLD_MAX, whose messages stay only because their groups were
-        never sent.
+        """Ids of at most UNTOLD_MAX partitions whose messages are kept only because the metaserver
+        never sent their groups.
         """
         self._untold: list[int] = []
-        """The partitions whose groups were never sent, as the present check has found them, except
-        those of hidden subjects.
+        """Ids of partitions whose groups were never sent, except those of hidden subjects, as found
+        by the current check.
         """
         self._hidden: dict[int, str] = {}
-        """Partition id → hidden subject, for partitions whose groups were never sent; they are sent
-        when the subject is published.
+        """Partition id → hidden subject, for partitions whose groups were never sent: that happens
+        only when the subject is published.
         """
         self._held: list[int] = []
-        """The partitions of which jobs hold messages that no group needs, as the present check has
-        found them.
+        """Ids of partitions where jobs hold messages that no group needs, as found by the current
+        check.
         """
 
     def adopt(self, settings: BrokerSettings) -> None:
-        """Remove messages by the limits of these settings from now on, and trust the calendar as it
-        is.
-        """
-        self._calendar.believe()
+        """Apply the limits of new settings, and trust the current wall-clock time."""
+        self._wall_clock.believe()
         self._limits = Limits(
             retention_ms=settings.retention_ms, retention_bytes=settings.retention_bytes
         )
 
     def removed_from_ms(self, stored_ms: int) -> int | None:
         """Return the earliest time at which a message that was stored at `stored_ms` may be
-        removed, by the disk use of the last check; None means never.
+        removed, according to the disk usage at the last check; None means never.
         """
         return removed_from_ms(
             stored_ms,
             self._limits,
             self._disk_use,
             log_bytes=self._store.log.end - self._store.log.first_position,
-            now_ms=self._calendar.reported_ms(),
+            now_ms=self._wall_clock.reported_ms(),
         )
 
     async def run(self) -> None:
@@ -192,7 +183,7 @@ class Cleaning:
                 await self._store.index_damage.report(error)
             except KeylaneError as error:
                 self.problem = error.message
-                if line := self._troubles.met(error.message, self._clock.boot_ms()):
+                if line := self._log_filter.met(error.message, self._clock.boot_ms()):
                     log.warning("retention: %s", line)
             except Exception as error:
                 self.problem = f"a bug in the broker: {error!r}"
@@ -200,8 +191,8 @@ class Cleaning:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until the next check is due. If the last check lacked the acceptance of a
-        metaserver, wait at most until that arrives.
+        """Wait until the next check is due: after CHECK_MS, or when a metaserver accepts this
+        broker's report, if the last check lacked that.
         """
         if self._standing is None or self.problem != NOT_ACCEPTED:
             await asyncio.sleep(CHECK_MS / 1000)
@@ -212,41 +203,41 @@ class Cleaning:
 
     async def check(self) -> int:
         """
-        Remove the segments that are due, and return the number of removed segments.
+        Remove the segments that are due, and return their number.
 
         Raises:
             KeylaneError: some segments were not removed; the next check tries again.
         """
-        disk, segments, oldest_ms = await self._run_read(self._look)
+        disk, segments, oldest_ms = await self._run_read(self._survey)
         if await self._begin_segment(oldest_ms, segments=len(segments) + 1):
-            disk, segments, _ = await self._run_read(self._look)
+            disk, segments, _ = await self._run_read(self._survey)
         if segments and segments[-1].newest_ms is None:
             newest_ms = await self._newest_ms()
             segments = [
-                each if each.newest_ms is not None else replace(each, newest_ms=newest_ms)
-                for each in segments
+                segment if segment.newest_ms is not None else replace(segment, newest_ms=newest_ms)
+                for segment in segments
             ]
         self._disk_use = disk
         self._refuse(reason_to_refuse(disk))
         try:
-            return await self._remove_what_is_due(disk, segments)
+            return await self._remove_due(disk, segments)
         finally:
             self._log_refusal()
 
     def _log_refusal(self) -> None:
-        """Log why messages are refused at the end of a check, or that they are accepted again."""
+        """Log that messages are refused and why, or that they are accepted again."""
         now_ms = self._clock.boot_ms()
         if not self._refusal:
-            if self._troubles.over(now_ms, _FULL):
+            if self._log_filter.over(now_ms, _REFUSED):
                 log.warning("messages are accepted again: the disk has room")
-        elif self._troubles.met("disk", now_ms, _FULL):
+        elif self._log_filter.met("disk", now_ms, _REFUSED):
             log.error("messages are refused: %s; free disk space or add a disk", self._refusal)
 
     def _log_early_removal(self, percent: int) -> None:
-        """Log that the log was shortened because of the disk, earlier than its own limits
-        require.
+        """Log that segments were removed because of the disk, before the log's limits
+        required it.
         """
-        if self._troubles.met("disk", self._clock.boot_ms(), _EARLY):
+        if self._log_filter.met("disk", self._clock.boot_ms(), _REMOVED_EARLY):
             log.warning(
                 "the disk was %d %% full: messages that no group needs are removed early, now up "
                 "to position %d; free space, add a disk, or shorten retention_ms",
@@ -255,16 +246,14 @@ class Cleaning:
             )
 
     async def _begin_segment(self, oldest_ms: int | None, *, segments: int) -> bool:
-        """Let the next record begin a segment if the present one is old enough. Return True if it
-        does.
-        """
-        now_ms = self._calendar.now_ms()
+        """Begin a new segment if the active one is old enough. Return True if that was done."""
+        now_ms = self._wall_clock.now_ms()
         if not begins_segment(oldest_ms, self._limits, segments=segments, now_ms=now_ms):
             return False
         try:
             await self._store.commit.roll()
         except (StorageError, BrokerReadOnlyError) as error:
-            log.warning("retention: no new segment could be begun: %s", error.message)
+            log.warning("retention: cannot begin a new segment: %s", error.message)
             return False
         return True
 
@@ -272,35 +261,37 @@ class Cleaning:
         self._refusal = reason
         self._store.commit.refuse_messages(reason)
 
-    async def _remove_what_is_due(self, disk: DiskUse, segments: list[SealedSegment]) -> int:
-        if self._store.log.leaving:
+    async def _remove_due(self, disk: DiskUse, segments: list[SealedSegment]) -> int:
+        """Remove the segments that the policy wants to remove and that nobody needs."""
+        if self._store.log.has_undeleted:
             await self._run_commit(self._store.log.finish_drop)
         end = self._store.log.end
-        now_ms = self._calendar.now_ms()
+        now_ms = self._wall_clock.now_ms()
         wanted = wanted_position(segments, self._limits, disk, end=end, now_ms=now_ms)
-        in_time = wanted_position(segments, self._limits, NO_DISK, end=end, now_ms=now_ms)
-        await self._run_read(self._reserve.keep)
-        await self._look_for_vacant(end)
-        vacant = [segment.end for segment in segments if segment.end <= self._vacant]
-        wanted, in_time = max([wanted, *vacant]), max([in_time, *vacant])
-        gone = 0
+        due = wanted_position(segments, self._limits, NO_DISK, end=end, now_ms=now_ms)
+        await self._run_read(self._reserve.ensure)
+        await self._update_vacant_end(end)
+        vacant = [segment.end for segment in segments if segment.end <= self._vacant_end]
+        wanted, due = max([wanted, *vacant]), max([due, *vacant])
+        removed = 0
         if self._standing is not None and not self._standing.accepted:
             self.problem = NOT_ACCEPTED
             self.untold = ()
         elif segments and wanted > segments[0].base:
-            gone = await self._remove(segments, wanted, disk)
-            if gone and self._store.log.first_position > in_time:
+            removed = await self._remove(segments, wanted, disk)
+            if removed and self._store.log.first_position > due:
                 self._log_early_removal(disk.percent())
         else:
             self.problem = ""
             self.untold = ()
-        self.problem = self.problem or self._calendar.problem
+        self.problem = self.problem or self._wall_clock.problem
         if self._forgotten < self._store.log.first_position:
             await self._forget()
-        return gone
+        return removed
 
     async def _remove(self, segments: list[SealedSegment], wanted: int, disk: DiskUse) -> int:
-        self._firsts.grouped.clear()
+        """Remove the segments below `wanted` that nobody needs, and return their number."""
+        self._firsts.changed.clear()
         self._untold = []
         self._hidden = {}
         self._held = []
@@ -312,53 +303,54 @@ class Cleaning:
         await self._prepare(allowed, disk)
         try:
             allowed = await self._decide(segments, allowed)
-            await self._rise()
+            await self._raise_first_offsets()
             await self._save_counts()
-            gone = await self._store.carry_over.drop(allowed)
+            removed = await self._store.carry_over.drop(allowed)
         finally:
             self._refuse(reason_to_refuse(await self._run_read(self._disk)))
         log.info("removed the log up to position %d", self._store.log.first_position)
-        return gone
+        return removed
 
     def _allowed(self, segments: list[SealedSegment], wanted: int, floor: int | None) -> int:
+        """Return the position up to which segments may be removed, and set `problem`."""
         allowed = allowed_position(segments, wanted, floor)
         self.problem = ""
         if allowed < wanted:
-            why = f"a consumer group has not acked position {floor}"
+            reason = f"a consumer group has not acked position {floor}"
             if self._held:
-                why = f"jobs hold messages of {_named(self._held)}"
+                reason = f"jobs hold messages of {_describe(self._held)}"
             if self._hidden:
-                why = f"the rows of hidden subject {min(self._hidden.values())!r} are not published"
+                subject = min(self._hidden.values())
+                reason = f"the rows of hidden subject {subject!r} are not published"
             if self._untold:
-                why = (
-                    f"the metaserver has not told which consumer groups read {_named(self._untold)}"
-                )
-            self.problem = f"segments up to position {wanted} should be removed, but {why}"
+                names = _describe(self._untold)
+                reason = f"the metaserver has not told which consumer groups read {names}"
+            self.problem = f"segments up to position {wanted} should be removed, but {reason}"
         return allowed
 
     async def _prepare(self, position: int, disk: DiskUse) -> None:
-        """Write the partitions that the segments describe again. If the disk is full, remove the
-        reserve first.
+        """Rewrite the partitions that the segments describe, using the reserve if the disk is
+        full.
         """
         carry_over = self._store.carry_over
         try:
             await carry_over.prepare(position)
         except (StorageError, BrokerReadOnlyError):
-            if not await self._run_read(self._reserve.give_up):
+            if not await self._run_read(self._reserve.release):
                 raise
-            # The space of the reserve is for records that must precede the removal, not for
+            # The reserve's space is for the records that must precede the removal, not for
             # messages.
             self._refuse(reason_to_refuse(disk) or "the disk is full")
             await carry_over.prepare(position)
 
     async def _save_counts(self) -> None:
-        """Save the counts of messages removed unread, then log them once for each group."""
+        """Make the counts of messages removed unread durable, then log them once per group."""
         try:
-            await self._firsts.saved()
+            await self._firsts.flush()
         except (StorageError, BrokerReadOnlyError):
-            if not await self._run_read(self._reserve.give_up):
+            if not await self._run_read(self._reserve.release):
                 raise
-            await self._firsts.saved()
+            await self._firsts.flush()
         removed, self._firsts.removed = self._firsts.removed, {}
         for (subject, group), (messages, partitions) in sorted(removed.items()):
             log.warning(
@@ -370,96 +362,101 @@ class Cleaning:
             )
 
     async def _decide(self, segments: list[SealedSegment], position: int) -> int:
-        """Decide the position up to which segments are removed, and set pending first offsets, also
-        for groups that joined meanwhile.
+        """Decide the position up to which segments are removed, taking into account groups that
+        joined meanwhile, and set the pending first offsets.
         """
         firsts = self._firsts
-        pending = await self._behind(position)
-        while late := firsts.grouped:
-            firsts.grouped = set()
-            floor = await self._floor(position, list(late))
+        pending = await self._first_offsets_at(position)
+        while changed := firsts.changed:
+            firsts.changed = set()
+            floor = await self._floor(position, list(changed))
             allowed = self._allowed(segments, position, floor) if floor is not None else position
             if allowed < position:
                 position = allowed
-                pending = await self._behind(position)
+                pending = await self._first_offsets_at(position)
         firsts.pending = pending
         return position
 
-    async def _behind(self, position: int) -> dict[int, int]:
+    async def _first_offsets_at(self, position: int) -> dict[int, int]:
+        """Return the first offset that each partition will have if the log begins at `position`."""
         firsts: dict[int, int] = {}
-        steps = self._queues.firsts_behind(position)
-        while (some := await self._run_read(_next_step, steps)) is not None:
-            firsts.update(some)
+        steps = self._queues.first_offsets_at(position)
+        while (step := await self._run_read(_next_step, steps)) is not None:
+            firsts.update(step)
         return firsts
 
-    # ── looking ───────────────────────────────────────────────────────────────────────────────────
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def _disk(self) -> DiskUse:
         return DiskUse(free_bytes=self._files.free_bytes(), total_bytes=self._files.total_bytes())
 
-    def _look(self) -> tuple[DiskUse, list[SealedSegment], int | None]:
-        """Return the disk's use, the sealed segments, and the time of the first message in the
-        segment that is being written.
+    def _survey(self) -> tuple[DiskUse, list[SealedSegment], int | None]:
+        """Return the disk usage, the sealed segments, and the time of the active segment's first
+        message.
         """
         bases = self._store.log.bases
-        self._times = {base: self._times.get(base) or _Times(base) for base in bases}
-        behind: list[int | None] = []
+        self._times = {base: self._times.get(base) or _MessageTimes(base) for base in bases}
+        following_ms: list[int | None] = []
         first_ms: int | None = None
         for base, end in reversed(list(pairwise(bases))):
-            # As long as the calendar is not set back, no message of a segment is newer than the
-            # first message after the segment.
+            # Unless the clock is set back, no message of a segment is newer than the first message
+            # after the segment.
             first_ms = self._read_times(end).first_ms or first_ms
-            behind.append(first_ms)
+            following_ms.append(first_ms)
             self._read_times(base, end=end)
         segments: list[SealedSegment] = []
         known_ms = 0
-        for (base, end), at_ms in zip(pairwise(bases), reversed(behind), strict=True):
-            # If the calendar was set back, that time is too early; the times of the segment's own
-            # messages, and of older ones, are not.
+        for (base, end), at_ms in zip(pairwise(bases), reversed(following_ms), strict=True):
+            # If the clock was set back, that time is too early, but the times of the segment's own
+            # messages and of older ones are not.
             times = self._times[base]
             known_ms = max(known_ms, times.newest_ms)
-            newest_ms = known_ms if times.whole else None
+            newest_ms = known_ms if times.is_complete else None
             if newest_ms is None and at_ms is not None:
                 newest_ms = known_ms = max(known_ms, at_ms)
             segments.append(SealedSegment(base, end, newest_ms))
         return self._disk(), segments, self._read_times(bases[-1]).first_ms
 
-    def _read_times(self, base: int, *, end: int | None = None) -> _Times:
+    def _read_times(self, base: int, *, end: int | None = None) -> _MessageTimes:
         """
-        Continue to read a segment until its first message, or to its end if it is sealed and small.
+        Read a segment further, up to its first message, or up to its end if it is sealed and small.
 
         Args:
-            end: where the segment ends; None if it may still be written.
+            end: the end of a sealed segment; None for the active one.
         """
         times = self._times[base]
         reads_all = end is not None and end - base <= READ_BYTES_MAX
-        if times.whole or (times.first_ms is not None and not reads_all):
+        if times.is_complete or (times.first_ms is not None and not reads_all):
             return times
-        headers = segment_headers(self._files, base, start=times.at)
+        headers = segment_headers(self._files, base, start=times.next_position)
         for header in islice(headers, HEADERS_MAX):
-            times.at = header.position + header.length
+            times.next_position = header.position + header.length
             if header.kind == Kind.MESSAGES:
                 times.newest_ms = max(times.newest_ms, header.appended_at_ms)
                 if times.first_ms is None:
                     times.first_ms = header.appended_at_ms
                 if not reads_all:
                     return times
-        times.whole = end is not None and next(headers, None) is None
+        times.is_complete = end is not None and next(headers, None) is None
         return times
 
     async def _newest_ms(self) -> int:
         """Return the time of the newest stored message, or 0 if there are no messages."""
         newest_ms = 0
         async for slice_ in self._slices(list(self._store.state.partitions)):
-            stored = (each for each in slice_ if each.first_offset < each.readable_offset)
-            newest_ms = max([newest_ms, *(each.appended_at_ms for each in stored)])
+            times = (
+                partition.appended_at_ms
+                for partition in slice_
+                if partition.first_offset < partition.readable_offset
+            )
+            newest_ms = max([newest_ms, *times])
         return newest_ms
 
-    async def _floor(self, wanted: int, numbers: list[int]) -> int | None:
-        """Return the first position below `wanted` at which there is a message that a group of
-        these partitions needs, or None.
+    async def _floor(self, wanted: int, partition_ids: list[int]) -> int | None:
+        """Return the first position below `wanted` of a message in these partitions that a group
+        needs or a job holds, or None.
         """
         floor: int | None = None
-        async for slice_ in self._slices(numbers):
+        async for slice_ in self._slices(partition_ids):
             cursors = [
                 (partition.partition_id, cursor)
                 for partition in slice_
@@ -472,7 +469,7 @@ class Cleaning:
                 partition = self._store.state.partitions.get(partition_id)
                 if partition is None:
                     continue
-                if self._needed_from(partition) < self._groups_need(partition):
+                if self._needed_from(partition) < self._needed_by_groups(partition):
                     self._held.append(partition_id)
                 elif not partition.groups_told and partition.facts.hidden:
                     self._hidden[partition_id] = partition.facts.hidden
@@ -480,33 +477,35 @@ class Cleaning:
                     self._untold.append(partition_id)
         return floor
 
-    async def _look_for_vacant(self, end: int) -> None:
-        """Find the first position that has a message of a hosted partition, if partitions were
-        dropped since the last search.
+    async def _update_vacant_end(self, end: int) -> None:
+        """Find the first position of a message of a hosted partition, if partitions were dropped
+        since the last time.
         """
         version = self._store.state.dropped.version
         if version == self._dropped_version:
             return
-        vacant = end
+        vacant_end = end
         async for slice_ in self._slices(list(self._store.state.partitions)):
             firsts = [
                 (partition.partition_id, partition.first_offset)
                 for partition in slice_
                 if partition.first_offset < partition.readable_offset
             ]
-            positions = [at for _, at in await self._run_read(self._first_needed, firsts)]
-            vacant = min([vacant, *positions])
-        self._vacant = vacant
+            positions = [
+                position for _, position in await self._run_read(self._first_needed, firsts)
+            ]
+            vacant_end = min([vacant_end, *positions])
+        self._vacant_end = vacant_end
         self._dropped_version = version
 
     def _needed_from(self, partition: HostedPartition) -> int:
-        """Return the first offset that a group needs or a job holds."""
-        needed = self._groups_need(partition)
+        """Return a partition's first offset that a group needs or a job holds."""
+        needed = self._needed_by_groups(partition)
         held = self._store.holds.needed_from(partition)
         return needed if held is None else min(needed, max(held, partition.first_offset))
 
-    def _groups_need(self, partition: HostedPartition) -> int:
-        """Return the first offset that a group needs, or the partition's first offset if its groups
+    def _needed_by_groups(self, partition: HostedPartition) -> int:
+        """Return the first offset that a group needs; the partition's first offset if its groups
         were never sent.
         """
         if partition.facts.retention is Retention.TIME:
@@ -516,16 +515,17 @@ class Cleaning:
         cursors = (group.needed_from for group in partition.groups.values())
         return max(min(cursors, default=partition.readable_offset), partition.first_offset)
 
-    async def _slices(self, numbers: list[int]) -> AsyncIterator[list[HostedPartition]]:
+    async def _slices(self, partition_ids: list[int]) -> AsyncIterator[list[HostedPartition]]:
+        """Yield those partitions that are still hosted, in slices."""
         partitions = self._store.state.partitions
-        for start in range(0, len(numbers), SLICE):
-            hosted = (partitions.get(number) for number in numbers[start : start + SLICE])
+        for start in range(0, len(partition_ids), SLICE):
+            hosted = map(partitions.get, partition_ids[start : start + SLICE])
             yield [partition for partition in hosted if partition is not None]
             await asyncio.sleep(0)
 
     def _first_needed(self, cursors: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return (partition id, position of its first needed message) for partitions that have
-        needed messages.
+        """Return (partition id, position of the batch) for each (partition id, offset) of which the
+        index has the batch.
         """
         return [
             (partition_id, units[0].position)
@@ -534,29 +534,30 @@ class Cleaning:
         ]
 
     # ── removing ──────────────────────────────────────────────────────────────────────────────────
-    async def _rise(self) -> None:
-        numbers = list(self._firsts.pending)
-        for start in range(0, len(numbers), SLICE):
-            for partition_id in numbers[start : start + SLICE]:
+    async def _raise_first_offsets(self) -> None:
+        partition_ids = list(self._firsts.pending)
+        for start in range(0, len(partition_ids), SLICE):
+            for partition_id in partition_ids[start : start + SLICE]:
                 self._firsts.rise(partition_id)
             await asyncio.sleep(0)
 
     async def _forget(self) -> None:
-        """Let the index forget the removed segments, and write a snapshot with the log's beginning
-        (`retained`).
+        """Remove the dropped segments' batches from the index, and write a snapshot that contains
+        the log's beginning (`retained`).
         """
         position = self._store.log.first_position
         steps = self._queues.retain(position, dropped=self._store.state.dropped.durable())
-        while await self._run_commit(_next_step, steps) is not None:  # appends come in between
+        # Each step is a separate call, so that appends are served in between.
+        while await self._run_commit(_next_step, steps) is not None:
             pass
         self._forgotten = self._store.state.retained = position
         await self._store.snapshotter.write()
 
 
-def _named(numbers: list[int]) -> str:
-    """Return the lowest partition id and the number of the others, as text."""
-    more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
-    return f"partition {min(numbers)}{more}"
+def _describe(partition_ids: list[int]) -> str:
+    """Return a text with the lowest partition id and the number of the others."""
+    others = f" and {len(partition_ids) - 1} more" if len(partition_ids) > 1 else ""
+    return f"partition {min(partition_ids)}{others}"
 
 
 def _next_step(steps: Iterator[list[tuple[int, int]]]) -> list[tuple[int, int]] | None:

@@ -1,22 +1,23 @@
-"""Decides which of the oldest segments should be removed, and when writing has to stop. Pure.
+"""Decides which of the oldest segments should be removed, and when messages are refused. Pure.
 
     older than retention_ms, or the log larger than retention_bytes    remove
     disk 75 % full                             remove segments older than half of retention_ms
     disk 85 % full                             remove the oldest, at any age
     disk 90 % full                             refuse messages until space is free again
 
-    oldest message of the segment that is being written is older than retention_ms / 8
+    oldest message of the active segment is older than retention_ms / 8
                                                begin a new segment
 
 Invariants
-    Whole sealed segments are removed, oldest first. The segment that is being written stays.
-    Messages of one segment are stored within an eighth of retention_ms, unless very many segments
-    are kept: so each is removed at most that long after its age, even if the broker stores nothing
-    any more. A message stays until every consumer group of its partition has acked it, unless the
-    subject's retention is TIME. All messages of a partition stay until the metaserver has sent its
-    groups (`loop.py`).
+    Sealed segments are removed as a whole, oldest first, but never the active segment. A segment's
+    messages are stored within an eighth of retention_ms, unless there are very many segments. So a
+    message is removed at most that long after it has reached retention_ms, even if the broker
+    stores no more messages. A message is kept until all consumer groups of its partition have acked
+    it, unless the subject's retention is TIME. All messages of a partition are kept until the
+    metaserver has sent its groups (`loop.py`).
 
-Source: RocketMQ's numbers (75, 85, 90 %; 72 hours), without its hour of the day; QMQ's 72 hours.
+Source: RocketMQ's limits (75, 85, 90 %; 72 hours), without its daily hour of deletion; QMQ's 72
+hours.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ EARLY_PERCENT = 75
 FORCED_PERCENT = 85
 FULL_PERCENT = 90
 SEGMENTS_PER_AGE = 8
-"""The number of segments that are begun by age within retention_ms."""
+"""The number of segments that are begun within retention_ms because of their age."""
 SEGMENTS_MAX = 1_000
-"""The number of segments above which none is begun by age: segments that a group or a job needs are
-kept, and each takes two files.
+"""The number of segments above which none is begun because of its age. Segments that a group or a
+job needs are kept, and each takes two files.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SealedSegment:
-    """A sealed segment with the positions `[base, end)`; `newest_ms` is the time of its newest
-    message, or None if that is unknown.
+    """A sealed segment with positions `[base, end)`. `newest_ms` is the time of its newest message,
+    None if unknown.
     """
 
     base: int
@@ -48,7 +49,7 @@ class SealedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of the log's age and size; 0 means no limit."""
+    """The log's maximum age and size; 0 means no limit."""
 
     retention_ms: int
     retention_bytes: int
@@ -56,47 +57,46 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUse:
-    """Free and total bytes of the disk."""
+    """The free and total bytes of a disk."""
 
     free_bytes: int
     total_bytes: int
 
-    def percent(self, freed: int = 0) -> int:
-        """Return the percentage that is in use after `freed` more bytes are freed."""
-        used = self.total_bytes - self.free_bytes - freed
+    def percent(self, freed_bytes: int = 0) -> int:
+        """Return the percentage of the disk in use after `freed_bytes` more bytes are freed."""
+        used = self.total_bytes - self.free_bytes - freed_bytes
         return max(used, 0) * 100 // max(self.total_bytes, 1)
 
 
 def wanted_position(
     segments: Sequence[SealedSegment], limits: Limits, disk: DiskUse, *, end: int, now_ms: int
 ) -> int:
-    """Return the log position up to which segments should be removed, or the first base if none
-    should. `end` is the log's end.
+    """Return the log position up to which segments should be removed; the first base if none
+    should. `end` is the end of the log.
     """
     position = segments[0].base if segments else end
-    freed = 0
+    freed_bytes = 0
     for segment in segments:
-        aged_ms = -1 if segment.newest_ms is None else now_ms - segment.newest_ms
-        percent = disk.percent(freed)
-        old = 0 < limits.retention_ms <= aged_ms
-        early = percent >= EARLY_PERCENT and 0 < limits.retention_ms <= 2 * aged_ms
-        large = 0 < limits.retention_bytes < end - segment.base
-        if not (old or early or large or percent >= FORCED_PERCENT):
+        age_ms = -1 if segment.newest_ms is None else now_ms - segment.newest_ms
+        percent = disk.percent(freed_bytes)
+        is_old = 0 < limits.retention_ms <= age_ms
+        is_early = percent >= EARLY_PERCENT and 0 < limits.retention_ms <= 2 * age_ms
+        is_log_large = 0 < limits.retention_bytes < end - segment.base
+        if not (is_old or is_early or is_log_large or percent >= FORCED_PERCENT):
             break
         position = segment.end
-        freed += segment.end - segment.base
+        freed_bytes += segment.end - segment.base
     return position
 
 
 def begins_segment(oldest_ms: int | None, limits: Limits, *, segments: int, now_ms: int) -> bool:
     """
-    Return True if a new segment is to be begun, so that messages of the one that is being written
-    can be removed by age.
+    Return True if a new segment must be begun because of the age of the active one, which can only
+    be removed after that.
 
     Args:
-        oldest_ms: the time of the first message in the segment that is being written; None if it
-            has none.
-        segments: the number of segments, including this one.
+        oldest_ms: the time of the active segment's first message; None if it has no messages.
+        segments: the number of segments, including the active one.
     """
     if oldest_ms is None or not limits.retention_ms or segments > SEGMENTS_MAX:
         return False
@@ -106,8 +106,8 @@ def begins_segment(oldest_ms: int | None, limits: Limits, *, segments: int, now_
 def removed_from_ms(
     stored_ms: int, limits: Limits, disk: DiskUse, *, log_bytes: int, now_ms: int
 ) -> int | None:
-    """Return the earliest time at which a message that was stored at `stored_ms` may be removed;
-    None means never under the present conditions.
+    """Return the earliest time at which a message that was stored at `stored_ms` may be removed,
+    under the current conditions; None means never.
     """
     percent = disk.percent()
     if percent >= FORCED_PERCENT or 0 < limits.retention_bytes < log_bytes:
@@ -118,8 +118,8 @@ def removed_from_ms(
 
 
 def allowed_position(segments: Sequence[SealedSegment], wanted: int, floor: int | None) -> int:
-    """Return `wanted`, lowered to the end of the last segment below `floor`, which is the first
-    position that a group needs, or None.
+    """Return `wanted`, lowered to a segment's end so that `floor`, the first position that is still
+    needed, is kept; None means that nothing is needed.
     """
     if floor is None or floor >= wanted:
         return wanted
@@ -128,7 +128,7 @@ def allowed_position(segments: Sequence[SealedSegment], wanted: int, floor: int 
 
 
 def reason_to_refuse(disk: DiskUse) -> str:
-    """Return why messages must be refused, or "" if they may be accepted."""
+    """Return the reason why messages must be refused, or "" if they may be accepted."""
     percent = disk.percent()
     if percent < FULL_PERCENT:
         return ""

@@ -1,3 +1,3 @@
-"""The broker's disk: files, snapshots, commit log, index and recovery. All calls block, and no
+"""The broker's storage: files, snapshots, commit log, index and recovery. All calls block; no
 module imports asyncio.
 """

@@ -1,5 +1,5 @@
-"""A file on the disk that is written at its end: gathered writes, sync, truncate. Disk; see
-`AppendFile`.
+"""An append-only file on the disk: vectored writes, fdatasync, truncate. Does disk I/O;
+`AppendFile` is the contract.
 """
 
 from __future__ import annotations
@@ -10,56 +10,54 @@ from collections.abc import Callable, Sequence
 
 from ...protocol.errors import DataFolderError, DiskFullError, FlushFailedError, StorageError
 from ...protocol.errors.failures import open_files_error
-from .kernel_syncs import NOT_TAKEN, KernelSyncs
+from .kernel_syncs import NOT_STARTED_ERRNOS, KernelSyncs
 
 Buffer = bytes | bytearray | memoryview
 IOV_MAX = 1024
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-OPEN_FILES_ERRORS = (errno.EMFILE, errno.ENFILE)
-_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
+_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+OPEN_FILES_ERRNOS = (errno.EMFILE, errno.ENFILE)
+_ACCESS_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-class SyncNotTakenError(Exception):
-    """The kernel has not begun the requested sync. Nothing is known to be lost."""
+class SyncNotStartedError(Exception):
+    """The kernel did not start the requested sync. No write is known to be lost."""
 
 
 def disk_error(operation: str, path: str, error: OSError) -> StorageError:
-    """Return the StorageError for an `OSError` that `operation` on `path` raised."""
-    if error.errno in OPEN_FILES_ERRORS:
+    """Convert an `OSError` that `operation` raised for `path` into a StorageError."""
+    if error.errno in OPEN_FILES_ERRNOS:
         return open_files_error(f"{operation} {path}", operation=operation, path=path)
     text = f"{operation} {path}: {error.strerror or error}"
-    if error.errno in _FULL:
+    if error.errno in _FULL_ERRNOS:
         return DiskFullError(text, operation=operation, path=path)
-    if error.errno in _NO_RIGHT:
+    if error.errno in _ACCESS_ERRNOS:
         return DataFolderError(text, operation=operation, path=path)
     return StorageError(text, operation=operation, path=path)
 
 
 class RealAppendFile:
-    """An `AppendFile` on the disk; the protocol has the contract."""
+    """The `AppendFile` for a real file system."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self._path = path
         self._descriptor = descriptor
         self.size = os.fstat(descriptor).st_size
         self._allocated = self.size
-        """Bytes of the file, including reserved ones, when it was opened, cut or last given
-        reserved bytes.
-        """
+        """The file size on the disk, including reserved bytes."""
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        """See `AppendFile.append`. One system call writes many buffers. If it writes only a part,
-        the rest is written by further calls.
+        """See `AppendFile.append`. Up to IOV_MAX buffers are written by one system call; a partial
+        write is continued.
         """
         for first in range(0, len(buffers), IOV_MAX):
-            left: list[Buffer] = list(buffers[first : first + IOV_MAX])
-            while left:
+            remaining: list[Buffer] = list(buffers[first : first + IOV_MAX])
+            while remaining:
                 try:
-                    written = os.pwritev(self._descriptor, left, self.size)
+                    written = os.pwritev(self._descriptor, remaining, self.size)
                 except OSError as error:
                     raise disk_error("write", self._path, error) from error
                 self.size += written
-                left = [] if written == sum(map(len, left)) else _rest(left, written)
+                remaining = _skip_bytes(remaining, written)
 
     @property
     def reserved(self) -> int:
@@ -73,7 +71,7 @@ class RealAppendFile:
         except OSError as error:
             raise disk_error("allocate", self._path, error) from error
         finally:
-            self._allocated = os.fstat(self._descriptor).st_size  # a full disk may reserve a part
+            self._allocated = os.fstat(self._descriptor).st_size  # a full disk may reserve some
 
     def fdatasync(self) -> None:
         """See `AppendFile.fdatasync`."""
@@ -84,18 +82,18 @@ class RealAppendFile:
                 f"fdatasync {self._path}: {error.strerror}", operation="fdatasync", path=self._path
             ) from error
 
-    def begin_sync(self, syncs: KernelSyncs, done: Callable[[Exception | None], None]) -> None:
+    def begin_sync(self, syncs: KernelSyncs, on_done: Callable[[Exception | None], None]) -> None:
         """See `AppendFile.begin_sync`."""
         try:
-            syncs.begin(self._descriptor, done, self._sync_error)
+            syncs.begin(self._descriptor, on_done, self._sync_error)
         except OSError as error:
             text = f"fdatasync {self._path}: {error.strerror}"
-            raise SyncNotTakenError(text) from error
+            raise SyncNotStartedError(text) from error
 
-    def _sync_error(self, number: int) -> Exception:
-        text = f"fdatasync {self._path}: {os.strerror(number)}"
-        if number in NOT_TAKEN:
-            return SyncNotTakenError(text)
+    def _sync_error(self, error_number: int) -> Exception:
+        text = f"fdatasync {self._path}: {os.strerror(error_number)}"
+        if error_number in NOT_STARTED_ERRNOS:
+            return SyncNotStartedError(text)
         return FlushFailedError(text, operation="fdatasync", path=self._path)
 
     def truncate(self, size: int) -> None:
@@ -120,10 +118,11 @@ class RealAppendFile:
             self._descriptor = -1
 
 
-def _rest(buffers: list[Buffer], written: int) -> list[Buffer]:
+def _skip_bytes(buffers: list[Buffer], count: int) -> list[Buffer]:
+    """Return the buffers without their first `count` bytes."""
     for index, buffer in enumerate(buffers):
         size = len(buffer)
-        if written < size:
-            return [memoryview(buffer)[written:], *buffers[index + 1 :]]
-        written -= size
+        if count < size:
+            return [memoryview(buffer)[count:], *buffers[index + 1 :]]
+        count -= size
     return []

@@ -1,24 +1,24 @@
-"""What a data folder says about itself, in small JSON files: its identity, its openings, and the
-tokens that the broker accepts by itself.  Disk, through `Files`.
+"""The small JSON files in a data folder: its identity, its openings, and the operators' tokens that
+the broker accepts without a metaserver. Does disk I/O through `Files`.
 
     {"format": 1, "broker_id": "9f…", "broker_group": "g1"}
 
 Invariants
-    A folder of another broker group, of a newer format, or with files of other programs is refused
-    and not changed.
+    A folder is refused, and not changed, if it belongs to another broker group, has a newer format,
+    or contains files of other programs.
 
     {"format": 1, "opening": "7c…", "heard": ["e1…"], "unheard": ["09…"]}
 
-An opening is *heard* when a metaserver has accepted a report of it.
+An opening is *heard* once a metaserver has accepted a report of it.
 
 Invariants
     Each opening has a random name and lists the earlier openings. An older copy of the folder lacks
     the newest opening, so the metaserver recognises it as a copy. The name is durable before it is
-    reported. The list always has the last heard opening, after any number of unheard ones.
+    reported. The list always contains the last heard opening, however many unheard ones follow.
 
     {"format": 1, "operators": {"3b4e…": "admin", "9c01…": "cluster"}}
 
-See `AccessNews.operators`: a token is kept only as its SHA-256.
+Only the SHA-256 of a token is stored; see `AccessNews.operators`.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ from .files import Files, replace_file
 
 IDENTITY_PATH = "identity.json"
 FORMAT = 1
-_OURS_BEFORE = frozenset({"lock", IDENTITY_PATH + ".tmp", "lost+found"})
-"""The names that a folder may contain before its first use."""
+_INITIAL_NAMES = frozenset({"lock", IDENTITY_PATH + ".tmp", "lost+found"})
+"""The names that a folder may contain before a broker first uses it."""
 
 
 class FolderIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """The broker and the broker group that a data folder belongs to."""
+    """The broker and the broker group to which a data folder belongs."""
 
     format: int
     broker_id: str
-    """A random id that is written at the folder's first use. It distinguishes the folder from
-    another one of the same broker group.
+    """A random id, written when the folder is first used. It distinguishes the folder from other
+    folders of the same broker group.
     """
     broker_group: str
 
 
 def claim_folder(files: Files, *, broker_group: str, rng: random.Random) -> FolderIdentity:
     """
-    Read the identity of a locked data folder, or write it if the folder is empty.
+    Read the identity of a locked data folder, or write one if the folder is empty.
 
     Raises:
         DataFolderError: the folder belongs to another broker group, has a newer format, is not a
-            broker's, or is unreadable.
+            broker's data folder, or is unreadable.
     """
     check_name("broker group", broker_group)
     if files.size(IDENTITY_PATH) is None:
-        foreign = [name for name in files.list() if name not in _OURS_BEFORE]
+        foreign = [name for name in files.list() if name not in _INITIAL_NAMES]
         if foreign:
             raise DataFolderError(
-                f"{files.name()} has files that are not a broker's: {', '.join(foreign[:5])}",
+                f"{files.name()} contains files that are not a broker's: {', '.join(foreign[:5])}",
                 path=files.name(),
             )
         identity = FolderIdentity(
@@ -86,21 +86,22 @@ def read_identity(files: Files) -> FolderIdentity:
     Read the identity of a data folder.
 
     Raises:
-        DataFolderError: the folder is not a broker's, has a newer format, or is unreadable.
+        DataFolderError: the folder is not a broker's data folder, has a newer format, or is
+            unreadable.
     """
     if files.size(IDENTITY_PATH) is None:
-        foreign = DataFolderError(
+        error = DataFolderError(
             f"{files.name()} is not a broker's data folder: it has no {IDENTITY_PATH}",
             path=files.name(),
         )
-        foreign.hint = "Name the folder that the broker was started with, by --data."
-        raise foreign
+        error.hint = "Pass --data with the folder that the broker was started with."
+        raise error
     try:
         identity = msgspec.json.decode(files.pread(IDENTITY_PATH, 0, 1 << 16), type=FolderIdentity)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
         raise DataFolderError(
-            f"{files.name()}/{IDENTITY_PATH} is unreadable: {error}", path=files.name()
-        ) from error
+            f"{files.name()}/{IDENTITY_PATH} is unreadable: {problem}", path=files.name()
+        ) from problem
     if identity.format != FORMAT:
         raise DataFolderError(
             f"{files.name()} has format {identity.format}, this broker writes format {FORMAT}",
@@ -113,21 +114,21 @@ log = logging.getLogger("keylane.broker")
 
 OPENING_PATH = "opening.json"
 HEARD_MAX = 25
-"""The number of heard openings that are listed, the newest ones: a database restored from a backup
-may know only an older opening.
+"""The number of newest heard openings that are listed. More than one, because a database that was
+restored from a backup may know only an older opening.
 """
 FIRST_MAX = 25
-"""The number of unheard openings that are listed from the first on. Any of them may have been
-heard: that is written only when the list is nearly full, so that most starts cost one write.
+"""The number of oldest unheard openings that are listed. Any of them may have been heard: this is
+written only when the list is nearly full, so most starts cost one write.
 """
 NEWEST_MAX = 50
-"""The number of further unheard openings that are listed, the newest ones: a report may be accepted
-although its answer is lost.
+"""The number of newest unheard openings that are listed besides. A report may be accepted although
+its reply is lost.
 """
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """An opening of a data folder, and the earlier openings, the oldest first."""
+    """An opening of a data folder, and the earlier openings, oldest first."""
 
     format: int = FORMAT
     opening: str = ""
@@ -135,8 +136,8 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     heard: tuple[str, ...] = ()
     """The newest openings of which a metaserver has accepted a report."""
     unheard: tuple[str, ...] = ()
-    """The openings since `heard` was written. If a metaserver has heard any of them, it is one of
-    the first FIRST_MAX or of the newest.
+    """The openings since `heard` was written. If a metaserver has heard any of them, it has heard
+    one of the first FIRST_MAX or of the newest.
     """
 
     @property
@@ -147,44 +148,43 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 def begin_opening(files: Files, *, rng: random.Random) -> Opening:
     """
-    Name a new opening of a locked and claimed data folder, durably.
+    Give a new opening of a locked and claimed data folder a name, durably.
 
-    If the disk accepts no writes, the previous opening is returned, so that the broker can still
-    serve reads.
+    If the disk rejects writes, return the previous opening: the broker can still serve reads.
     """
-    last = read_opening(files)
-    unheard = last.unheard
-    if last.opening and last.opening not in last.heard:
-        unheard = (*unheard, last.opening)
+    previous = read_opening(files)
+    unheard = previous.unheard
+    if previous.opening and previous.opening not in previous.heard:
+        unheard = (*unheard, previous.opening)
     unheard = (*unheard[:FIRST_MAX], *unheard[FIRST_MAX:][-NEWEST_MAX:])
     name = f"{rng.getrandbits(128):032x}"
-    opening = msgspec.structs.replace(last, opening=name, unheard=unheard)
+    opening = msgspec.structs.replace(previous, opening=name, unheard=unheard)
     try:
         _write(files, opening)
     except StorageError as error:
         log.warning("cannot write the opening of the data folder: %s", error.message)
-        return last
+        return previous
     return opening
 
 
 def note_heard(files: Files, opening: Opening) -> None:
     """
-    Write that a metaserver has accepted a report of this opening, if the list of unheard openings
-    is nearly full.
+    Record that a metaserver has accepted a report of this opening. It is written only if the list
+    of unheard openings is nearly full.
 
-    If the disk accepts no writes, the list stays as it is.
+    If the disk rejects writes, the list stays unchanged.
     """
     if opening.opening and len(opening.unheard) >= FIRST_MAX - 1:
         heard = (*opening.heard, *opening.unheard, opening.opening)[-HEARD_MAX:]
         try:
             _write(files, msgspec.structs.replace(opening, heard=heard, unheard=()))
         except StorageError as error:
-            log.info("cannot write that a metaserver knows this opening: %s", error.message)
+            log.info("cannot record that a metaserver knows this opening: %s", error.message)
 
 
 def read_opening(files: Files) -> Opening:
-    """Return the last opening of a data folder, or an opening without a name if the file is missing
-    or unreadable.
+    """Return the last opening of a data folder; its name is "" if the file is missing or
+    unreadable.
     """
     if files.size(OPENING_PATH) is None:
         return Opening()
@@ -200,33 +200,33 @@ def _write(files: Files, opening: Opening) -> None:
 
 
 OPERATORS_PATH = "operators.json"
-BYTES_MAX = 4 << 20
+OPERATORS_BYTES_MAX = 4 << 20
 
 
 class _OperatorsFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the file."""
+    """The content of operators.json."""
 
     format: int = 1
     operators: dict[str, str] = {}
 
 
 def keep_operators(files: Files, operators: dict[str, str]) -> None:
-    """Write the operators, durably. If the disk accepts no writes, the earlier ones stay."""
+    """Replace the stored operators, durably. If the disk rejects writes, the old ones stay."""
     try:
         replace_file(
             files, OPERATORS_PATH, msgspec.json.encode(_OperatorsFile(operators=operators)) + b"\n"
         )
     except StorageError as error:
-        log.warning("cannot write which tokens operators have: %s", error.message)
+        log.warning("cannot write the operators' tokens: %s", error.message)
 
 
 def read_operators(files: Files) -> dict[str, str]:
-    """Return the operators that were written last, or none if the file is missing or unreadable."""
+    """Return the stored operators; empty if the file is missing or unreadable."""
     if files.size(OPERATORS_PATH) is None:
         return {}
     try:
         return msgspec.json.decode(
-            files.pread(OPERATORS_PATH, 0, BYTES_MAX), type=_OperatorsFile
+            files.pread(OPERATORS_PATH, 0, OPERATORS_BYTES_MAX), type=_OperatorsFile
         ).operators
     except (msgspec.MsgspecError, UnicodeDecodeError, StorageError) as error:
         log.warning("%s/%s is unreadable: %s", files.name(), OPERATORS_PATH, error)

@@ -1,16 +1,17 @@
-"""Kills the process at a named point of its work on the disk, for tests of recovery after a kill.
+"""Kills the process at a named point of its disk I/O, for tests of recovery after a crash.
 
     KEYLANE_FAIL_AT=synced:3      killed after the third sync
     KEYLANE_FAIL_AT=write~:2      killed after half of the second write
 
-The points are before and after each operation that changes the disk. Points of the index are around
-calls of its library, which writes files of its own. Without the variable, `RealFiles` is used,
-which has no points.
+There is a point before and after each operation that changes the disk. The points of the index
+surround calls of its library, which does its own I/O. If the variable is not set, `RealFiles` is
+used, which has no points.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,7 +21,6 @@ from .append_file import Buffer, RealAppendFile
 from .files import AppendFile, Files, RealFiles
 from .kernel_syncs import KernelSyncs
 
-KILL = 9
 VARIABLE = "KEYLANE_FAIL_AT"
 FILE_POINTS = (
     "create",
@@ -57,7 +57,7 @@ POINTS = FILE_POINTS + LIBRARY_POINTS
 
 
 class FailPoint:
-    """Counts how often each point is passed, and kills the process at the chosen point."""
+    """Counts how often each point is passed, and kills the process at the configured one."""
 
     def __init__(self, text: str) -> None:
         name, _, count = text.partition(":")
@@ -66,18 +66,18 @@ class FailPoint:
                 f"{VARIABLE}={text!r} is not point:count; the points are {', '.join(POINTS)}"
             )
         self.name = name
-        self._at = int(count)
-        self._passed: Counter[str] = Counter()
+        self._kill_at = int(count)
+        self._counts: Counter[str] = Counter()
 
-    def passed(self, name: str) -> bool:
-        """Count a point. Return True if the process is to be killed here."""
-        self._passed[name] += 1
-        return name == self.name and self._passed[name] == self._at
+    def is_kill_due(self, name: str) -> bool:
+        """Count a pass of a point, and return True if the process must be killed now."""
+        self._counts[name] += 1
+        return name == self.name and self._counts[name] == self._kill_at
 
     def reach(self, name: str) -> None:
-        """Pass a point, or kill the process there."""
-        if self.passed(name):
-            os.kill(os.getpid(), KILL)
+        """Count a pass of a point, and kill the process if it is due."""
+        if self.is_kill_due(name):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class FailingAppendFile:
@@ -91,10 +91,10 @@ class FailingAppendFile:
     def append(self, buffers: Sequence[Buffer]) -> None:
         """See `AppendFile.append`."""
         self._point.reach("write")
-        if self._point.passed("write~"):
-            whole = b"".join(buffers)
-            self._file.append([whole[: len(whole) // 2]])
-            os.kill(os.getpid(), KILL)
+        if self._point.is_kill_due("write~"):
+            data = b"".join(buffers)
+            self._file.append([data[: len(data) // 2]])
+            os.kill(os.getpid(), signal.SIGKILL)
         self._file.append(buffers)
         self.size = self._file.size
         self._point.reach("written")
@@ -116,15 +116,15 @@ class FailingAppendFile:
         self._file.fdatasync()
         self._point.reach("synced")
 
-    def begin_sync(self, syncs: KernelSyncs, done: Callable[[Exception | None], None]) -> None:
+    def begin_sync(self, syncs: KernelSyncs, on_done: Callable[[Exception | None], None]) -> None:
         """See `AppendFile.begin_sync`."""
 
-        def ended(error: Exception | None) -> None:
+        def on_synced(error: Exception | None) -> None:
             self._point.reach("synced")
-            done(error)
+            on_done(error)
 
         self._point.reach("sync")
-        self._file.begin_sync(syncs, ended)
+        self._file.begin_sync(syncs, on_synced)
 
     def truncate(self, size: int) -> None:
         """See `AppendFile.truncate`."""
@@ -183,15 +183,15 @@ class FailingFiles(RealFiles):
         self._point.reach("folder-synced")
 
 
-def reach_of(files: Files) -> Callable[[str], None]:
-    """Return the function with which a library that does its own I/O in this folder passes its fail
-    points.
+def fail_point_hook(files: Files) -> Callable[[str], None]:
+    """Return the function to call at the fail points of a library that does its own I/O in the
+    folder.
     """
-    return files.reach if isinstance(files, FailingFiles) else pass_by
+    return files.reach if isinstance(files, FailingFiles) else ignore_fail_point
 
 
-def pass_by(_name: str) -> None:
-    """Pass a point if no fail point is chosen."""
+def ignore_fail_point(_name: str) -> None:
+    """Do nothing: no fail point is configured."""
 
 
 def files_of(root: str, environment: Mapping[str, str] | None = None) -> RealFiles:
@@ -199,7 +199,7 @@ def files_of(root: str, environment: Mapping[str, str] | None = None) -> RealFil
     Return the files of the folder `root`, with fail points if KEYLANE_FAIL_AT is set.
 
     Raises:
-        ConfigError: the variable does not name a point and a count.
+        ConfigError: the variable is not a known point with a count.
     """
-    chosen = (os.environ if environment is None else environment).get(VARIABLE)
-    return RealFiles(root) if chosen is None else FailingFiles(root, FailPoint(chosen))
+    configured = (os.environ if environment is None else environment).get(VARIABLE)
+    return RealFiles(root) if configured is None else FailingFiles(root, FailPoint(configured))

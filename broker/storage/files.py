@@ -1,13 +1,12 @@
-"""The interface of the store to the disk (`Files`), and its implementation (`RealFiles`). I/O: all
-access to files.
+"""The store's interface to the disk (`Files`), and its implementation (`RealFiles`). All file I/O
+is done here.
 
-Paths are relative to the data folder, with "/" between the parts. Every call blocks, and raises
-StorageError or a subclass. Tests replace `RealFiles` by a simulated disk that loses, tears and
-damages writes.
+Paths are relative to the data folder and use "/". Every call blocks, and raises StorageError or a
+subclass. Tests replace `RealFiles` with a simulated disk that loses, tears and corrupts writes.
 
 Invariants
-    A write is durable only after `fdatasync` of its file, a new or removed name only after
-    `sync_folder`. `append` writes all buffers or raises. After an error it is unknown how many
+    A write is durable only after the file's `fdatasync`, and a created or removed name only after
+    `sync_folder`. `append` writes all buffers or raises; after an error it is unknown how many
     bytes were written.
 """
 
@@ -26,75 +25,73 @@ from pathlib import Path
 from typing import Protocol
 
 from ...protocol.errors import DataFolderError, FlushFailedError, StorageError
-from .append_file import OPEN_FILES_ERRORS, Buffer, RealAppendFile, disk_error
+from .append_file import OPEN_FILES_ERRNOS, Buffer, RealAppendFile, disk_error
 from .kernel_syncs import KernelSyncs
 
 log = logging.getLogger("keylane.broker")
 FOLDER_MODE, FILE_MODE, PROTECTED_MODE = 0o700, 0o600, 0o400
-"""The access modes of folders, files and protected files: only the user who runs the broker may
+"""The access modes of folders, files and protected files. Only the user that runs the broker may
 read messages.
 """
 OTHERS_MODE = 0o077
 READ_BYTES = 2 << 20
-"""The size in bytes of the parts in which a large file is read."""
+"""The size, in bytes, of one read of a large file."""
 READ_FILES_MAX = 256
 """The number of descriptors that are kept open for reading."""
 
 
 class AppendFile(Protocol):
-    """A file open for writing at its end."""
+    """A file that is open for appending."""
 
     size: int
-    """The end of the file: its bytes, synced or not, without reserved ones."""
+    """The file size in bytes, including unsynced bytes but not reserved ones."""
 
     @property
     def reserved(self) -> int:
-        """The number of reserved bytes after the end. When the file is opened they count as
-        written, and are zeros.
+        """The number of bytes reserved after the end. They are zeros, and count as written when the
+        file is cached again.
         """
         ...
 
     def reserve(self, length: int) -> None:
         """
-        Add `length` bytes of zeros after the end of the file. Appends overwrite them, and their
-        syncs need not record a new size.
+        Reserve `length` bytes of zeros after the end of the file. Appends overwrite them, and the
+        sync of such an append does not have to update the file size.
 
         Raises:
-            StorageError: the disk is full or cannot reserve bytes. Nothing that was written is
-                changed, and a part of the bytes may be reserved.
+            StorageError: the disk is full or cannot reserve bytes. Written data is unchanged; some
+                of the bytes may be reserved.
         """
         ...
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        """Write the buffers one after another, or raise DiskFullError or StorageError."""
+        """Write the buffers, in order. Raise DiskFullError or another StorageError on failure."""
         ...
 
     def fdatasync(self) -> None:
-        """Make all writes durable, or raise FlushFailedError; after that the file must not be
-        synced again.
-        """
+        """Make all writes durable. After a FlushFailedError the file must not be synced again."""
         ...
 
-    def begin_sync(self, syncs: KernelSyncs, done: Callable[[Exception | None], None]) -> None:
+    def begin_sync(self, syncs: KernelSyncs, on_done: Callable[[Exception | None], None]) -> None:
         """
-        Let the kernel make all writes durable, and call `done` with None or with an error like that
-        of `fdatasync`.
+        Let the kernel make all writes durable, then call `on_done` with None or with the error that
+        `fdatasync` would have raised.
 
-        The error that is passed or raised is a SyncNotTakenError if no sync was begun; then
+        If no sync was started, a SyncNotStartedError is raised or passed to `on_done`; then
         `fdatasync` may be called.
         """
         ...
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes, durably. Afterwards it has no reserved bytes."""
+        """Truncate the file to `size` bytes, durably. This drops reserved bytes."""
         ...
 
     def rewind(self, size: int) -> None:
-        """Let the next append overwrite the file from byte `size` on."""
+        """Make the next append overwrite the file from byte `size` on."""
         ...
 
     def close(self) -> None:
-        """Close the file without making it durable."""
+        """Close the file without syncing it."""
         ...
 
 
@@ -102,51 +99,49 @@ class Files(Protocol):
     """A data folder."""
 
     def name(self) -> str:
-        """Return the folder's name, as it is shown to people."""
+        """Return the folder's name for messages and logs."""
         ...
 
     def lock(self) -> None:
-        """Lock the folder against other processes until `close`, or raise DataFolderError."""
+        """Lock the folder against other processes until `close`. Raises DataFolderError."""
         ...
 
     def make_folder(self, path: str) -> None:
-        """Create a folder unless it exists, and make its name durable."""
+        """Create a folder, durably, unless it exists."""
         ...
 
     def outside(self, path: str) -> str:
-        """Return the path in the file system, for a library that does its own I/O, or raise
-        StorageError.
+        """Return the path in the file system, for a library that does its own I/O. Raises
+        StorageError if there is none.
         """
         ...
 
     def list(self, path: str = "") -> list[str]:
-        """Return the names in a folder, sorted. The list is empty if the folder does not exist."""
+        """Return the names in a folder, sorted; empty if the folder does not exist."""
         ...
 
     def size(self, path: str) -> int | None:
-        """Return the number of bytes in a file, or None if the file does not exist."""
+        """Return the size of a file in bytes, or None if the file does not exist."""
         ...
 
     def open_append(self, path: str) -> AppendFile:
-        """Open a file for writing at its end. It is created if it is missing."""
+        """Open a file for appending. The file is created if it does not exist."""
         ...
 
     def pread(self, path: str, position: int, length: int) -> bytes:
-        """Return up to `length` bytes from `position` on; there are fewer at the end of the
-        file.
-        """
+        """Return `length` bytes at byte `position` of a file, or fewer at the end of the file."""
         ...
 
     def preads(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
-        """Read like `pread` for each (position, length) of one file."""
+        """Return the result of `pread` for each (position, length) of a file."""
         ...
 
     def will_read(self, path: str, position: int, length: int) -> None:
-        """Let the kernel read bytes ahead that will be needed soon."""
+        """Ask the kernel to read ahead bytes that will be needed soon."""
         ...
 
     def protect(self, path: str) -> None:
-        """Make a file read only; open descriptors stay writable."""
+        """Make a file read-only; open descriptors stay writable."""
         ...
 
     def unprotect(self, path: str) -> None:
@@ -154,7 +149,7 @@ class Files(Protocol):
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Replace the file `new` by the file `old`, atomically."""
+        """Rename the file `old` to `new`, atomically replacing any file of that name."""
         ...
 
     def remove(self, path: str) -> None:
@@ -162,16 +157,16 @@ class Files(Protocol):
         ...
 
     def sync_folder(self, path: str = "") -> None:
-        """Make the names in a folder durable, or raise FlushFailedError."""
+        """Make the names in a folder durable. Raises FlushFailedError."""
         ...
 
     def free_bytes(self) -> int:
-        """Return the number of free bytes on the disk for this user."""
+        """Return the number of bytes on the disk that are free for this user."""
         ...
 
     def total_bytes(self) -> int:
-        """Return the number of used and free bytes on the disk for this user; `df` shows
-        percentages of this total.
+        """Return the sum of the disk's used bytes and the bytes free for this user, on which the
+        percentages of `df` are based.
         """
         ...
 
@@ -180,19 +175,29 @@ class Files(Protocol):
         ...
 
 
+def file_numbers(names: Iterable[str], *, digits: int, suffix: str) -> list[int]:
+    """Return the numbers of the files that are named by `digits` decimal digits and the suffix."""
+    return [
+        int(name[:digits])
+        for name in names
+        if len(name) == digits + len(suffix)
+        and name.endswith(suffix)
+        and name[:digits].isascii()
+        and name[:digits].isdecimal()
+    ]
+
+
 def replace_file(files: Files, path: str, *pieces: Buffer) -> None:
-    """Replace a file's content atomically and durably: a reader sees the old content or the new
-    one.
-    """
+    """Replace a file's content, atomically and durably: readers see the old content or the new."""
     replace_large_file(files, path, [pieces])
 
 
 def replace_large_file(files: Files, path: str, parts: Iterable[Sequence[Buffer]]) -> None:
-    """Replace a file like `replace_file`, with only one of the parts in memory at a time."""
-    draft = path + ".tmp"
-    if files.size(draft) is not None:
-        files.remove(draft)
-    out = files.open_append(draft)
+    """Replace a file like `replace_file`, holding only one part in memory at a time."""
+    temporary = path + ".tmp"
+    if files.size(temporary) is not None:
+        files.remove(temporary)
+    out = files.open_append(temporary)
     try:
         try:
             for pieces in parts:
@@ -200,21 +205,21 @@ def replace_large_file(files: Files, path: str, parts: Iterable[Sequence[Buffer]
             out.fdatasync()
         finally:
             out.close()
-        files.rename(draft, path)
+        files.rename(temporary, path)
     except StorageError:
         with suppress(StorageError):
-            files.remove(draft)  # on a full disk it would take the last free bytes
+            files.remove(temporary)  # it may occupy the last free bytes of a full disk
         raise
     files.sync_folder(path.rpartition("/")[0])
 
 
 def write_again(files: Files, path: str, file: AppendFile, *, start: int, end: int) -> None:
     """
-    Write the bytes `[start, end)` of a file over themselves; `file` is open on `path`, and the
+    Rewrite the bytes `[start, end)` of a file in place. `file` is the open file of `path`; the
     caller syncs it.
 
-    After a failed sync the kernel marks bytes in the page cache as clean although they are not on
-    the disk. Another sync would not write them, and a sync of later bytes would leave a hole there.
+    After a failed sync the kernel marks pages of its cache as clean although they are not on the
+    disk. Another sync would not write them, and a sync of later bytes would leave a hole there.
     """
     while start < end:
         data = files.pread(path, start, min(READ_BYTES, end - start))
@@ -224,7 +229,7 @@ def write_again(files: Files, path: str, file: AppendFile, *, start: int, end: i
 
 
 def _make_folders(path: Path) -> None:
-    """Make a folder and its missing parents, each durably."""
+    """Create a folder and its missing parents, each durably."""
     if path.is_dir():
         return
     _make_folders(path.parent)
@@ -237,25 +242,25 @@ def _make_folders(path: Path) -> None:
 
 
 def is_locked(root: str) -> bool:
-    """Return True if another process has locked the data folder now; False also if there is no
-    folder.
+    """Return True if another process holds the lock of the data folder; False also if the folder
+    does not exist.
     """
     try:
-        number = os.open(f"{root}/lock", os.O_RDWR)
+        descriptor = os.open(f"{root}/lock", os.O_RDWR)
     except OSError:
         return False
     try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:
-        os.close(number)
+        os.close(descriptor)
     return False
 
 
 def narrow_rights(root: str) -> None:
     """
-    Remove other users' rights to a data folder and its files; warn if that fails.
+    Revoke other users' permissions on a data folder and its files, and log a warning on failure.
 
     A copy or a umask may have granted them.
     """
@@ -272,14 +277,14 @@ def narrow_rights(root: str) -> None:
 
 
 class RealFiles:
-    """The folder `root` in the file system. Thread-safe."""
+    """The `Files` of the folder `root` in the file system. Thread-safe."""
 
     def __init__(self, root: Path | str) -> None:
         self._root = str(root)
         self._lock_descriptor = -1
-        self._guard = threading.Lock()
-        self._reading: OrderedDict[str, list[int]] = OrderedDict()
-        """path → [descriptor, number of threads that read from it], least recently used first."""
+        self._cache_lock = threading.Lock()
+        self._cached: OrderedDict[str, list[int]] = OrderedDict()
+        """Path → [descriptor, number of threads that are reading], least recently used first."""
 
     def name(self) -> str:
         """See `Files.name`."""
@@ -289,12 +294,12 @@ class RealFiles:
         return f"{self._root}/{path}" if path else self._root
 
     def lock(self) -> None:
-        """See `Files.lock`. Creates the folder if it is missing."""
+        """See `Files.lock`. The folder is created if it does not exist."""
         try:
             _make_folders(Path(self._root))
             self._lock_descriptor = os.open(self._path("lock"), os.O_RDWR | os.O_CREAT, FILE_MODE)
         except OSError as error:
-            if error.errno in OPEN_FILES_ERRORS:
+            if error.errno in OPEN_FILES_ERRNOS:
                 raise disk_error("open", self._path("lock"), error) from error
             raise DataFolderError(
                 f"cannot write in the data folder {self._root}: {error.strerror}", path=self._root
@@ -303,11 +308,10 @@ class RealFiles:
 
     def lock_to_read(self) -> None:
         """
-        Lock the folder like `lock`, even if its file system is mounted read-only, like a snapshot
-        of a disk.
+        Lock the folder like `lock`, even on a read-only file system, such as a snapshot of a disk.
 
-        No broker writes such a folder through this mount. The lock detects a broker that uses it
-        through another mount.
+        No broker can write to the folder through a read-only mount. The lock detects a broker that
+        uses the folder through another mount.
         """
         try:
             self.lock()
@@ -334,16 +338,16 @@ class RealFiles:
             Path(self._path(path)).mkdir(mode=FOLDER_MODE)
         except FileExistsError:
             if not Path(self._path(path)).is_dir():
-                raise self._no_folder(path) from None
-            # The folder is synced anyway: the process that made it may have been killed before its
-            # sync.
+                raise self._not_a_folder(path) from None
+            # Sync its name anyway: the process that created the folder may have been killed before
+            # it did so.
         except OSError as error:
             raise disk_error("mkdir", path, error) from error
         self.sync_folder(path.rpartition("/")[0])
 
-    def _no_folder(self, path: str) -> DataFolderError:
+    def _not_a_folder(self, path: str) -> DataFolderError:
         folder = self._path(path)
-        return DataFolderError(f"{folder} has to be a folder", path=folder)
+        return DataFolderError(f"{folder} is not a folder", path=folder)
 
     def outside(self, path: str) -> str:
         """See `Files.outside`."""
@@ -356,7 +360,7 @@ class RealFiles:
         except FileNotFoundError:
             return []
         except NotADirectoryError:
-            raise self._no_folder(path) from None
+            raise self._not_a_folder(path) from None
         except OSError as error:
             raise disk_error("list", path, error) from error
 
@@ -390,10 +394,10 @@ class RealFiles:
                 for position, length in ranges:
                     data = os.pread(descriptor, length, position)
                     while len(data) < length:
-                        more = os.pread(descriptor, length - len(data), position + len(data))
-                        if not more:
+                        chunk = os.pread(descriptor, length - len(data), position + len(data))
+                        if not chunk:
                             break
-                        data += more
+                        data += chunk
                     parts.append(data)
         except OSError as error:
             raise disk_error("read", path, error) from error
@@ -401,32 +405,33 @@ class RealFiles:
 
     @contextmanager
     def _descriptor(self, path: str) -> Iterator[int]:
-        with self._guard:
-            opened = self._reading.get(path)
-            if opened is None:
-                opened = [os.open(self._path(path), os.O_RDONLY), 0]
-                self._reading[path] = opened
+        """Provide a cached descriptor for reading; it is not closed while it is in use."""
+        with self._cache_lock:
+            cached = self._cached.get(path)
+            if cached is None:
+                cached = [os.open(self._path(path), os.O_RDONLY), 0]
+                self._cached[path] = cached
                 self._evict()
             else:
-                self._reading.move_to_end(path)
-            opened[1] += 1
+                self._cached.move_to_end(path)
+            cached[1] += 1
         try:
-            yield opened[0]
+            yield cached[0]
         finally:
-            with self._guard:
-                opened[1] -= 1
-                if not opened[1] and self._reading.get(path) is not opened:
-                    os.close(opened[0])
+            with self._cache_lock:
+                cached[1] -= 1
+                if not cached[1] and self._cached.get(path) is not cached:
+                    os.close(cached[0])
 
     def _evict(self) -> None:
-        spare = len(self._reading) - READ_FILES_MAX
-        for path in list(self._reading)[: max(spare, 0)]:
-            self._forget(path)
+        excess = len(self._cached) - READ_FILES_MAX
+        for path in list(self._cached)[: max(excess, 0)]:
+            self._drop_cached(path)
 
-    def _forget(self, path: str) -> None:
-        opened = self._reading.pop(path, None)
-        if opened is not None and not opened[1]:
-            os.close(opened[0])
+    def _drop_cached(self, path: str) -> None:
+        cached = self._cached.pop(path, None)
+        if cached is not None and not cached[1]:
+            os.close(cached[0])
 
     def will_read(self, path: str, position: int, length: int) -> None:
         """See `Files.will_read`."""
@@ -452,9 +457,9 @@ class RealFiles:
 
     def rename(self, old: str, new: str) -> None:
         """See `Files.rename`."""
-        with self._guard:
-            self._forget(old)
-            self._forget(new)
+        with self._cache_lock:
+            self._drop_cached(old)
+            self._drop_cached(new)
         try:
             os.replace(self._path(old), self._path(new))
         except OSError as error:
@@ -462,8 +467,8 @@ class RealFiles:
 
     def remove(self, path: str) -> None:
         """See `Files.remove`."""
-        with self._guard:
-            self._forget(path)
+        with self._cache_lock:
+            self._drop_cached(path)
         try:
             os.remove(self._path(path))
         except OSError as error:
@@ -484,15 +489,15 @@ class RealFiles:
 
     def free_bytes(self) -> int:
         """See `Files.free_bytes`."""
-        disk = self._disk()
-        return disk.f_bavail * disk.f_frsize
+        stats = self._statvfs()
+        return stats.f_bavail * stats.f_frsize
 
     def total_bytes(self) -> int:
         """See `Files.total_bytes`."""
-        disk = self._disk()
-        return (disk.f_blocks - disk.f_bfree + disk.f_bavail) * disk.f_frsize
+        stats = self._statvfs()
+        return (stats.f_blocks - stats.f_bfree + stats.f_bavail) * stats.f_frsize
 
-    def _disk(self) -> os.statvfs_result:
+    def _statvfs(self) -> os.statvfs_result:
         try:
             return os.statvfs(self._root)
         except OSError as error:
@@ -500,9 +505,9 @@ class RealFiles:
 
     def close(self) -> None:
         """See `Files.close`."""
-        with self._guard:
-            for path in list(self._reading):
-                self._forget(path)
+        with self._cache_lock:
+            for path in list(self._cached):
+                self._drop_cached(path)
         if self._lock_descriptor >= 0:
             os.close(self._lock_descriptor)
             self._lock_descriptor = -1

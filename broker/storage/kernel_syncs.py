@@ -1,10 +1,10 @@
-"""Lets the kernel sync files in the background, without a waiting thread of this process. Disk;
-Linux.
+"""Lets the Linux kernel sync files in the background, so that no thread of this process waits. Does
+disk I/O.
 
-    begin ─▶ the kernel's worker syncs ─▶ `descriptor` is readable ─▶ collect ─▶ done(errno)
+    begin ─▶ a kernel worker syncs ─▶ `descriptor` is readable ─▶ collect ─▶ on_done(error)
 
-Source: io_submit(2), IOCB_CMD_FDSYNC, since Linux 4.18 for every file system; aio-max-nr bounds the
-queues of a machine.
+Source: io_submit(2) with IOCB_CMD_FDSYNC, which every file system supports since Linux 4.18. The
+sysctl aio-max-nr limits the queues of a machine.
 """
 
 from __future__ import annotations
@@ -14,72 +14,73 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-Done = Callable[[Exception | None], None]
-ErrorOf = Callable[[int], Exception]
-AT_ONCE = 8
-NOT_TAKEN = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EAGAIN})
-"""The errors after which the kernel has not begun the sync, so another way may be tried: no failed
-sync is repeated.
+SyncCallback = Callable[[Exception | None], None]
+ErrorFactory = Callable[[int], Exception]
+QUEUE_DEPTH = 8
+"""The number of syncs that may be in flight."""
+NOT_STARTED_ERRNOS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EAGAIN})
+"""The errors that mean that the kernel has not started a sync, so `fdatasync` may be called
+instead. A sync that was started and failed must never be repeated.
 """
 
 
 class KernelSyncs:
     """
-    A queue of syncs that are under way. Only one thread may use it.
+    A queue of asynchronous syncs. Only one thread may use it.
 
     Raises:
-        OSError: this kernel has no such queue, or none left.
+        OSError: the kernel does not support asynchronous I/O, or has no free queue.
     """
 
     def __init__(self) -> None:
         try:
-            from caio import linux_aio  # a module for Linux only
+            from caio import linux_aio  # a Linux-only module
 
             self._operation: Any = linux_aio.Operation
-            self._context = linux_aio.Context(AT_ONCE)
+            self._context = linux_aio.Context(QUEUE_DEPTH)
         except (ImportError, SystemError, RuntimeError, MemoryError) as error:
-            raise OSError(errno.ENOSYS, f"no syncs by the kernel: {error}") from error
-        self._under_way: dict[int, tuple[Any, Done, ErrorOf]] = {}
+            raise OSError(errno.ENOSYS, f"no asynchronous syncs: {error}") from error
+        self._in_flight: dict[int, tuple[Any, SyncCallback, ErrorFactory]] = {}
         self._number = 0
         self._results: dict[int, int] = {}
-        """Number of a sync that has ended → its result."""
+        """The number of a completed sync → its result."""
 
     @property
     def descriptor(self) -> int:
-        """The file descriptor that is readable once a sync has ended."""
+        """A file descriptor that becomes readable when a sync completes."""
         return self._context.fileno
 
-    def begin(self, descriptor: int, done: Done, error_of: ErrorOf) -> None:
+    def begin(self, descriptor: int, on_done: SyncCallback, make_error: ErrorFactory) -> None:
         """
-        Begin an fdatasync. `collect` calls `done` with None, or with the error for the errno.
+        Start an fdatasync. `collect` later calls `on_done` with None, or with `make_error(errno)`.
 
         Raises:
-            OSError: it was not begun.
+            OSError: the sync was not started.
         """
         self._number += 1
         number = self._number
         operation = self._operation.fdsync(descriptor)
         operation.set_callback(partial(self._results.__setitem__, number))
-        self._under_way[number] = operation, done, error_of
+        self._in_flight[number] = operation, on_done, make_error
         try:
-            taken = self._context.submit(operation)
+            submitted = self._context.submit(operation)
         except (OSError, SystemError, ValueError, OverflowError, RuntimeError) as error:
-            del self._under_way[number]
-            raise OSError(errno.EAGAIN, f"the kernel takes no sync: {error}") from error
-        if taken != 1:
-            del self._under_way[number]
-            raise OSError(errno.EAGAIN, "the kernel takes no sync")
+            del self._in_flight[number]
+            raise OSError(errno.EAGAIN, f"the kernel did not accept the sync: {error}") from error
+        if submitted != 1:
+            del self._in_flight[number]
+            raise OSError(errno.EAGAIN, "the kernel did not accept the sync")
 
     def collect(self) -> None:
-        """Call `done` for every sync that has ended."""
+        """Call the callbacks of all completed syncs."""
         try:
             self._context.poll()
         except BlockingIOError:
             pass
-        # An event exists before its descriptor is readable, so one look finds them all.
-        self._context.process_events(AT_ONCE)
-        while self._results:  # not in the library's callback: `done` may begin the next sync
+        # An event exists before the descriptor is readable, so one call finds all of them.
+        self._context.process_events(QUEUE_DEPTH)
+        while self._results:  # not in the library's callback: `on_done` may start a sync
             number, result = self._results.popitem()
-            _, done, error_of = self._under_way.pop(number)
+            _, on_done, make_error = self._in_flight.pop(number)
             error = 0 if result < 1 << 63 else (1 << 64) - result
-            done(error_of(error) if error else None)
+            on_done(make_error(error) if error else None)

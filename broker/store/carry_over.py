@@ -1,17 +1,16 @@
-"""Removes the oldest segments, after it has rewritten the states of the partitions that only these
-segments describe.
+"""Removes the oldest segments, after rewriting the state of the partitions that they describe.
 
-    partitions whose PARTITION or STATE record lies in the segments
-        ─▶ a STATE record each (a large one: several), durable
-    dropped partitions, of which only DROPPED records know
+    partitions with a PARTITION or STATE record in the segments
+        ─▶ a STATE record for each (several for a large one), durable
+    dropped partitions, which only DROPPED records describe
         ─▶ DROPPED records of all of them, durable
       ─▶ a snapshot at a position after the segments ─▶ the segments are removed
 
 Invariants
-    The log alone, from its first segment on, has the whole state of every partition, except removed
-    messages. A crash in between may leave records twice; folding them twice gives the same state.
-    The records of a partition are queued together, with no other record between them. If
-    unexplained damage may hide records of partitions, all partitions are rewritten.
+    The log alone, from its first segment on, has the complete state of every partition, except
+    removed messages. A crash in between may leave duplicate records; replaying them gives the same
+    state. A partition's records are queued together, with no other record between them. If damage
+    may hide records of unknown partitions, all partitions are rewritten.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from .snapshotter import Snapshotter
 
 STATE_BYTES_MAX = 1 << 19
 """
-The largest image, in bytes, that is written as one STATE record. A larger partition is written as
-several STATE records, each with some of its producers, and a FENCE and a CURSOR for each of its
-consumer groups.
+The largest image, in bytes, that is written as one STATE record. A partition with a larger image is
+written as several STATE records, each with some of its producers, and a FENCE and a CURSOR for each
+of its consumer groups.
 """
-PRODUCERS_TOGETHER = 1_000
+PRODUCERS_PER_RECORD = 1_000
 """The number of producers in a STATE record of a large partition. Each takes at most 295 bytes, and
 the other fields about 10,000.
 """
-TOGETHER = 200
-TOGETHER_BYTES = 4 << 20
-"""The number of partitions, and of bytes, that are submitted before the next wait, so that appends
-are served in between.
+FLUSH_PARTITIONS = 200
+FLUSH_BYTES = 4 << 20
+"""The number of partitions, and of bytes, after which the records are awaited, so that appends are
+served in between.
 """
 
 
@@ -72,58 +71,60 @@ class CarryOver:
 
     async def prepare(self, position: int) -> None:
         """
-        Rewrite, durably, the partitions that the segments below `position` describe.
+        Rewrite, durably, the partitions that segments below `position` describe.
 
         Raises:
             BrokerReadOnlyError, OverloadedError, StorageError: the segments must not be removed.
         """
         bases = [base for base in self._log.bases if base < position]
-        numbers = await self._run_read(self._described, bases)
-        if numbers is None:
-            numbers = sorted(self._state.partitions.ids())
-        written: list[asyncio.Future[None]] = []
-        partitions = size = 0
-        for number in numbers:
-            partition = self._state.partitions.get(number)
+        partition_ids = await self._run_read(self._find_described, bases)
+        if partition_ids is None:
+            partition_ids = sorted(self._state.partitions.ids())
+        pending: list[asyncio.Future[None]] = []
+        count = size = 0
+        for partition_id in partition_ids:
+            partition = self._state.partitions.get(partition_id)
             if partition is None:
                 continue
             records = self._records_of(partition)
-            written += [self._submit(partition, record) for record in records]
-            partitions += 1
+            pending += [self._submit(partition, record) for record in records]
+            count += 1
             size += sum(map(len, records))
-            if partitions >= TOGETHER or size >= TOGETHER_BYTES:
-                await asyncio.gather(*written)
-                written, partitions, size = [], 0, 0
-        written += [self._submit_dropped(body) for body in self._state.dropped.bodies()]
-        await asyncio.gather(*written)
+            if count >= FLUSH_PARTITIONS or size >= FLUSH_BYTES:
+                await asyncio.gather(*pending)
+                pending, count, size = [], 0, 0
+        pending += [self._submit_dropped(body) for body in self._state.dropped.bodies()]
+        await asyncio.gather(*pending)
         if self._snapshotter.position < position and not await self._snapshotter.write():
             raise StorageError(f"no snapshot: {self._snapshotter.problem}")
 
     async def drop(self, position: int) -> int:
         """
-        Remove the segments below `position`; `prepare` must have prepared them.
+        Remove the segments below `position`, for which `prepare` was called.
 
-        All first offsets must be above `position` before this call. The segment that is being
-        written must not be among the removed ones.
+        Before this call, all first offsets must have been raised above `position`. The active
+        segment must not be among the removed ones.
 
         Returns:
             The number of removed segments.
         """
-        gone = 0
+        removed = 0
         while self._log.first_position < position:
-            await self._run_commit(self._log.drop_first)
-            gone += 1
-        return gone
+            await self._run_commit(self._log.remove_first_segment)
+            removed += 1
+        return removed
 
     async def drop_first_segment(self) -> int:
-        """Call `prepare` and `drop` for the oldest segment; return the log's new first position."""
-        following = self._log.bases[1]
-        await self.prepare(following)
-        await self.drop(following)
+        """Call `prepare` and `drop` for the oldest segment. Return the log's new first position."""
+        next_base = self._log.bases[1]
+        await self.prepare(next_base)
+        await self.drop(next_base)
         return self._log.first_position
 
-    def _described(self, bases: list[int]) -> list[int] | None:
-        """Return the partitions that these segments describe, or None if damage may hide some."""
+    def _find_described(self, bases: list[int]) -> list[int] | None:
+        """Return the ids of the partitions that segments describe, or None if damage may hide
+        some.
+        """
         described: set[int] = set()
         for base in bases:
             segment_ids = partitions_described(self._files, base, end=self._log.segment_end(base))
@@ -133,14 +134,14 @@ class CarryOver:
         return sorted(described)
 
     def _records_of(self, partition: HostedPartition) -> list[bytes]:
-        """Return the records that must be queued before anything else is decided about the
-        partition.
+        """Return the records of a partition's state. They must be queued before anything else is
+        decided about the partition.
         """
         self._commit.check_room(0, own=True)
         image = image_of(partition)
         if len(image) <= STATE_BYTES_MAX:
             return [_state_record(partition, image)]
-        parts = images_of_parts(partition, together=PRODUCERS_TOGETHER)
+        parts = images_of_parts(partition, together=PRODUCERS_PER_RECORD)
         records = [_state_record(partition, part) for part in parts]
         for group in partition.groups.values():
             lock = group.lock
@@ -165,8 +166,8 @@ class CarryOver:
         return self._commit.submit(Entry(encode_body(0, body)))
 
     def _submit(self, partition: HostedPartition, record: bytes) -> asyncio.Future[None]:
-        # The record is made and queued without an await in between, so records that were decided
-        # earlier are also earlier in the log.
+        # The record is built and queued without an await in between, so everything that was decided
+        # before it precedes it in the log.
         entry = Entry(
             record,
             partition_id=partition.partition_id,

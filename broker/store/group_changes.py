@@ -1,59 +1,59 @@
-"""Durable changes of consumer groups at a partition: they are registered before they read,
-operators set their progress, old tokens are fenced, and deleted groups and partitions are
-forgotten.
+"""Durable changes of a partition's consumer groups: registration, setting a cursor, fencing old
+tokens, and forgetting deleted groups and partitions.
 
     POST /v1/partitions             groups
         ─▶ PARTITION, then as below
     POST /v1/partitions/{id}/groups groups, complete
-        ─▶ CURSOR [group, 0, first offset, []]    for each group that is not known
+        ─▶ CURSOR [group, 0, first offset, []]    for each unknown group
         ─▶ TOLD                                   if these are all groups
 
-A group acquires a partition only when a consumer is granted it, and a child partition only after
-its parents are drained. Until then the broker would not know the group, and retention could remove
-messages that the group has not read.
+A group acquires a partition only when it is granted to a consumer, and a child partition only after
+its parents are drained. Without registration the broker would not know the group until then, and
+retention could remove messages that the group has not read.
 
 Invariants
-    If a broker has been sent all groups of a partition, acquiring the partition adds no other
-    group: a client cannot create groups. The groups of a partition count as complete only when TOLD
-    and every group before it are durable. When the metaserver says that the broker may lack a
-    group, no partition's groups count as complete until they are sent again.
+    Once a broker has received all groups of a partition, acquiring the partition adds no group: a
+    client cannot create groups. A partition's groups count as complete only when TOLD and all
+    groups before it are durable. When the metaserver reports that the broker may lack a group, no
+    partition's groups count as complete until they are sent again.
 
     POST /v1/partitions/{id}/cursor
         ─▶ FENCE [group, token, session] ─▶ CURSOR [group, token, cursor, []]
         ─▶ PARKED [Clear, Adopt]                                            one commit
 
 Invariants
-    The earlier owner is refused from the decision on, so none of its acks changes the new cursor. A
-    repeated call with the same token sets the same cursor, because no other call has that token.
-    Parked messages are forgotten after the new cursor is written: a log that ends between the two
-    has lost no message, and a repeated call clears what is still parked. If the partition is set
-    without its children, those of its own messages that the children keep parked are kept for them
-    (`passed`). What was taken over from an ancestor that is not set with the partition stays
-    parked, and is not taken over again: the reset sets no cursor from which it would be delivered
-    again. Children may have some or all of it; it may then be handled twice. An ancestor is
-    notified by the owner of the partition. If children have taken over messages that they keep, of
-    the partition or of the ancestor, their owners notify the ancestor instead: they learn of it
-    when they take the partition over again.
+    The previous owner is refused as soon as the call is decided, so its acks cannot change the new
+    cursor. A repeated call with the same token sets the same cursor, because no other call has that
+    token. Parked messages are forgotten after the new cursor is written: a log that ends between
+    the two has lost no message, and a repeated call clears the messages that are still parked.
+
+    If the partition is reset without its children, those of its messages that the children keep
+    parked are kept for them (`passed`). Messages that it adopted from an ancestor which is not
+    reset with it stay parked, and are not adopted again, because no cursor is set from which they
+    would be delivered again. Children may have some or all of them, so they may be handled twice.
+    The partition's owner notifies an ancestor. If children have adopted messages of the partition
+    or the ancestor that they keep, the children's owners do so instead; they learn of it when they
+    adopt from the partition again.
 
     POST /v1/partitions/{id}/forget ─▶ FORGET [group, token]
     POST /v1/partitions/{id}/drop   ─▶ DROPPED [[[id, id + 1]], {subject: highest partition id}]
 
-Calls for the group or the partition are refused from the decision on. A failed write undoes the
-decision.
+Calls for the group or the partition are refused as soon as this is decided. A failed write undoes
+the decision.
 
 Invariants
-    No record of the group or the partition that was decided earlier comes after this record in the
-    log. A token up to that of the deletion never belongs to a later group of the same name. The id
-    of a dropped partition is never hosted again.
+    No record of the group or the partition that was decided earlier follows this record in the log.
+    Tokens up to that of the deletion never belong to a later group of the same name. A dropped
+    partition's id is never hosted again.
 
     BrokerWelcome.fence ─▶ FENCE [group, token, "=reset"] of every group that had a token ─▶ served
 
-For a group without a token the fence is kept in memory only (`Store.fence_floor`). A lower token
-can only come from a consumer whose group is missing in the accepted copy.
+For a group without a token the fence is only in memory (`Store.fence_floor`): a lower token can
+only come from a consumer whose group is missing in the accepted copy of a data folder.
 
-An accepted copy assigns offsets to messages although the original has assigned them to others. A
-consumer that has read the original may still ack such offsets, and would thereby ack messages that
-it never handled.
+An accepted copy assigns offsets to new messages that the original has assigned to others. A
+consumer that has read from the original may still ack such offsets, and would ack messages that it
+never handled.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ from ..partition.records import DroppedBody, ForgetBody, encode_body, encode_tol
 from ..partition.suspects import Suspects
 from .group_commit import Entry
 from .parking import change_parked
-from .store import OWN_RECORD_BYTES, Store
+from .store import CONTROL_RECORD_BYTES, Store
 
 
 def know_groups(
@@ -92,19 +92,19 @@ def know_groups(
     tokens_above: int = 0,
 ) -> asyncio.Future[None]:
     """
-    Register these groups at the partition. Groups that are already registered are not changed.
+    Register consumer groups at a partition, so that retention waits for them. Registered groups are
+    not changed.
 
     Args:
         complete: these are all groups of the subject.
-        tokens_above: the upper bound of all tokens of the subject's deleted groups.
+        tokens_above: an upper bound of the tokens of the subject's deleted groups.
 
     Returns:
         A future that is resolved when the groups are durable.
 
     Raises:
-        GroupDeletedError: a group was deleted after the call was made; none of the groups is
-            registered.
-        InvalidRequestError, OverloadedError, BrokerReadOnlyError: none or some of the groups are
+        GroupDeletedError: a group was deleted after the call was sent; no group was registered.
+        InvalidRequestError, OverloadedError, BrokerReadOnlyError: only some groups, or none, were
             registered.
     """
     for name in names:
@@ -118,37 +118,36 @@ def know_groups(
         if name in partition.groups:
             continue
         group = partition.group_for_acquire(name)
-        store.commit.check_room(OWN_RECORD_BYTES, own=True)
-        durable = _keep(store, partition, group)
+        store.commit.check_room(CONTROL_RECORD_BYTES, own=True)
+        durable = _register(store, partition, group)
     if complete and not partition.groups_told:
-        store.commit.check_room(OWN_RECORD_BYTES, own=True)
-        durable = _mark(store, partition)
+        store.commit.check_room(CONTROL_RECORD_BYTES, own=True)
+        durable = _mark_complete(store, partition)
     return durable
 
 
 def check_told(partition: HostedPartition, name: str) -> None:
     """
-    Check that an owner of this group may acquire the partition, which has no progress of the group.
+    Check that a group without progress at the partition may acquire it.
 
-    A metaserver grants a partition only once its broker has stored the group durably, so an owner
-    whose group is not among all groups has no grant. If retention is by time alone, a grant does
-    not wait for that.
+    A metaserver grants a partition only after its broker has stored the group durably, so a group
+    that is unknown although the groups are complete has no grant. With retention by time alone,
+    grants do not wait for this.
 
     Raises:
-        GroupUnknownError: the metaserver has sent all groups of the subject, and this is none of
-            them.
+        GroupUnknownError: the metaserver has sent all groups of the subject without this one.
     """
     if partition.groups_told and partition.facts.retention is Retention.ACKED:
         raise GroupUnknownError(
-            f"no metaserver has told this broker of consumer group {name!r}",
+            f"consumer group {name!r} is not among the groups that the metaserver sent",
             subject=partition.facts.subject,
             group=name,
         )
 
 
 def forget_told(store: Store) -> None:
-    """Let the groups of no partition count as complete, because the metaserver may know groups that
-    this broker was never sent.
+    """Stop treating any partition's groups as complete, because the metaserver may know groups that
+    it never sent to this broker.
     """
     for partition in store.state.partitions.values():
         if partition.groups_told:
@@ -156,18 +155,19 @@ def forget_told(store: Store) -> None:
             partition.groups_told = False
 
 
-def _keep(store: Store, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
+def _register(store: Store, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
+    """Add a group to the partition, with its progress at the first offset, and make it durable."""
     # Retention may be about to decide without this group.
-    store.firsts.grouped.add(partition.partition_id)
+    store.firsts.changed.add(partition.partition_id)
     group.acked = AckedOffsets(partition.first_offset)
     group.changed()
     partition.groups[group.name] = group
     return store.save_now(partition, group, undo=lambda: partition.groups.pop(group.name, None))
 
 
-def _mark(store: Store, partition: HostedPartition) -> asyncio.Future[None]:
-    """Mark the registered groups as all groups of the subject. Retention relies on the mark once it
-    is durable.
+def _mark_complete(store: Store, partition: HostedPartition) -> asyncio.Future[None]:
+    """Record that the registered groups are all groups of the subject. Retention relies on it once
+    it is durable.
     """
     store.state.touch(partition)
 
@@ -184,60 +184,63 @@ def _mark(store: Store, partition: HostedPartition) -> asyncio.Future[None]:
     return store.commit.submit(entry)
 
 
-def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyncio.Future[None]:
+def set_cursor(
+    store: Store, partition: HostedPartition, request: SetCursor
+) -> asyncio.Future[None]:
     """
-    Set a group's cursor. A cursor below the first offset is raised to it. The messages that the
-    group has parked on the partition are forgotten.
+    Set a group's cursor, raising it to the first offset if necessary. The group's parked messages
+    of the partition are forgotten.
 
     Returns:
         A future that is resolved when fence and cursor are durable.
 
     Raises:
-        FencedError: the fence is higher, or a consumer has this token.
-        OffsetOutOfRangeError: the cursor is above the end of the durable messages.
+        FencedError: the fence is higher than the token, or a consumer has this token.
+        OffsetOutOfRangeError: the cursor is beyond the durable messages.
         InvalidRequestError, OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing was
             changed.
     """
     partition.check_owners()
     store.firsts.rise(partition.partition_id)
-    group = partition.group_for_acquire(ask.group)
-    partition.check_not_forgotten(ask.group, ask.token)
-    session = operator_session(ask.strategy)
-    rises = decide_acquire(group.lock, token=ask.token, session=session, ttl_ms=1)
-    if ask.cursor > partition.readable_offset:
+    group = partition.group_for_acquire(request.group)
+    partition.check_not_forgotten(request.group, request.token)
+    session = operator_session(request.strategy)
+    rises = decide_acquire(group.lock, token=request.token, session=session, ttl_ms=1)
+    if request.cursor > partition.readable_offset:
         raise OffsetOutOfRangeError(
-            offset=ask.cursor,
+            offset=request.cursor,
             first_offset=partition.first_offset,
             next_offset=partition.readable_offset,
         )
-    cursor = max(ask.cursor, partition.first_offset)
+    cursor = max(request.cursor, partition.first_offset)
     if not rises and group.acked.cursor == cursor and not (group.acked.ranges or group.parked):
         return store.commit.flushed()
-    # Check room for all records before the first is decided.
-    store.commit.check_room(4 * OWN_RECORD_BYTES, own=True)
+    # Check the room for all records before deciding on the first.
+    store.commit.check_room(4 * CONTROL_RECORD_BYTES, own=True)
     if rises:
-        store.raise_fence(partition, group, token=ask.token, session=session)
-    durable = _submit(store, partition, group, cursor)
+        store.raise_fence(partition, group, token=request.token, session=session)
+    durable = _submit_cursor(store, partition, group, cursor)
     if not group.parked:
         return durable
     parked = group.parked
-    # Children that have taken something over need the ancestors to be kept: the ancestors would
-    # otherwise forget what the owner of this partition says.
-    keeps = bool(ask.kept_children or ask.kept_parents)
-    tell = keeps and (parked.frozen or parked.children_tell)
-    passed = passed_on(parked, ask.kept_children, partition.facts.partition.range_start)
-    changes: list[AskedChange] = [Clear(ask.kept_parents)]
-    if passed or tell:
-        changes.append(Adopt(0, (), last=False, passed=passed, children_tell=tell))
+    # Children that have adopted messages still need the ancestors, which would forget them when the
+    # owner of this partition notifies them.
+    is_partial = bool(request.kept_children or request.kept_parents)
+    children_tell = is_partial and (parked.frozen or parked.children_tell)
+    passed = passed_on(parked, request.kept_children, partition.facts.partition.range_start)
+    changes: list[AskedChange] = [Clear(request.kept_parents)]
+    if passed or children_tell:
+        changes.append(Adopt(0, (), last=False, passed=passed, children_tell=children_tell))
     return change_parked(store, partition, group, changes, at_ms=0)
 
 
-def _submit(
+def _submit_cursor(
     store: Store, partition: HostedPartition, group: Group, cursor: int
 ) -> asyncio.Future[None]:
+    """Set the cursor, and forget failed attempts and suspects, in memory and durably."""
     # The group may need older messages than before.
-    store.firsts.grouped.add(partition.partition_id)
-    before = group.acked, group.attempts, group.suspects
+    store.firsts.changed.add(partition.partition_id)
+    previous = group.acked, group.attempts, group.suspects
     group.acked = AckedOffsets(cursor)
     group.attempts = {}
     group.suspects = Suspects()
@@ -245,34 +248,33 @@ def _submit(
     group.changed()
 
     def undo() -> None:
-        group.acked, group.attempts, group.suspects = before
-        # a record with the new cursor may be durable, so the old cursor must be written again
+        group.acked, group.attempts, group.suspects = previous
+        # A record with the new cursor may be durable, so the old cursor must be written again.
         group.changed()
 
     return store.save_now(partition, group, undo=undo)
 
 
 def forget_group(
-    store: Store, partition: HostedPartition, ask: ForgetGroup
+    store: Store, partition: HostedPartition, request: ForgetGroup
 ) -> tuple[int, asyncio.Future[None]]:
     """
     Forget a deleted group. A repeated call changes nothing.
 
     Returns:
-        The highest token of the group that is refused, and a future that is resolved when that is
-        durable.
+        The group's highest refused token, and a future that is resolved when this is durable.
 
     Raises:
-        InvalidRequestError, OverloadedError, BrokerReadOnlyError
+        InvalidRequestError, OverloadedError, BrokerReadOnlyError: nothing was changed.
     """
-    check_name("consumer group", ask.group)
-    group = partition.groups.get(ask.group)
-    known = partition.forgotten.get(ask.group, 0)
-    if known >= ask.token:
-        return known, store.commit.flushed()
-    store.commit.check_room(OWN_RECORD_BYTES, own=True)
+    check_name("consumer group", request.group)
+    group = partition.groups.get(request.group)
+    forgotten_token = partition.forgotten.get(request.group, 0)
+    if forgotten_token >= request.token:
+        return forgotten_token, store.commit.flushed()
+    store.commit.check_room(CONTROL_RECORD_BYTES, own=True)
     store.state.touch(partition)
-    body = ForgetBody(ask.group, max(ask.token, 0 if group is None else group.lock.fence))
+    body = ForgetBody(request.group, max(request.token, 0 if group is None else group.lock.fence))
     undo = partition.apply_forget(body)
     store.wake(partition.partition_id)
     entry = Entry(
@@ -282,39 +284,40 @@ def forget_group(
 
 
 def drop_partition(
-    store: Store, partition_id: int, ask: DropPartition, *, now_ms: int
+    store: Store, partition_id: int, request: DropPartition, *, now_ms: int
 ) -> asyncio.Future[None]:
     """
-    Drop a partition, whether it is hosted or not. A repeated call changes nothing.
+    Drop a partition, whether or not it is hosted. A repeated call changes nothing.
 
     Args:
-        now_ms: the time of the boot clock.
+        now_ms: the current time of the boot clock, in milliseconds.
 
     Raises:
         InvalidRequestError: the partition belongs to another subject.
-        OverloadedError, BrokerReadOnlyError
+        OverloadedError, BrokerReadOnlyError: nothing was changed.
     """
     state = store.state
     partition = state.partitions.get(partition_id)
     if partition is None and partition_id in state.dropped:
         return store.commit.flushed()
-    # A partition of a hidden subject has the name of the subject in which it is to be published.
-    if partition is not None and ask.subject not in {
+    # A partition of a hidden subject carries the name of the subject where it will be published.
+    if partition is not None and request.subject not in {
         partition.facts.subject,
         partition.facts.hidden or partition.facts.subject,
     }:
         raise InvalidRequestError(
-            f"partition {partition_id} is of {partition.facts.subject!r}, not of {ask.subject!r}",
+            f"partition {partition_id} belongs to subject {partition.facts.subject!r}, not to "
+            f"{request.subject!r}",
             partition_id=partition_id,
         )
-    store.commit.check_room(OWN_RECORD_BYTES, own=True)
-    body = DroppedBody([(partition_id, partition_id + 1)], {ask.subject: ask.last_id})
+    store.commit.check_room(CONTROL_RECORD_BYTES, own=True)
+    body = DroppedBody([(partition_id, partition_id + 1)], {request.subject: request.last_id})
     orphan, damaged = state.orphans.get(partition_id), partition_id in state.damaged
     state.dropped.begin(partition_id, body)
     state.forget_partition(partition_id)
     store.wake(partition_id)
     if partition is not None:
-        store.traffic.note_left(partition.facts.subject, now_ms)
+        store.traffic.note_dropped(partition.facts.subject, now_ms)
 
     def on_durable(_entry: Entry) -> None:
         state.dropped.add(body)
@@ -340,7 +343,7 @@ def drop_partition(
 
 async def refuse_old_tokens(store: Store, token: int) -> None:
     """
-    Refuse every token up to `token`, in all groups. A repeated call changes nothing.
+    Refuse all tokens up to `token`, in all groups. A repeated call changes nothing.
 
     Raises:
         StorageError, BrokerReadOnlyError: some fences are not durable.

@@ -1,40 +1,38 @@
-"""Group commit: decided records wait in a queue, and one writer at a time makes them durable with
-one sync.
+"""Group commit: decided records wait in a queue, and a single writer makes many of them durable
+with one sync.
 
-    decide ▶ submit ▶ queue ─┐                                  ┌▶ durable, `ended` called
-                             ├▶ take ▶ write, fdatasync, index ─┤
-    mark ▶ late records ─────┘                                  └▶ failed: see below
+    decide ▶ submit ▶ queue ─┐                                  ┌▶ durable: `on_done(None)`
+                             ├▶ fill ▶ write, fdatasync, index ─┤
+    add_deferred ────────────┘                                  └▶ failed: see below
 
-A commit is written by a thread. A small one is written into memory here and synced by the kernel
-(`quick_sync`). Either way `_ended` is called and begins the next commit, for which records gather
-meanwhile. "Late" records (cursors) are made when a commit is taken: one per key, with everything
-that was decided until then. A full commit leaves only messages for the next one, because a late
-record must not come before a record that was decided earlier.
+A thread writes a commit. A small commit is written to the page cache on the event loop, and synced
+by the kernel (`quick_sync`). In both cases `_finish` is called, and starts the next commit, for
+which records have gathered meanwhile. Deferred records (cursors) are built when a commit is filled:
+one per key, with everything that was decided until then. A full commit leaves only messages for the
+next one, because a deferred record must not precede a record that was decided earlier.
 
 Invariants
-    `ended` is called, or a future resolved, only after the sync of its record; an error raised
-    there affects no other record. After a failure every decision that is not durable is undone,
-    newest first. The state is then the durable state. After a failed write or sync nothing is
-    written again. The records of that commit fail with UNKNOWN fate, waiting records with NOT_DONE.
-    If the disk is full, no record of the commit is kept. The next append after RETRY_FULL_MS tries
-    again.
+    A record's callback is called, or its future resolved, only after the record is synced; an
+    exception in the callback affects no other record. After a failure all decisions that are not
+    durable are undone, newest first, so the state equals the durable state. After a failed write or
+    sync nothing is written any more: the records of that commit fail with UNKNOWN fate, and queued
+    records with NOT_DONE. If the disk is full, the log keeps no record of the commit, and writes
+    are tried again after RETRY_FULL_MS.
 
 Source: Gray's group commit; PostgreSQL's fsyncgate shows why a failed sync must not be repeated.
 
-Admits appends to the commit queue in the order of their arrival.
+Appends are admitted to the commit queue in the order of their arrival.
 
-    the commit queue has room, and no append waits ─▶ admitted at once
-    the commit queue is full                       ─▶ waits; later appends wait after it
-    too many wait, or one waits WAIT_MS            ─▶ refused, before anything is decided
+    the commit queue has room, and no append waits ─▶ admitted immediately
+    the commit queue is full                       ─▶ waits, and later appends wait behind it
+    too many wait, or one has waited WAIT_MS       ─▶ refused, before anything is decided
 
-Without this order a large append would starve: smaller appends would take all room that becomes
-free.
+Without this order large appends would starve: smaller ones would use all room that becomes free.
 
 Invariants
     Appends are admitted in the order of arrival, so the appends of a connection are decided in
-    their order. Room that is promised to an admitted append is kept until the append is decided.
-    The end of each turn admits the next append. A commit does that as well, but a refused or
-    repeated append makes none.
+    order. An admitted append's room is reserved until it is decided. The end of a turn admits the
+    next append. So does a durable commit, but a refused or repeated append causes none.
 """
 
 from __future__ import annotations
@@ -64,10 +62,12 @@ from ..storage.log.commit_log import SMALL_BYTES_MAX, CommitLog, WritePlan
 from .quick_sync import QuickSync
 
 WAITING_MAX = 32
-"""The most appends that may wait at a broker; they take 36 MB if each has the largest batch."""
+"""The most appends that may wait at a broker. They take 36 MB if all batches are as large as
+possible.
+"""
 WAIT_MS = 2_000
-"""The longest wait of an append, in milliseconds. It is less than a producer's timeout: a refusal
-says that the batch was not stored, a timeout does not.
+"""The longest wait of an append, in milliseconds. It is shorter than a producer's timeout, because
+a refusal tells the producer that the batch was not stored, and a timeout does not.
 """
 
 
@@ -76,20 +76,20 @@ class AdmissionQueue:
     The queue of appends that wait for room in the commit queue.
 
     Args:
-        waiting_max: the number of appends that may wait, each with a batch in memory. Bytes are not
+        waiting_max: the most appends that may wait, each with a batch in memory. Bytes are not
             counted, so a large batch is refused no more often than a small one.
-        fits: returns whether the commit queue has room for this number of bytes.
+        fits: returns True if the commit queue has room for this many bytes.
     """
 
     def __init__(self, waiting_max: int, fits: Callable[[int], bool]) -> None:
         self._waiting_max = waiting_max
         self._fits = fits
         self._waiting: OrderedDict[asyncio.Future[None], int] = OrderedDict()
-        """Waiting append → its bytes, in the order of arrival."""
+        """The future of a waiting append → the append's bytes, in the order of arrival."""
         self.empty = True
-        """True if no append waits or is being decided: one that fits is admitted at once."""
-        self.promised_bytes = 0
-        """Bytes of the appends that are admitted and not decided yet."""
+        """True if no append waits or is being decided: one that fits need not wait."""
+        self.reserved_bytes = 0
+        """The bytes of appends that are admitted and not decided yet."""
 
     @property
     def waiting(self) -> int:
@@ -99,71 +99,70 @@ class AdmissionQueue:
     @asynccontextmanager
     async def turn(self, length: int) -> AsyncIterator[None]:
         """
-        Wait until an append of `length` bytes is admitted; the block then decides on it without
-        another await.
-
-        The end of the block admits the next append.
+        Wait until an append of `length` bytes is admitted. The block must decide on it without
+        awaiting anything; its end admits the next append.
 
         Raises:
             OverloadedError: too many appends wait, or this one has waited WAIT_MS.
         """
         if len(self._waiting) >= self._waiting_max:
             raise OverloadedError("too many appends wait for the disk", limit=self._waiting_max)
-        ours: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[ours] = length
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[admitted] = length
         self.empty = False
         try:
             async with asyncio.timeout(WAIT_MS / 1000):
-                await ours
+                await admitted
         except BaseException as error:
-            self._leave(ours, length)
+            self._remove(admitted, length)
             self.admit()
             if isinstance(error, TimeoutError):
                 raise OverloadedError(
                     f"the append waited {WAIT_MS} ms for the disk", retry_after_ms=10
                 ) from None
             raise
-        self._leave(ours, length)
+        self._remove(admitted, length)
         try:
             yield
         finally:
             self.admit()
 
-    def _leave(self, ours: asyncio.Future[None], length: int) -> None:
-        if self._waiting.pop(ours, None) is None:
-            self.promised_bytes -= length
-        self.empty = not self._waiting and not self.promised_bytes
+    def _remove(self, admitted: asyncio.Future[None], length: int) -> None:
+        """Remove an append from the queue, or release the room reserved for it."""
+        if self._waiting.pop(admitted, None) is None:
+            self.reserved_bytes -= length
+        self.empty = not self._waiting and not self.reserved_bytes
 
-    def admit(self, *, all_of_them: bool = False) -> None:
-        """Admit the waiting appends that fit. With `all_of_them`, admit every append; each is then
-        refused.
+    def admit(self, *, force: bool = False) -> None:
+        """Admit the waiting appends that fit; with `force`, all of them, so that they are
+        refused by `check_room`.
         """
         while self._waiting:
-            ours, length = next(iter(self._waiting.items()))
-            if not (all_of_them or self._fits(length)):
+            admitted, length = next(iter(self._waiting.items()))
+            if not (force or self._fits(length)):
                 return
-            del self._waiting[ours]
-            self.promised_bytes += length
-            if not ours.done():
-                ours.set_result(None)
+            del self._waiting[admitted]
+            self.reserved_bytes += length
+            if not admitted.done():
+                admitted.set_result(None)
 
 
 log = logging.getLogger("keylane.broker")
 
 RETRY_FULL_MS = 1_000
-OWN_QUEUED_BYTES_MAX = 1 << 20
-"""The extra room in the queue, in bytes, for records that are not messages, so that fast producers
-cannot keep out fences and seals.
+CONTROL_QUEUED_BYTES_MAX = 1 << 20
+"""The extra room in the queue, in bytes, for control records (records without messages), so that
+fast producers cannot keep out fences and seals.
 """
 _NOTHING = bytearray()
 T = TypeVar("T")
 Ended = Callable[[KeylaneError | None], object]
-"""A function that is called once with the outcome of a record: None if it is durable, otherwise the
-error for the caller who waits.
+"""A callback for the outcome of a record, called once: with None if it is durable, otherwise with
+the error for the caller.
 """
-_Work = Callable[[WritePlan, list[tuple[int, Unit]]], bool]
-"""Writes a commit or a part of it, and its units for the index. It returns False if only the index
-is full.
+_Write = Callable[[WritePlan, list[tuple[int, Unit]]], bool]
+"""A function that makes a plan durable, and adds its units to the index. It returns False if only
+the index has no disk space.
 """
 
 
@@ -171,24 +170,24 @@ class RunBlocking(Protocol):
     """Runs blocking code: in a thread in production, in place in a simulation."""
 
     def __call__(self, function: Callable[..., Any], /, *args: Any) -> Awaitable[Any]:
-        """Return the value of `function(*args)`, or raise its exception."""
+        """Return an awaitable for the result of `function(*args)`."""
         ...
 
 
 class Entry:
-    """A record that is to be written. `count` is 0 if it has no messages. A marker has no bytes,
-    only an `ended` that waits for it.
+    """A record to be written; `count` is its number of messages. An entry without bytes is a
+    marker, whose callback is called after all earlier records are durable.
     """
 
     __slots__ = (
         "appended_at_ms",
         "base_offset",
         "count",
-        "ended",
+        "on_done",
+        "on_durable",
         "partition_id",
         "position",
         "record",
-        "on_durable",
         "size_bytes",
         "stamped",
         "undo",
@@ -212,38 +211,39 @@ class Entry:
         self.count = count
         self.appended_at_ms = appended_at_ms
         self.position = -1
-        """The position in the log, once a commit has taken the record."""
+        """The position in the log, once the record is part of a commit."""
         self.stamped: bytearray = _NOTHING
-        """The header as it is in the log, once a commit has taken the record."""
+        """The header as it is in the log, once the record is part of a commit."""
         self.on_durable = on_durable
-        """A function that is called when the record is durable, before `ended`."""
+        """A function that is called when the record is durable, before `on_done`."""
         self.undo = undo
-        """A function that undoes the decision; it is called if the record cannot be made durable.
-        """
-        self.ended: Ended | None = None
-        """The function that waits for the record's outcome."""
+        """A function that undoes the decision, called if the record cannot be made durable."""
+        self.on_done: Ended | None = None
+        """The callback for the record's outcome."""
 
 
 class _Commit:
     """Records that become durable together."""
 
-    __slots__ = ("entries", "plan", "units", "waiting")
+    __slots__ = ("callbacks", "entries", "plan", "units")
 
     def __init__(self, plan: WritePlan) -> None:
         self.plan = plan
         self.entries: list[Entry] = []
         self.units: list[tuple[int, Unit]] = []
-        """The units of its messages, for the index."""
-        self.waiting: list[Ended] = []
-        """The functions that wait for its late records."""
+        """The index units of its batches."""
+        self.callbacks: list[Ended] = []
+        """The callbacks for its deferred records."""
 
 
-class _Late:
-    __slots__ = ("make", "waiting")
+class _Deferred:
+    """A record that is built when a commit is filled, and the callbacks for its outcome."""
+
+    __slots__ = ("callbacks", "make")
 
     def __init__(self, make: Callable[[], Entry]) -> None:
         self.make = make
-        self.waiting: list[Ended] = []
+        self.callbacks: list[Ended] = []
 
 
 class GroupCommit:
@@ -266,7 +266,7 @@ class GroupCommit:
         """
         Args:
             quick: makes small commits durable without `run_blocking`.
-            broker_group: the name that refusals give.
+            broker_group: the broker's name in error messages.
         """
         self._broker_group = broker_group
         self._quick = quick
@@ -279,81 +279,81 @@ class GroupCommit:
         self._commit_bytes_max = commit_bytes_max
         self._queue: deque[Entry] = deque()
         self.queued_bytes = 0
-        """Bytes in the queue and in the commit that is being written."""
+        """The number of bytes in the queue and in the commit that is being written."""
         self._durations = durations or Histogram()
-        self._own = 0
-        """The number of records in the queue that are not messages."""
-        self._late: dict[Hashable, _Late] = {}
-        self._rolls = False
-        """True if the next commit begins a segment."""
+        self._queued_controls = 0
+        """The number of control records in the queue."""
+        self._deferred: dict[Hashable, _Deferred] = {}
+        self._roll_next = False
+        """True if the next commit must begin a segment."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop of the store, once something was submitted."""
+        """The store's event loop, once a record was submitted."""
         self._running = False
-        """True if a commit is under way or about to begin."""
-        self._shared = False
+        """True if a commit is in progress or scheduled."""
+        self._had_several = False
         """True if the last commit had more than one record."""
         self._idle: asyncio.Future[None] | None = None
-        """A future that `close` waits for."""
+        """A future that `close` waits for; resolved when no commit is in progress."""
         self._failure: KeylaneError | None = None
         self._free_bytes = free_bytes
-        self._full_until_ms = 0
-        self._full_bytes = 0
-        """Bytes of the commit that did not fit on the disk."""
+        self._disk_full_until_ms = 0
+        self._rejected_bytes = 0
+        """The size of the commit that did not fit on the disk."""
         self._refusal = ""
         self._admission = AdmissionQueue(WAITING_MAX, self._has_room)
         self.commits = 0
         """The number of durable commits since the start."""
         self.failures = 0
-        """The number of commits whose decisions were undone."""
+        """The number of failed commits, whose decisions were undone."""
         self.on_commit: Callable[[], None] = lambda: None
         """A function that is called after each durable commit."""
 
     @property
     def failed(self) -> bool:
-        """True after a failed write or sync: the log is not written again."""
+        """True after a failed write or sync: nothing is written to the log any more."""
         return self._failure is not None
 
     @property
     def reason(self) -> str:
-        """Why writes are refused; "" if they are accepted."""
+        """The reason why messages are refused; "" if they are accepted."""
         if self._failure is not None:
             return self._failure.message
         if self._refusal:
             return self._refusal
-        if self._full_until_ms:
+        if self._disk_full_until_ms:
             now_ms = self._clock.boot_ms()
-            if now_ms >= self._full_until_ms and not self._fits():
-                self._full_until_ms = now_ms + RETRY_FULL_MS
-            if now_ms < self._full_until_ms:
+            if now_ms >= self._disk_full_until_ms and not self._has_free_space():
+                self._disk_full_until_ms = now_ms + RETRY_FULL_MS
+            if now_ms < self._disk_full_until_ms:
                 return "the disk is full"
         return ""
 
-    def _fits(self) -> bool:
+    def _has_free_space(self) -> bool:
         try:
-            return self._free_bytes() >= self._full_bytes
+            return self._free_bytes() >= self._rejected_bytes
         except StorageError:
             return False
 
     def refuse_messages(self, reason: str) -> None:
-        """Refuse messages for this reason; "" accepts them again. Fences, seals and acks are still
-        written.
+        """Refuse messages for this reason, but accept fences, seals and acks; "" accepts messages
+        again.
         """
         self._refusal = reason
 
     def _has_room(self, length: int) -> bool:
-        taken = self.queued_bytes + self._admission.promised_bytes
-        return taken + length <= self._queued_bytes_max or not taken
+        used = self.queued_bytes + self._admission.reserved_bytes
+        return used + length <= self._queued_bytes_max or not used
 
     def takes_now(self, length: int) -> bool:
-        """Return True if messages of `length` bytes need not wait for room. The caller then decides
-        on them with `in_turn=True`.
+        """Return True if an append of `length` bytes need not wait for room; the caller may then
+        decide on it with `in_turn=True`.
         """
-        taken = self.queued_bytes
-        fits = taken + length <= self._queued_bytes_max or not taken
-        return (fits and self._admission.empty) or bool(self.reason)  # `check_room` raises it
+        used = self.queued_bytes
+        fits = used + length <= self._queued_bytes_max or not used
+        return (fits and self._admission.empty) or bool(self.reason)  # which `check_room` raises
 
     def turn(self, length: int) -> AbstractAsyncContextManager[None]:
-        """Wait for room for messages of `length` bytes; the block decides on them with
+        """Wait for room for an append of `length` bytes. The block decides on it with
         `in_turn=True`.
         """
         if self.takes_now(length):
@@ -362,84 +362,80 @@ class GroupCommit:
 
     def check_room(self, length: int, *, own: bool = False, in_turn: bool = False) -> None:
         """
-        Check that a record of `length` bytes may be decided on.
+        Check that a record of `length` bytes may be submitted, before deciding on it.
 
         Args:
-            own: the record has no messages. It has extra room, and is accepted while messages are
-                refused.
+            own: it is a control record, without messages. It has extra room, and is accepted while
+                only messages are refused.
             in_turn: the caller has waited for room with `turn`.
 
         Raises:
             BrokerReadOnlyError: a write has failed, the disk is full, or messages are refused.
             OverloadedError: the queue is full.
         """
-        if self._failure is not None or self._refusal or self._full_until_ms:
+        if self._failure is not None or self._refusal or self._disk_full_until_ms:
             reason = self.reason
             if reason and not (own and reason is self._refusal):
                 raise self._read_only(reason)
         if in_turn:
             return
-        most = self._queued_bytes_max + (OWN_QUEUED_BYTES_MAX if own else 0)
-        taken = self.queued_bytes + (0 if own else self._admission.promised_bytes)
-        if taken + length > most and taken:
+        limit = self._queued_bytes_max + (CONTROL_QUEUED_BYTES_MAX if own else 0)
+        used = self.queued_bytes + (0 if own else self._admission.reserved_bytes)
+        if used + length > limit and used:
             raise OverloadedError(f"{self.queued_bytes} bytes wait for the disk", retry_after_ms=10)
 
-    def check_takes_messages(self) -> None:
-        """Raise BrokerReadOnlyError if a write has failed, the disk is full, or messages are
-        refused.
-        """
+    def check_accepts_messages(self) -> None:
+        """Raise BrokerReadOnlyError if messages are refused for any reason."""
         if reason := self.reason:
             raise self._read_only(reason)
 
     @property
-    def _who(self) -> str:
+    def _name(self) -> str:
         return f"broker group {self._broker_group!r}" if self._broker_group else "the broker"
 
     def _read_only(self, reason: str) -> BrokerReadOnlyError:
-        text = f"{self._who} takes no writes: {reason}"
+        text = f"{self._name} takes no writes: {reason}"
         return BrokerReadOnlyError(text, broker_group=self._broker_group)
 
     def submit(self, entry: Entry) -> asyncio.Future[None]:
-        """Queue a record like `add`, and return a future that is resolved when the record is
-        durable.
-        """
+        """Queue a record like `add`. The returned future is resolved when the record is durable."""
         future, _ = self.waited_for(partial(self.add, entry))
         return future
 
-    def add(self, entry: Entry, ended: Ended) -> None:
-        """Queue a record, after `check_room`; `ended` is called once the record is durable or has
-        failed.
+    def add(self, entry: Entry, on_done: Ended) -> None:
+        """Queue a record for which `check_room` was called. `on_done` is called when the record is
+        durable or has failed.
         """
-        entry.ended = ended
+        entry.on_done = on_done
         size = entry.size_bytes
         self._queue.append(entry)
         self.queued_bytes += size
         if size and not entry.count:
-            self._own += 1
+            self._queued_controls += 1
         if not self._running:
-            self._start()
+            self._schedule()
 
-    def add_late(self, key: Hashable, make: Callable[[], Entry], ended: Ended) -> None:
-        """Let the next commit call `make` and write its record, if that has bytes. Calls with the
-        same key share a record.
+    def add_deferred(self, key: Hashable, make: Callable[[], Entry], on_done: Ended) -> None:
+        """Make the next commit call `make` and write the record that it returns, unless it is
+        empty. Calls with the same key share a record.
         """
-        late = self._late.get(key)
-        if late is None:
-            late = self._late[key] = _Late(make)
-        late.waiting.append(ended)
+        deferred = self._deferred.get(key)
+        if deferred is None:
+            deferred = self._deferred[key] = _Deferred(make)
+        deferred.callbacks.append(on_done)
         if not self._running:
-            self._start()
+            self._schedule()
 
     def roll(self) -> asyncio.Future[None]:
-        """Begin a segment, even if there is no record to write. The future is resolved when that is
-        durable.
+        """Begin a segment, even without a record to write. The returned future is resolved when
+        this is durable.
         """
-        self._rolls = True
+        self._roll_next = True
         return self.submit(Entry(b""))
 
     def flushed(self) -> asyncio.Future[None]:
-        """Return a future that is resolved when all submitted records are durable; it fails if they
-        fail.
+        """Return a future that is resolved when all submitted records are durable, and that fails
+        if their commit fails.
         """
         if self._running:
             return self.submit(Entry(b""))
@@ -447,57 +443,57 @@ class GroupCommit:
         future.set_result(None)
         return future
 
-    def when_flushed(self, ended: Ended) -> None:
-        """Call `ended` when all submitted records are durable or have failed, but not before this
+    def when_flushed(self, on_done: Ended) -> None:
+        """Call `on_done` when all submitted records are durable or have failed, but not before this
         method returns.
         """
         if self._running:
-            self.add(Entry(b""), ended)
+            self.add(Entry(b""), on_done)
         else:
-            at_end(partial(ended, None), self._loop or self._find_loop())
+            at_end(partial(on_done, None), self._loop or self._find_loop())
 
     def waited_for(self, begin: Callable[[Ended], T]) -> tuple[asyncio.Future[None], T]:
-        """Return a future for the outcome of a record, and the value of `begin`, which is called
-        with a function that resolves the future.
+        """Call `begin` with a callback that resolves a future. Return the future, and the result of
+        `begin`.
         """
         future: asyncio.Future[None] = (self._loop or self._find_loop()).create_future()
         return future, begin(partial(_resolve, future))
 
     def _find_loop(self) -> asyncio.AbstractEventLoop:
-        # The loop is kept, because Python 3.11 asks the kernel for the process's id each time.
+        # Cache the loop: Python 3.11 asks the kernel for the process id on each call.
         self._loop = asyncio.get_running_loop()
         return self._loop
 
-    def _start(self) -> None:
-        """Begin a commit soon. If the last one had more than one record, wait for the end of this
-        turn of the loop, because others may arrive in it.
+    def _schedule(self) -> None:
+        """Schedule a commit. If the last one had several records, wait for the next iteration of
+        the event loop, because more records may arrive in this one.
         """
         self._running = True
         loop = self._loop or self._find_loop()
-        if self._shared:
+        if self._had_several:
             loop.call_soon(self._next)
         else:
             at_end(self._next, loop)
 
     def _next(self) -> None:
-        """Begin the next commit, or stop if there is none."""
+        """Start the next commit, or stop if no records are waiting."""
         try:
-            while self._queue or self._late:
-                if self._failure is not None:  # late records are submitted without `check_room`
-                    self._refuse_all(self._undo_all([]), self._failure)
+            while self._queue or self._deferred:
+                if self._failure is not None:  # deferred records are submitted without `check_room`
+                    self._reject_all(self._undo_all([]), self._failure)
                     break
                 commit = _Commit(self._log.plan())
                 try:
-                    self._take(commit)
+                    self._fill(commit)
                     if commit.plan.end > commit.plan.start or len(commit.plan.chunks) > 1:
-                        self._begin(commit)
+                        self._start_write(commit)
                         return
-                except Exception as error:  # noqa: BLE001 - every one fails the commit
+                except Exception as error:  # noqa: BLE001 - any error fails the commit
                     self._fail(error, commit)
                 else:
-                    self._note_durable(commit)
+                    self._complete(commit)
         except BaseException:
-            self._stop()  # the next submission begins again
+            self._stop()  # the next submission schedules a commit again
             raise
         self._stop()
 
@@ -507,20 +503,20 @@ class GroupCommit:
             self._idle.set_result(None)
             self._idle = None
 
-    def _take(self, commit: _Commit) -> None:
-        """Move entries from the queue into a commit."""
+    def _fill(self, commit: _Commit) -> None:
+        """Move entries from the queue to a commit, and build its deferred records."""
         plan, entries, queue = commit.plan, commit.entries, self._queue
-        left = self._commit_bytes_max
-        if self._rolls:
-            self._rolls = False
+        remaining_bytes = self._commit_bytes_max
+        if self._roll_next:
+            self._roll_next = False
             plan.roll()
-        while queue and (left > 0 or self._own or not queue[0].record):
+        while queue and (remaining_bytes > 0 or self._queued_controls or not queue[0].record):
             entry = queue.popleft()
             entries.append(entry)
             length = entry.size_bytes
             if not length:
                 continue
-            left -= length
+            remaining_bytes -= length
             entry.position, entry.stamped = plan.add(
                 entry.record, base_offset=entry.base_offset, appended_at_ms=entry.appended_at_ms
             )
@@ -530,24 +526,24 @@ class GroupCommit:
                 )
                 commit.units.append((entry.partition_id, unit))
             else:
-                self._own -= 1
-        while self._late:
-            key = next(iter(self._late))
-            late = self._late[key]
-            entry = late.make()
-            del self._late[key]
+                self._queued_controls -= 1
+        while self._deferred:
+            key = next(iter(self._deferred))
+            deferred = self._deferred[key]
+            entry = deferred.make()
+            del self._deferred[key]
             if entry.record:
                 entry.position, entry.stamped = plan.add(
                     entry.record, base_offset=entry.base_offset, appended_at_ms=entry.appended_at_ms
                 )
                 self.queued_bytes += entry.size_bytes
             entries.append(entry)
-            commit.waiting += late.waiting
-        self._shared = len(entries) > 1
+            commit.callbacks += deferred.callbacks
+        self._had_several = len(entries) > 1
 
-    def _begin(self, commit: _Commit) -> None:
-        """Begin to make a commit durable. No thread is needed if the commit is small and nothing
-        else is being written.
+    def _start_write(self, commit: _Commit) -> None:
+        """Start to make a commit durable, without a thread if it is small and nothing else is being
+        written.
         """
         quick, plan = self._quick, commit.plan
         small = plan.end - plan.start <= SMALL_BYTES_MAX and self._queues.dispatches_in_memory
@@ -555,52 +551,52 @@ class GroupCommit:
             began_ns = self._boot_ns()
             file = quick.write(self._log.begin_write, plan)
             if file is not None:
-                quick.sync(file, partial(self._synced, quick, commit, began_ns))
+                quick.sync(file, partial(self._on_synced, quick, commit, began_ns))
                 return
-        self._run(self._write, commit)
+        self._run_in_thread(self._write, commit)
 
-    def _synced(
+    def _on_synced(
         self, quick: QuickSync, commit: _Commit, began_ns: int, failure: Exception | None
     ) -> None:
-        """Note that the kernel has synced a commit, or has failed to."""
+        """Finish a commit that the kernel has synced, or has failed to sync."""
         fits = True
         if failure is None:
             self._durations.observe(self._boot_ns() - began_ns)
             if not (quick.is_ready() and self._queues.dispatches_in_memory):
-                self._run(self._end_write, commit)
+                self._run_in_thread(self._end_write, commit)
                 return
             try:
                 fits = quick.write(self._end_write, commit.plan, commit.units)
-            except Exception as fault:  # noqa: BLE001 - every one fails the commit
+            except Exception as fault:  # noqa: BLE001 - any error fails the commit
                 failure = fault
-        self._ended(commit, failure, fits=fits)
+        self._finish(commit, failure, fits=fits)
 
-    def _run(self, function: _Work, commit: _Commit) -> None:
-        """Let a thread write a commit, or the rest of it."""
-        writing = asyncio.ensure_future(self._run_blocking(function, commit.plan, commit.units))
-        writing.add_done_callback(partial(self._written, commit))
+    def _run_in_thread(self, function: _Write, commit: _Commit) -> None:
+        """Write a commit, or the rest of it, in a thread."""
+        write = asyncio.ensure_future(self._run_blocking(function, commit.plan, commit.units))
+        write.add_done_callback(partial(self._on_written, commit))
 
-    def _written(self, commit: _Commit, writing: asyncio.Future[bool]) -> None:
-        if writing.cancelled():  # it may be or become durable
-            self._ended(commit, FlushFailedError("a commit was cancelled"))
-        elif (failure := writing.exception()) is None:
-            self._ended(commit, None, fits=writing.result())
-        elif isinstance(failure, Exception):  # any other one ends the program
-            self._ended(commit, failure)
+    def _on_written(self, commit: _Commit, write: asyncio.Future[bool]) -> None:
+        if write.cancelled():  # the commit may be or become durable
+            self._finish(commit, FlushFailedError("a commit was cancelled"))
+        elif (failure := write.exception()) is None:
+            self._finish(commit, None, fits=write.result())
+        elif isinstance(failure, Exception):  # any other exception ends the program
+            self._finish(commit, failure)
 
-    def _ended(self, commit: _Commit, failure: Exception | None, *, fits: bool = True) -> None:
-        """Report the outcome of a commit to its waiting functions, and begin the next commit;
-        `fits` is False if the index is full.
+    def _finish(self, commit: _Commit, failure: Exception | None, *, fits: bool = True) -> None:
+        """Report the outcome of a commit to its callbacks, and start the next commit. `fits` is
+        False if the index has no disk space.
         """
         try:
             if failure is not None:
                 self._fail(failure, commit)
             else:
                 if fits:
-                    self._full_until_ms = 0
+                    self._disk_full_until_ms = 0
                 else:
-                    self._full(commit.plan)
-                self._note_durable(commit)
+                    self._pause(commit.plan)
+                self._complete(commit)
         except BaseException:
             self._stop()
             raise
@@ -611,8 +607,8 @@ class GroupCommit:
         return self._dispatch(units)
 
     def _write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
-        """Write a commit. Return False if only the index is full: its units then wait in memory,
-        where readers find them.
+        """Make a plan durable, and add its units to the index. Return False if only the index has
+        no disk space: the units then wait in memory, where readers find them.
         """
         began_ns = self._clock.boot_ns()
         self._log.write(plan)
@@ -629,7 +625,8 @@ class GroupCommit:
             raise FlushFailedError(error.message, **error.details) from error
         return True
 
-    def _note_durable(self, commit: _Commit) -> None:
+    def _complete(self, commit: _Commit) -> None:
+        """Apply and report the records of a durable commit."""
         self.commits += 1
         for entry in commit.entries:
             self.queued_bytes -= entry.size_bytes
@@ -639,56 +636,57 @@ class GroupCommit:
                     entry.on_durable(entry)
             except Exception as failure:
                 log.exception("a bug: cannot apply a durable record")
-                error = _bug(failure)
-            _tell(entry.ended, error)
-        for ended in commit.waiting:
-            _tell(ended, None)
+                error = _bug_error(failure)
+            _notify(entry.on_done, error)
+        for callback in commit.callbacks:
+            _notify(callback, None)
         if not self._admission.empty:
             self._admission.admit()
         self.on_commit()
 
-    def _full(self, plan: WritePlan) -> None:
-        log.error("the disk is full; writing pauses for %d ms", RETRY_FULL_MS)
-        self._full_bytes = plan.end - plan.start
-        self._full_until_ms = self._clock.boot_ms() + RETRY_FULL_MS
+    def _pause(self, plan: WritePlan) -> None:
+        """Refuse writes for RETRY_FULL_MS, because the disk was too full for this plan."""
+        log.error("the disk is full; writes are refused for %d ms", RETRY_FULL_MS)
+        self._rejected_bytes = plan.end - plan.start
+        self._disk_full_until_ms = self._clock.boot_ms() + RETRY_FULL_MS
 
     def _fail(self, failure: Exception, commit: _Commit) -> None:
-        """Undo a commit and all records that wait after it."""
+        """Undo a commit and all queued records, and report the failure."""
         if isinstance(failure, StorageError):
             error = failure
         else:
             log.error("the commit failed", exc_info=failure)
-            error = _bug(failure)
+            error = _bug_error(failure)
         self.failures += 1
         if isinstance(error, DiskFullError):
-            self._full(commit.plan)
+            self._pause(commit.plan)
         else:
             log.critical("the broker refuses writes until it is restarted: %s", error)
             self._failure = error
-        waiting = self._undo_all(commit.entries)
-        for ended in (*(entry.ended for entry in commit.entries), *commit.waiting):
-            _tell(ended, error.copy(message=f"{self._who}: {error.message}"))
-        self._refuse_all(waiting, error)
+        queued_callbacks = self._undo_all(commit.entries)
+        for callback in (*(entry.on_done for entry in commit.entries), *commit.callbacks):
+            _notify(callback, error.copy(message=f"{self._name}: {error.message}"))
+        self._reject_all(queued_callbacks, error)
 
-    def _undo_all(self, taken: list[Entry]) -> list[Ended | None]:
-        """Undo all waiting records and then those that a commit has `taken`, newest first. Return
-        the functions that waited for the waiting records.
+    def _undo_all(self, committed: list[Entry]) -> list[Ended | None]:
+        """Undo all queued records and then those of a commit, newest first. Return the callbacks
+        for the queued and deferred records.
         """
         queued = list(self._queue)
         self._queue.clear()
-        self._own = 0
-        late = [ended for each in self._late.values() for ended in each.waiting]
-        self._late.clear()
-        for entry in reversed(taken + queued):
+        self._queued_controls = 0
+        deferred = [callback for record in self._deferred.values() for callback in record.callbacks]
+        self._deferred.clear()
+        for entry in reversed(committed + queued):
             if entry.undo is not None:
                 entry.undo()
         self.queued_bytes = 0
-        return [*(entry.ended for entry in queued), *late]
+        return [*(entry.on_done for entry in queued), *deferred]
 
-    def _refuse_all(self, waiting: list[Ended | None], error: KeylaneError) -> None:
-        for ended in waiting:
-            _tell(ended, self._read_only(error.message))
-        self._admission.admit(all_of_them=True)
+    def _reject_all(self, callbacks: list[Ended | None], error: KeylaneError) -> None:
+        for callback in callbacks:
+            _notify(callback, self._read_only(error.message))
+        self._admission.admit(force=True)
 
     async def close(self) -> None:
         """Wait until every submitted record is durable or has failed."""
@@ -698,13 +696,13 @@ class GroupCommit:
             await asyncio.wait([self._idle])
 
 
-def _tell(ended: Ended | None, error: KeylaneError | None) -> None:
-    """Report the outcome of a record to the function that waits for it, if there is one. An error
-    there does not keep the other records of the commit from being reported.
+def _notify(callback: Ended | None, error: KeylaneError | None) -> None:
+    """Report the outcome of a record to its callback, if any. An exception in the callback is only
+    logged, because other records of the commit must be reported too.
     """
     try:
-        if ended is not None:
-            ended(error)
+        if callback is not None:
+            callback(error)
     except Exception:
         log.exception("a bug in a callback of a commit")
 
@@ -716,8 +714,8 @@ def _resolve(future: asyncio.Future[None], error: KeylaneError | None) -> None:
         future.set_result(None)
     else:
         future.set_exception(error)
-        future.exception()  # marks it as retrieved: its caller may have been cancelled
+        future.exception()  # mark it as retrieved: the caller may have been cancelled
 
 
-def _bug(failure: Exception) -> FlushFailedError:
+def _bug_error(failure: Exception) -> FlushFailedError:
     return FlushFailedError(f"a bug in the broker: {failure!r}")

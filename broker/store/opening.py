@@ -1,8 +1,8 @@
-"""Restores a store at a start: the state from the snapshot and the log after it, and the index.
-Blocks.
+"""Restores the store at a start: the state from the newest snapshot and the log after it, and the
+index. Blocks.
 
-snapshot, position p ─▶ state      index ─▶ position q ≤ p ─▶ read the log from q on
-                                      records from q on ─▶ index      records from p on ─▶ state
+    snapshot at position p ─▶ state      index at position q ≤ p      read the log from q on:
+                                         records from q on ─▶ index, records from p on ─▶ state
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..storage.index.interface import ConsumeQueues, Unit
 from ..storage.log.commit_log import segment_bases
 from ..storage.log.holes import Hole
 from ..storage.log.recovery import RecoveredLog, recover_log
-from ..storage.snapshot import Loaded, Snapshots
+from ..storage.snapshot import LoadedSnapshot, Snapshots
 from .holds import correct_first_offsets
 from .replay import Dispatch, Replay
 
@@ -29,8 +29,8 @@ log = logging.getLogger("keylane.broker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """A recovered state with its snapshots and its log."""
+class OpenedState:
+    """The result of a recovery."""
 
     state: BrokerState
     snapshots: Snapshots
@@ -40,7 +40,7 @@ class Opened:
 
 
 class _StateAndIndex:
-    """A `Visitor` that passes every record and every hole to the state and to the index."""
+    """A `Visitor` that passes records and holes to the state and to the index."""
 
     def __init__(self, replay: Replay, dispatch: Dispatch) -> None:
         self._replay = replay
@@ -59,12 +59,12 @@ class _StateAndIndex:
             self.unexplained = hole
 
 
-def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
+def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedState:
     """
-    Recover state, index and log.
+    Recover the state, the index and the log.
 
     Raises:
-        DataFolderError: a newer broker wrote in this folder.
+        DataFolderError: a newer broker has written to this folder.
     """
     try:
         return _open_state(files, queues, clock=clock)
@@ -74,7 +74,8 @@ def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
         return _open_state(files, queues, clock=clock)
 
 
-def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
+def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedState:
+    """Recover like `open_state`. Raises CorruptIndexError if the index must be rebuilt."""
     state = BrokerState(clock.boot_ms)
     snapshots = Snapshots(files)
     loaded = snapshots.load(state.partitions.load)
@@ -84,13 +85,14 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
         state.retained = loaded.extra.retained
         state.damaged.update(loaded.extra.damaged)
         for ranges, names in loaded.extra.dropped:
-            # The last whole snapshot, written before the snapshots of changes, may still have
-            # images of these partitions.
+            # The full snapshot is older than the incremental ones, and may still have images of
+            # these partitions.
             state.apply_dropped(DroppedBody(ranges, names))
     first = min(segment_bases(files), default=0)
     if loaded.position < first:
-        # Retention has removed log after this snapshot. The remaining log has the whole state.
-        state, loaded = BrokerState(clock.boot_ms), Loaded()
+        # Retention has removed the log at this snapshot's position. The remaining log contains the
+        # complete state.
+        state, loaded = BrokerState(clock.boot_ms), LoadedSnapshot()
     start = min(queues.recover(loaded.position, first_position=first), loaded.position)
     replay = Replay(state, start=loaded.position)
     dispatch = Dispatch(queues, start=start)
@@ -104,13 +106,13 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
         correct_first_offsets(state, queues, first_position=first)
     for problem in damage_of(state):
         log.error("%s", problem)
-    return Opened(state=state, snapshots=snapshots, position=loaded.position, recovered=recovered)
+    return OpenedState(
+        state=state, snapshots=snapshots, position=loaded.position, recovered=recovered
+    )
 
 
 def _mark_missing_offsets_lost(state: BrokerState, queues: ConsumeQueues, *, hole: Hole) -> None:
-    """Mark those offsets below the snapshot's next offset as lost that are neither in the index nor
-    in the log.
-    """
+    """Mark offsets as lost that the state has, but neither the index nor the log."""
     fillers = []
     for partition_id, partition in state.partitions.items():
         bounds = queues.bounds(partition_id)

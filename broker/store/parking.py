@@ -1,10 +1,9 @@
-"""Makes changes of parked messages durable: it writes a PARKED record and then the cursor that
-passes the messages.
+"""Makes changes of parked messages durable: a PARKED record, then a cursor that counts the messages
+as acked.
 
 Invariants
-    PARKED comes before the first CURSOR that counts its messages as acked: a log that ends between
-    them loses none. A failed write takes both back: the messages are no longer parked, and not
-    acked.
+    PARKED precedes the first CURSOR that counts its messages as acked, so a log that ends between
+    them loses no message. A failed write undoes both: the messages are neither parked nor acked.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ..partition.parked import NextTry
 from ..partition.partition import Group, HostedPartition
 from ..partition.records import ParkedBody, encode_body
 from .group_commit import Entry
-from .store import OWN_RECORD_BYTES, Store
+from .store import CONTROL_RECORD_BYTES, Store
 
 
 def change_parked(
@@ -33,54 +32,58 @@ def change_parked(
     next_tries: Sequence[NextTry] = (),
 ) -> asyncio.Future[None]:
     """
-    Make these changes, all or none; changes that are already made have no effect. The future is
-    resolved when they are durable.
+    Make all of these changes, or none; changes that are already made have no effect. The returned
+    future is resolved when they are durable.
 
     Args:
-        next_tries: the times at which messages that wait for retry after the changes are tried.
+        next_tries: when the messages that wait for a retry after the changes are tried again.
 
     Raises:
         OverloadedError, StaleRouteError, InvalidRequestError, BrokerReadOnlyError,
-            MessageTooLargeError:
-            nothing was changed.
+        MessageTooLargeError: nothing was changed.
     """
     parked = group.parked_on(partition.partition_id)
     end, fence = partition.readable_offset, group.lock.fence
-    wanted = park_changes(parked, changes, group.acked, next_offset=end, token=fence)
-    if not wanted:
+    needed = park_changes(parked, changes, group.acked, next_offset=end, token=fence)
+    if not needed:
         return store.commit.flushed()
-    body = ParkedBody(group.name, fence, at_ms, tuple(wanted), tuple(next_tries))
+    body = ParkedBody(group.name, fence, at_ms, tuple(needed), tuple(next_tries))
     record = encode_body(partition.partition_id, body)
-    store.commit.check_room(OWN_RECORD_BYTES + len(record), own=True)
+    store.commit.check_room(CONTROL_RECORD_BYTES + len(record), own=True)
     store.state.touch(partition)
-    undos = [parked.apply(change, at_ms=at_ms, acked=group.acked, token=fence) for change in wanted]
+    undos = [parked.apply(change, at_ms=at_ms, acked=group.acked, token=fence) for change in needed]
     undos.append(parked.note_next_tries(next_tries))
     group.changing += 1
     acked = [
-        part
-        for change in wanted
+        range_
+        for change in needed
         if isinstance(change, Park | DeadLetterKey)
-        for part in change.ranges
+        for range_ in change.ranges
     ]
     if acked:
         group.changed()
 
     def undo() -> None:
         group.changing -= 1
-        for take_back in reversed(undos):
-            take_back()
+        for undo_change in reversed(undos):
+            undo_change()
         if acked:
             group.acked = _without(group.acked, acked)
-            group.changed()  # a durable record may count these messages as acked
+            group.changed()  # a durable CURSOR may count these messages as acked
         # The group may need older messages than before.
-        store.firsts.grouped.add(partition.partition_id)
+        store.firsts.changed.add(partition.partition_id)
 
     def on_durable(_entry: Entry) -> None:
         group.changing -= 1
         group.kept = True
 
-    number, base = partition.partition_id, partition.next_offset
-    entry = Entry(record, partition_id=number, base_offset=base, on_durable=on_durable, undo=undo)
+    entry = Entry(
+        record,
+        partition_id=partition.partition_id,
+        base_offset=partition.next_offset,
+        on_durable=on_durable,
+        undo=undo,
+    )
     durable = store.commit.submit(entry)
     if acked:
         store.save_progress(partition, group)
@@ -88,12 +91,12 @@ def change_parked(
 
 
 def _without(acked: AckedOffsets, ranges: Sequence[tuple[int, int]]) -> AckedOffsets:
-    """Return the progress without these messages."""
+    """Return the progress as if these messages were not acked."""
     runs = OffsetRuns([(0, acked.cursor)] if acked.cursor else [])
     for start, end in acked.ranges:
         runs.add(start, end)
     for start, end in ranges:
         runs.remove(start, end)
-    left = list(runs)
-    cursor = left.pop(0)[1] if left and left[0][0] == 0 else 0
-    return AckedOffsets(cursor, left)
+    remaining = list(runs)
+    cursor = remaining.pop(0)[1] if remaining and remaining[0][0] == 0 else 0
+    return AckedOffsets(cursor, remaining)

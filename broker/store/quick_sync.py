@@ -1,12 +1,11 @@
-"""Makes small commits durable without a thread: they are written into memory on the event loop, and
-synced by the kernel.
+"""Makes small commits durable without a thread: they are written to the page cache on the event
+loop, and synced by the kernel.
 
-A write of a few kilobytes goes to the page cache, which takes microseconds. When it takes longer,
-because the machine has more to write than its disk takes, commits go to the thread for a while.
+Writing a few kilobytes to the page cache takes microseconds. If it takes longer, because the
+machine has more to write than its disk can take, commits use the thread for PAUSE_MS.
 
-The thread could make every commit, but it costs 130 to 250 µs more processor time for each, which
-is half as much again. It can replace this path once threads run beside the event loop without
-Python's lock.
+The thread could write every commit, but needs 130 to 250 µs more processor time for each, half as
+much again. It can replace this path once threads no longer share Python's global interpreter lock.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ...protocol.clock import Clock
 from ...protocol.errors import FlushFailedError
 from ...rpc.threads.turn import in_turn
 from ...rpc.threads.worker_thread import WorkerThread
-from ..storage.append_file import SyncNotTakenError
+from ..storage.append_file import SyncNotStartedError
 from ..storage.files import AppendFile
 from ..storage.kernel_syncs import KernelSyncs
 
@@ -29,36 +28,35 @@ log = logging.getLogger("keylane.broker")
 
 T = TypeVar("T")
 SLOW_WRITE_MS = 5
+"""The duration, in milliseconds, from which a write counts as slow."""
 PAUSE_MS = 1_000
-"""The time, in milliseconds, for which commits go to the thread after a slow write."""
+"""The time, in milliseconds, for which commits use the thread after a slow write."""
 
 
 class QuickSync(Protocol):
     """Writes a small commit on the event loop, syncs its file, and calls back."""
 
     def is_ready(self) -> bool:
-        """Return True if a commit may take this path now: no blocking function that writes is under
-        way.
-        """
+        """Return True if a commit may take this path now: the thread is not writing anything."""
         ...
 
     def write(self, function: Callable[..., T], /, *args: Any) -> T:
-        """Return the value of a function that writes to memory only, or raise its exception."""
+        """Call a function that writes only to memory, and return its result."""
         ...
 
-    def sync(self, file: AppendFile, done: Callable[[Exception | None], None]) -> None:
-        """Make all writes to a file durable, then call `done` with None, or with a FlushFailedError
-        like that of `AppendFile.fdatasync`.
+    def sync(self, file: AppendFile, on_done: Callable[[Exception | None], None]) -> None:
+        """Make all writes to a file durable, then call `on_done` with None or with the error that
+        `AppendFile.fdatasync` would have raised.
         """
         ...
 
 
 class KernelQuickSync:
     """
-    A `QuickSync` that uses the kernel. It must be made in the event loop that uses it.
+    A `QuickSync` that uses the kernel's asynchronous I/O. It must be created in its event loop.
 
     Args:
-        thread: runs all other functions that write, and the syncs that the kernel does not accept.
+        thread: runs all other functions that write, and syncs that the kernel does not accept.
     """
 
     def __init__(self, syncs: KernelSyncs, thread: WorkerThread, clock: Clock) -> None:
@@ -87,43 +85,43 @@ class KernelQuickSync:
             slow = ended_ns - began_ns >= SLOW_WRITE_MS * 1_000_000
             self._ready_at_ns = ended_ns + PAUSE_MS * 1_000_000 if slow else 0
 
-    def sync(self, file: AppendFile, done: Callable[[Exception | None], None]) -> None:
+    def sync(self, file: AppendFile, on_done: Callable[[Exception | None], None]) -> None:
         """See `QuickSync`."""
 
-        def ended(error: Exception | None) -> None:
-            if isinstance(error, SyncNotTakenError):
-                self._leave_to_thread(file, done, error)
+        def on_synced(error: Exception | None) -> None:
+            if isinstance(error, SyncNotStartedError):
+                self._fall_back(file, on_done, error)
             else:
-                done(error)
+                on_done(error)
 
         if self._syncs is None:
-            ended(SyncNotTakenError("the queue of the kernel is closed"))
+            on_synced(SyncNotStartedError("the kernel's queue is closed"))
             return
         try:
-            file.begin_sync(self._syncs, ended)
-        except SyncNotTakenError as error:
-            ended(error)
+            file.begin_sync(self._syncs, on_synced)
+        except SyncNotStartedError as error:
+            on_synced(error)
 
-    def _leave_to_thread(
-        self, file: AppendFile, done: Callable[[Exception | None], None], error: Exception
+    def _fall_back(
+        self, file: AppendFile, on_done: Callable[[Exception | None], None], error: Exception
     ) -> None:
-        """Sync with the thread from now on, because the kernel has begun no sync."""
+        """Sync in the thread, this time and in future, because the kernel did not start a sync."""
         log.info("commits are synced by a thread, not by the kernel's asynchronous I/O: %s", error)
         self.close()
 
-        def synced(sync: asyncio.Future[Any]) -> None:
+        def on_thread_done(sync: asyncio.Future[Any]) -> None:
             failure: BaseException | None
-            if sync.cancelled():  # it is not known whether the thread has synced or will sync
+            if sync.cancelled():  # the thread may have synced the file, or may still do so
                 failure = FlushFailedError("a sync was cancelled", operation="fdatasync")
             else:
                 failure = sync.exception()
             assert failure is None or isinstance(failure, Exception)
-            done(failure)
+            on_done(failure)
 
-        self._thread(file.fdatasync).add_done_callback(synced)
+        self._thread(file.fdatasync).add_done_callback(on_thread_done)
 
     def close(self) -> None:
-        """Stop being ready, for good."""
+        """Stop using the kernel's queue; `is_ready` returns False from then on."""
         if self._syncs is not None:
             with contextlib.suppress(ValueError, OSError):
                 self._loop.remove_reader(self._syncs.descriptor)

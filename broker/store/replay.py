@@ -1,34 +1,34 @@
-"""Replays the log at a start: its records and holes are folded into the state, and the index gets a
-unit for each batch.  Pure.
+"""Replays the log at a start: applies its records and holes to the state, and adds its batches to
+the index. Pure.
 
-    base offset == next     fold
+    base offset == next     apply
     base offset <  next     skip: the snapshot has it
     base offset >  next     offsets [next, base) are lost: the partition takes no appends,
                             later batches are kept
 
-The terms of damage recovery
-    hole          positions of the log whose durable records are all damaged or missing
-    explained     a hole whose lost records are all known from the trail: records that are not
-                  messages are restored from it, and the offsets of batches are marked as lost
+Terms of damage recovery
+    hole          positions of the log whose durable records are damaged or missing
+    explained     a hole whose lost records are all known: those that are not batches are restored
+                  from the trail, and the offsets of batches are marked as lost
     unexplained   a hole with unknown records: any partition may have lost its end in it, and
                   any group a fence
-    complete      a partition that lost no end in the newest unexplained hole, as a later record
-                  of it shows
+    complete      a partition that did not lose its end in the newest unexplained hole, as a later
+                  record shows
     known fence   the fence of a group that has a record after that hole
-    lost          offsets of a partition whose batches are gone; if the end is END_UNKNOWN, an
-                  unknown number after them is lost too
+    lost          offsets of a partition without their batches; if the end is END_UNKNOWN, an
+                  unknown number of further offsets is lost
     orphan        a partition that has records but whose facts are lost
     damaged       a partition with lost offsets
     stopped       a damaged partition: it takes no appends, and reads end before the lost offsets
 
 Invariants
-    Without damage, the state is the same from every snapshot of the log.
-    A partition that is not known to be complete is stopped, and the problem names its position;
-    others are served.
+    Without damage, replaying from any snapshot gives the same state.
+    A partition that is not known to be complete is stopped, and a problem names the position; other
+    partitions are served.
 
-The index has no gaps, because offsets have none. A lost batch has its own unit if its header is
-known, or else a unit that points at the damage. A read of such a unit fails with the position of
-the damage.
+The index has no gaps, because offsets have none. A lost batch has a unit of its own if its header
+is known; otherwise a unit that points to the damage covers its offsets. A read of such a unit fails
+with the position of the damage.
 """
 
 from __future__ import annotations
@@ -59,14 +59,13 @@ from ..storage.index.interface import Unit, unit_of
 from ..storage.log.holes import Hole
 
 HOLES_MAX = PROBLEMS_MAX // 2
-"""The most holes that are reported as a problem each; this leaves room for other problems."""
+"""The most holes that are reported as problems, which leaves room for other problems."""
 
 
 class Replay:
     """
-    A `Visitor` that replays the log from position `start` into a state.
-
-    The state already contains all earlier records.
+    A `Visitor` that replays the log from position `start` into a state, which already contains all
+    earlier records.
     """
 
     def __init__(self, state: BrokerState, *, start: int = 0) -> None:
@@ -77,18 +76,18 @@ class Replay:
         self._unexplained: Hole | None = None
         """The newest hole that has unknown records."""
         self._complete: set[int] = set()
-        """The partitions that lost no end in that hole."""
+        """Ids of the partitions that did not lose their ends in that hole."""
         self._known_fences: set[tuple[int, str]] = set()
-        """The (partition id, group) pairs whose fence has a record after that hole."""
+        """(partition id, group) of groups that have a record of their fence after that hole."""
         self._producers_read: dict[int, int] = {}
-        """Partition id → the number of producers read. It has the partitions that are restored only
-        from STATE records, some of which are missing.
+        """Partition id → the number of producers read, for partitions that are restored from
+        several STATE records and still lack some of them.
         """
 
     # ── records ───────────────────────────────────────────────────────────────────────────────────
     def record(self, header: Header, body: memoryview) -> None:
         """
-        Fold a whole record.
+        Apply an intact record.
 
         Raises:
             DataFolderError: a newer broker wrote the record.
@@ -97,33 +96,39 @@ class Replay:
             return
         if header.kind not in _KINDS:
             raise DataFolderError(
-                f"the record at position {header.position} is of kind {header.kind}: "
+                f"the record at position {header.position} has kind {header.kind}: "
                 "a newer broker wrote this log"
             )
         if header.kind == Kind.DROPPED:
-            self._dropped(header, body)
+            self._apply_dropped(header, body)
             return
         partition = self._state.partitions.get(header.partition_id)
         if header.kind in {Kind.PARTITION, Kind.STATE}:
-            self._facts(header, body, partition)
+            self._apply_facts(header, body, partition)
         elif partition is None:
             self._state.orphans.setdefault(header.partition_id, header.position)
         elif header.kind == Kind.MESSAGES:
-            self._reach(partition, header)
+            self._advance(partition, header)
             if header.base_offset == partition.next_offset:
                 self._append(partition, header)
             elif header.next_offset > partition.next_offset:
-                self._misfit(header, f"its offsets begin below {partition.next_offset}")
+                self._report_contradiction(
+                    header, f"its offsets begin below {partition.next_offset}"
+                )
         else:
-            self._own(header, body, partition)
+            self._apply_control(header, body, partition)
 
-    def _reach(self, partition: HostedPartition, header: Header) -> None:
-        """Mark offsets between the partition's end and a record's base offset as lost."""
+    def _advance(self, partition: HostedPartition, header: Header) -> None:
+        """Advance the partition's end to a record's base offset, marking offsets in between as
+        lost.
+        """
         self._state.touch(partition)
         if header.base_offset > partition.next_offset:
             hole = self._hole_position
             position = hole if 0 <= hole < header.position else header.position
-            self._lose(partition, partition.next_offset, header.base_offset, position)
+            self._state.lose(
+                partition, partition.next_offset, header.base_offset, position=position
+            )
             partition.next_offset = partition.readable_offset = header.base_offset
         self._complete.add(partition.partition_id)
 
@@ -133,15 +138,16 @@ class Replay:
         )
         partition.readable_offset = partition.next_offset
 
-    def _facts(self, header: Header, body: memoryview, known: HostedPartition | None) -> None:
+    def _apply_facts(self, header: Header, body: memoryview, known: HostedPartition | None) -> None:
+        """Apply a PARTITION or STATE record."""
         try:
             if header.kind == Kind.STATE:
                 restored, part = part_of(header.partition_id, body)
                 if known is not None:
                     self._restore(header, restored, known)
                 elif part.before:
-                    # Earlier parts are lost, or retention has removed them after it had rewritten
-                    # all parts.
+                    # Earlier parts are lost, or retention has removed them after rewriting all
+                    # parts.
                     self._state.orphans.setdefault(header.partition_id, header.position)
                 else:
                     self._add(header, restored)
@@ -159,10 +165,10 @@ class Replay:
                 self._state.touch(known)
                 known.appended_at_ms = facts.times_from_ms
         except KeylaneError as error:
-            self._misfit(header, error.message)
+            self._report_contradiction(header, error.message)
 
     def _add(self, header: Header, restored: HostedPartition) -> None:
-        """Fold a STATE record, or the first of several, of an unknown partition."""
+        """Apply the first or only STATE record of an unknown partition."""
         self._state.partitions.add(restored)
         if restored.lost:
             self._state.damaged.add(header.partition_id)
@@ -170,21 +176,21 @@ class Replay:
         self._complete.add(header.partition_id)
 
     def _count_producers(self, header: Header, part: Part, count: int) -> None:
-        """Count the producers of a partition that is restored only from STATE records, and forget
-        the count when all were read.
+        """Count the producers of a partition that is restored from STATE records, and forget the
+        count when all of them were read.
         """
-        so_far = self._producers_read.get(header.partition_id)
-        if so_far is None or part.before not in {0, so_far}:
+        read = self._producers_read.get(header.partition_id)
+        if read is None or part.before not in {0, read}:
             return
         self._producers_read[header.partition_id] = part.before + count
         if part.before + count >= part.total:
             del self._producers_read[header.partition_id]
 
     def _restore(self, header: Header, restored: HostedPartition, known: HostedPartition) -> None:
-        """Fold a STATE record of a known partition."""
+        """Apply a STATE record of a known partition."""
         if header.base_offset >= known.next_offset:
-            _take_producers(restored, known, ordered=header.partition_id in self._producers_read)
-        self._reach(known, header)
+            _merge_producers(restored, known, ordered=header.partition_id in self._producers_read)
+        self._advance(known, header)
         for lost in restored.lost:
             self._state.lose(known, lost.start, lost.end, position=lost.position)
         known.fences_lost |= restored.fences_lost
@@ -194,59 +200,63 @@ class Replay:
         known.holds = restored.holds
         known.first_offset = max(known.first_offset, restored.first_offset)
         for name, group in restored.groups.items():
-            self._fence(known, FenceBody(name, group.lock.fence, group.lock.session))
+            self._apply_fence(known, FenceBody(name, group.lock.fence, group.lock.session))
             known.apply_cursor(group.cursor_body())
             known.groups[name].parked = group.parked
 
-    def _dropped(self, header: Header, body: memoryview) -> None:
+    def _apply_dropped(self, header: Header, body: memoryview) -> None:
+        """Apply a DROPPED record: forget its partitions."""
         try:
-            said = decode_body(header, body)
+            dropped = decode_body(header, body)
         except CorruptLogError as error:
-            self._problem(error.message)
+            self._state.problem(error.message)
             return
-        assert isinstance(said, DroppedBody)
-        self._state.apply_dropped(said)
-        for number in [number for number in self._producers_read if number in self._state.dropped]:
-            del self._producers_read[number]
+        assert isinstance(dropped, DroppedBody)
+        self._state.apply_dropped(dropped)
+        for partition_id in list(self._producers_read):
+            if partition_id in self._state.dropped:
+                del self._producers_read[partition_id]
 
-    def _own(self, header: Header, body: memoryview, partition: HostedPartition) -> None:
+    def _apply_control(self, header: Header, body: memoryview, partition: HostedPartition) -> None:
+        """Apply a record of a known partition that is neither a batch nor its facts."""
         if header.kind == Kind.TOLD:
             self._state.touch(partition)
             partition.groups_told = True
             return
         try:
-            said = decode_body(header, body)
+            control = decode_body(header, body)
         except CorruptLogError as error:
-            self._misfit(header, error.message)
+            self._report_contradiction(header, error.message)
             return
         self._state.touch(partition)
-        match said:
+        match control:
             case FenceBody():
-                self._fence(partition, said)
+                self._apply_fence(partition, control)
             case ForgetBody():
-                partition.apply_forget(said)
+                partition.apply_forget(control)
             case HoldBody():
-                partition.apply_hold(said)
+                partition.apply_hold(control)
             case ParkedBody():
-                partition.apply_parked(said)
+                partition.apply_parked(control)
             case CursorBody():
-                partition.apply_cursor(said)
-                self._known_fences.add((partition.partition_id, said.group))
-            case None:
-                self._reach(partition, header)
+                partition.apply_cursor(control)
+                self._known_fences.add((partition.partition_id, control.group))
+            case None:  # a seal
+                self._advance(partition, header)
                 partition.sealed = partition.ended = True
 
-    def _fence(self, partition: HostedPartition, said: FenceBody) -> None:
-        self._known_fences.add((partition.partition_id, said.group))
-        group = partition.groups.get(said.group)
-        if group is None or said.token > group.lock.fence:
-            partition.apply_fence(said)
-            partition.groups[said.group].durable_fence = said.token
-            partition.groups[said.group].kept = True
+    def _apply_fence(self, partition: HostedPartition, fence: FenceBody) -> None:
+        """Raise a group's fence, unless a higher one was applied before."""
+        self._known_fences.add((partition.partition_id, fence.group))
+        group = partition.groups.get(fence.group)
+        if group is None or fence.token > group.lock.fence:
+            partition.apply_fence(fence)
+            partition.groups[fence.group].durable_fence = fence.token
+            partition.groups[fence.group].kept = True
 
     # ── holes ─────────────────────────────────────────────────────────────────────────────────────
     def hole(self, hole: Hole) -> None:
-        """Fold a hole: restore known records, mark lost offsets."""
+        """Apply a hole: restore known records, and mark lost offsets."""
         self._hole_position = hole.start
         start, end = hole.damage or (hole.start, hole.end)
         text = f"the log is damaged at positions [{start}, {end}): {hole.reason}"
@@ -260,26 +270,29 @@ class Replay:
             self._unexplained = hole
             self._complete.clear()
             self._known_fences.clear()
-        for header, body in hole.traces:
+        for header, body in hole.lost_records:
             if header.kind == Kind.MESSAGES:
-                self._lost_batch(header)
+                self._apply_lost_batch(header)
             elif body is not None or header.kind in WITHOUT_BODY:
                 self.record(header, memoryview(body or b""))
             else:
-                self._lost_own(header)
+                self._apply_lost_control(header)
 
-    def _lost_batch(self, header: Header) -> None:
+    def _apply_lost_batch(self, header: Header) -> None:
+        """Advance the partition beyond a lost batch, and mark the batch's offsets as lost."""
         partition = self._state.partitions.get(header.partition_id)
         if partition is None:
             self._state.orphans.setdefault(header.partition_id, header.position)
             return
-        self._reach(partition, header)
+        self._advance(partition, header)
         if header.base_offset == partition.next_offset:
             self._append(partition, header)
-        self._lose(partition, header.base_offset, header.next_offset, header.position)
+        self._state.lose(
+            partition, header.base_offset, header.next_offset, position=header.position
+        )
 
-    def _lost_own(self, header: Header) -> None:
-        """Fold a lost record that is not a message, and of which only the header is known."""
+    def _apply_lost_control(self, header: Header) -> None:
+        """Apply a lost record that is not a batch, and of which only the header is known."""
         partition = self._state.partitions.get(header.partition_id)
         if header.position < self._start or header.kind == Kind.DROPPED:
             return
@@ -288,77 +301,74 @@ class Replay:
         elif header.kind == Kind.FENCE:
             partition.fences_lost = True
             self._state.touch(partition)
-            self._problem(
+            self._state.problem(
                 f"a fence of partition {header.partition_id} is lost: no consumer may acquire it"
             )
         elif header.kind == Kind.PARKED:
-            # Acked messages may be parked: a consumer would silently leave them out.
+            # The parked messages may count as acked, so a consumer would silently skip them.
             partition.fences_lost = True
             self._state.touch(partition)
-            self._problem(
-                f"what is parked on partition {header.partition_id} is not known: no "
+            self._state.problem(
+                f"the parked messages of partition {header.partition_id} are not known: no "
                 f"consumer may acquire it"
             )
         elif header.kind == Kind.CURSOR:
-            # It may be the only record of its group, so the metaserver has to send the groups
-            # again.
+            # It may be the only record of its group, so the metaserver must send the groups again.
             partition.groups_told = False
             self._state.touch(partition)
 
-    def _lose(self, partition: HostedPartition, start: int, end: int, position: int) -> None:
-        self._state.lose(partition, start, end, position=position)
-
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
     def finish(self) -> None:
-        """End the fold: stop the partitions that are not known to be complete."""
+        """End the replay: stop the partitions that are not known to be complete."""
         for partition_id, position in self._state.orphans.items():
-            self._problem(f"the facts of partition {partition_id} are lost (position {position})")
+            self._state.problem(
+                f"the facts of partition {partition_id} are lost (position {position})"
+            )
         for partition_id in self._producers_read:
             partition = self._state.partitions[partition_id]
-            self._lose(partition, partition.next_offset, END_UNKNOWN, max(self._hole_position, 0))
-            self._problem(f"some producers of partition {partition_id} are lost")
+            position = max(self._hole_position, 0)
+            self._state.lose(partition, partition.next_offset, END_UNKNOWN, position=position)
+            self._state.problem(f"some producers of partition {partition_id} are lost")
         if self._unexplained is None:
             return
         for partition_id, partition in self._state.partitions.items():
             if partition_id not in self._complete and not partition.sealed:
-                self._lose(partition, partition.next_offset, END_UNKNOWN, self._unexplained.start)
+                position = self._unexplained.start
+                self._state.lose(partition, partition.next_offset, END_UNKNOWN, position=position)
             if partition.groups_told:
-                # A group's only record may be in the hole, so the metaserver has to send the groups
+                # A group's only record may be in the hole, so the metaserver must send the groups
                 # again.
                 partition.groups_told = False
                 self._state.touch(partition)
             for name, group in partition.groups.items():
                 if (partition_id, name) not in self._known_fences:
-                    # The fence of a newer owner may be in the hole, so the session of this token is
-                    # no longer the owner.
+                    # The fence of a newer owner may be in the hole, so do not trust the session of
+                    # this token.
                     group.lock.session = ""
                     self._state.touch(partition)
 
-    def _misfit(self, header: Header, reason: str) -> None:
-        """Stop the partition of a whole record that contradicts the records before it."""
-        self._problem(
-            f"the record at position {header.position} does not fit the log before it: {reason}"
+    def _report_contradiction(self, header: Header, reason: str) -> None:
+        """Stop the partition of an intact record that contradicts the records before it."""
+        self._state.problem(
+            f"the record at position {header.position} contradicts the log before it: {reason}"
         )
         partition = self._state.partitions.get(header.partition_id)
         if partition is None:
             self._state.orphans.setdefault(header.partition_id, header.position)
         else:
             partition.fences_lost = True
-            self._lose(partition, partition.next_offset, END_UNKNOWN, header.position)
+            self._state.lose(
+                partition, partition.next_offset, END_UNKNOWN, position=header.position
+            )
 
-    def _problem(self, text: str) -> None:
-        self._state.problem(text)
 
-
-def _take_producers(restored: HostedPartition, known: HostedPartition, *, ordered: bool) -> None:
+def _merge_producers(restored: HostedPartition, known: HostedPartition, *, ordered: bool) -> None:
     """
-    Take the producers of a STATE record, which must not be older than the known partition.
-
-    The producers of an older record lack batches that are already folded.
+    Copy the producers of a STATE record to the known partition. The record must not be older than
+    the partition, because its producers would lack batches that are already applied.
 
     Args:
-        ordered: also take over the order of the producers, which begins with that of the oldest
-        append.
+        ordered: also copy the order of the producers, by their last appends.
     """
     for number, state in restored.producers.items():
         if ordered or known.producers.get(number) != state:
@@ -372,11 +382,12 @@ _KINDS = frozenset(Kind)
 
 
 DISPATCH_UNITS = 4096
-KNOWN_MAX = 200_000
+"""The number of units that are passed to the index together."""
+CACHED_ENDS_MAX = 200_000
 
 
-class Target(Protocol):
-    """The part of an index that a dispatch needs."""
+class DispatchTarget(Protocol):
+    """The part of an index that `Dispatch` needs."""
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
         """See `ConsumeQueues.bounds`."""
@@ -388,20 +399,18 @@ class Target(Protocol):
 
 
 class Dispatch:
-    """Dispatches the batches at or above position `start` that the index does not have."""
+    """Dispatches batches from position `start` on that the index does not have."""
 
-    def __init__(self, queues: Target, *, start: int) -> None:
+    def __init__(self, queues: DispatchTarget, *, start: int) -> None:
         self._queues = queues
         self._start = start
         self._units: list[tuple[int, Unit]] = []
         self._ends: dict[int, tuple[int, int]] = {}
-        """Partition id → next offset and position. The index is asked for a partition that is
-        missing here.
-        """
-        self._hole = 0
+        """A cache of the ends of partitions: partition id → next offset, position."""
+        self._hole_position = 0
 
     def record(self, header: Header) -> None:
-        """Dispatch a batch, whole or lost, by its header."""
+        """Dispatch a batch, intact or lost, by its header. Ignores other records."""
         if header.kind != Kind.MESSAGES or header.position < self._start:
             return
         unit = unit_of(header)
@@ -410,7 +419,7 @@ class Dispatch:
         if unit.base_offset < expected:
             return
         if unit.base_offset > expected:
-            filler_position = max(position, min(self._hole, unit.position))
+            filler_position = max(position, min(self._hole_position, unit.position))
             missing = unit.base_offset - expected
             filler = Unit(expected, missing, filler_position, HEADER_BYTES, unit.appended_at_ms)
             self._units.append((partition_id, filler))
@@ -420,21 +429,22 @@ class Dispatch:
             self.flush()
 
     def _end_of(self, partition_id: int, unit: Unit) -> tuple[int, int]:
-        known = self._ends.get(partition_id)
-        if known is None:
+        """Return a partition's next offset and position before this unit is dispatched."""
+        end = self._ends.get(partition_id)
+        if end is None:
             bounds = self._queues.bounds(partition_id)
-            known = (unit.base_offset if bounds is None else bounds[1]), self._start
-        return known
+            end = (unit.base_offset if bounds is None else bounds[1]), self._start
+        return end
 
     def hole(self, hole: Hole) -> None:
-        """Dispatch the known lost batches of a hole."""
-        self._hole = hole.start
-        for header, _body in hole.traces:
+        """Dispatch a hole's lost batches, as far as they are known."""
+        self._hole_position = hole.start
+        for header, _body in hole.lost_records:
             self.record(header)
 
     def flush(self) -> None:
         """Pass all remaining units to the index."""
         self._queues.dispatch(self._units)
         self._units = []
-        if len(self._ends) > KNOWN_MAX:
+        if len(self._ends) > CACHED_ENDS_MAX:
             self._ends.clear()

@@ -1,15 +1,16 @@
-"""Writes snapshots of the state when they are due, in slices, so that requests do not wait for
-them.
+"""Writes snapshots of the state when they are due. Images are encoded in slices, so that requests
+are served in between.
 
-    position := end of the log ─▶ images of changed partitions, in slices ─▶ wait until that state
-        is durable
-                                       ─▶ index, then file, off the event loop ─▶ done
+    position := end of the log ─▶ images of changed partitions, in slices
+        ─▶ wait until that state is durable
+        ─▶ index checkpoint, then the file, off the event loop ─▶ done
 
-A partition that changes while the slices are made is in this snapshot, as it was before or after
-the change, and also in the next one. A start folds the log's records after `position` into either.
+A partition that changes meanwhile is in this snapshot, as before or after the change, and also in
+the next one. A start replays the log after `position` into either.
 
 Invariants
-    A snapshot has the effects of durable records only: if the wait fails, the snapshot is dropped.
+    A snapshot has the effects of durable records only: if the wait fails, the snapshot is
+    discarded.
 """
 
 from __future__ import annotations
@@ -27,16 +28,14 @@ from .group_commit import GroupCommit, RunBlocking
 
 log = logging.getLogger("keylane.broker")
 
-SLICE = 1_000
-"""The number of partitions whose images are made without a pause, which takes about five
-milliseconds.
-"""
-IDS_AT_ONCE = 10_000
-"""The number of hosted partitions that are checked against the dropped ones without a pause, which
-takes about five milliseconds.
+PARTITIONS_PER_SLICE = 1_000
+"""The number of partitions that are encoded without a pause, which takes about 5 ms."""
+IDS_PER_SLICE = 10_000
+"""The number of hosted partitions that are compared with dropped ones without a pause, which takes
+about 5 ms.
 """
 DIRTY_MAX = 100_000
-"""The number of changed partitions at which a snapshot is written, even if the log has not grown by
+"""The number of changed partitions from which a snapshot is due, even if the log has not grown by
 `snapshot_bytes`.
 """
 
@@ -64,66 +63,68 @@ class Snapshotter:
         self._snapshot_bytes = snapshot_bytes
         self._run_blocking = run_blocking
         self._task: asyncio.Task[bool] | None = None
-        self._tried_at = position
+        self._last_attempt_end = position
         self.position = position
-        """The log position of the newest snapshot; a start reads the log from here on."""
+        """The log position of the newest snapshot, from which a start replays the log."""
         self.problem = ""
-        """Why the last snapshot failed; "" if it did not."""
+        """Why the last snapshot failed; "" if it succeeded."""
         commit.on_commit = self._check
 
     def _check(self) -> None:
-        grown = self._log.end - self._tried_at
-        many = len(self._state.partitions.dirty) >= DIRTY_MAX and grown >= DIRTY_MAX
-        if self._task is None and (many or grown >= self._snapshot_bytes):
+        grown = self._log.end - self._last_attempt_end
+        is_dirty = len(self._state.partitions.dirty) >= DIRTY_MAX and grown >= DIRTY_MAX
+        if self._task is None and (is_dirty or grown >= self._snapshot_bytes):
             self._start(clean=False)
 
     def _start(self, *, clean: bool) -> asyncio.Task[bool]:
-        self._tried_at = self._log.end
+        self._last_attempt_end = self._log.end
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._write(clean=clean), name="snapshot")
-        self._task.add_done_callback(self._done)
+        self._task.add_done_callback(self._on_done)
         return self._task
 
-    def _done(self, _task: asyncio.Task[bool]) -> None:
+    def _on_done(self, _task: asyncio.Task[bool]) -> None:
         self._task = None
 
     async def write(self, *, clean: bool = False) -> bool:
         """
-        Write a snapshot, after the one that is being written. Return False if it failed.
+        Write a snapshot, after any snapshot in progress. Return False if it failed.
 
         Args:
-            clean: the broker has stopped, so the snapshot is at the end of the log.
+            clean: the broker has stopped, so that the snapshot is at the end of the log.
         """
-        await self.ended()
+        await self.wait()
         # If the caller is cancelled, the snapshot is still written, and the next one waits for it.
         return await shield(self._start(clean=clean))
 
-    async def ended(self) -> None:
-        """Wait for the snapshot that is being written, if there is one."""
+    async def wait(self) -> None:
+        """Wait for the snapshot in progress, if any."""
         while self._task is not None:
             await asyncio.wait([self._task])
 
     async def _write(self, *, clean: bool) -> bool:
+        """Encode the state, wait until it is durable, and write the files. Return False
+        on failure.
+        """
         table = self._state.partitions
         position = self._log.end
         dirty, table.dirty = table.dirty, set()
-        whole = self._snapshots.wants_whole()
+        full = self._snapshots.is_full_due()
         failures = self._commit.failures
-        # This is read before the images are made: first offsets that rise later are in the next
-        # snapshot.
+        # Read this before encoding images: first offsets that rise later are in the next snapshot.
         retained = self._state.retained
         try:
-            chunks = await self._chunks(table.ids() if whole else list(dirty))
+            chunks = await self._encode_chunks(table.ids() if full else list(dirty))
             state = self._state
             problems = [text for text in state.problems if text not in state.until_restart]
             if state.dropped.too_many:
-                await self._join_dropped()
+                await self._merge_dropped()
             dropped = [(body.ranges, body.subjects) for body in state.dropped.bodies()]
             extra = Extra(dict(state.orphans), problems, retained, sorted(state.damaged), dropped)
             await self._commit.flushed()
             if self._commit.failures != failures:
-                raise StorageError("a write failed while the snapshot was made")
-            await self._run_blocking(self._put, chunks, whole, clean, position, extra)
+                raise StorageError("a commit failed while the snapshot was being written")
+            await self._run_blocking(self._save, chunks, full, clean, position, extra)
         except Exception as error:
             table.dirty |= dirty
             if isinstance(error, KeylaneError):
@@ -137,35 +138,40 @@ class Snapshotter:
         self.problem = ""
         return True
 
-    async def _join_dropped(self) -> None:
+    async def _merge_dropped(self) -> None:
         """
-        Join ranges of dropped ids, while looking at a portion of the hosted partitions at a time.
+        Merge ranges of dropped ids where no hosted id lies in between, checking the hosted
+        partitions in slices.
 
-        A partition that is added meanwhile is among the changed ones, which were collected from the
-        beginning of this snapshot on.
+        A partition that is added meanwhile is a changed one; changes are collected from the
+        beginning of this snapshot.
         """
         state = self._state
         joining = state.dropped.joining()
         ids = state.partitions.ids()
-        for first in range(0, len(ids), IDS_AT_ONCE):
-            joining.keep_apart(ids[first : first + IDS_AT_ONCE])
+        for first in range(0, len(ids), IDS_PER_SLICE):
+            joining.keep_apart(ids[first : first + IDS_PER_SLICE])
             await asyncio.sleep(0)
         state.dropped.join(joining, [*state.partitions.dirty, *state.orphans, *state.damaged])
 
-    async def _chunks(self, numbers: list[int]) -> list[bytes]:
+    async def _encode_chunks(self, partition_ids: list[int]) -> list[bytes]:
+        """Encode the images of partitions in slices, skipping partitions that no longer exist."""
         table = self._state.partitions
         chunks = []
-        for first in range(0, len(numbers), SLICE):
+        for first in range(0, len(partition_ids), PARTITIONS_PER_SLICE):
             if first:
                 await asyncio.sleep(0)
-            images = [(number, table.image(number)) for number in numbers[first : first + SLICE]]
+            images = [
+                (partition_id, table.image(partition_id))
+                for partition_id in partition_ids[first : first + PARTITIONS_PER_SLICE]
+            ]
             chunks.append(
                 encode_chunk([(number, image) for number, image in images if image is not None])
             )
         return chunks
 
-    def _put(
-        self, chunks: list[bytes], whole: bool, clean: bool, position: int, extra: Extra
+    def _save(
+        self, chunks: list[bytes], full: bool, clean: bool, position: int, extra: Extra
     ) -> None:
         self._queues.checkpoint(position)
-        self._snapshots.write(chunks, whole=whole, clean=clean, position=position, extra=extra)
+        self._snapshots.write(chunks, full=full, clean=clean, position=position, extra=extra)

@@ -1,12 +1,12 @@
-"""The store of a broker: its state, log, index and cache. It runs on one event loop.
+"""The broker's store: its state, log, index and cache. It runs on one event loop.
 
 The store decides appends, new partitions, seals and fences, and makes them durable; `service.py`
-decides acks. A method that decides does so before it returns, and either returns a future of the
-durable record or takes a function to call with the outcome. Calls are therefore decided in the
-order in which they are made.
+decides acks. A method that decides does so before it returns. It either returns a future that is
+resolved when the record is durable, or takes a callback for the outcome. So calls are decided in
+the order in which they are made.
 
-Handles damage of the index while the broker serves: health reports it, and the next start rebuilds
-the index.
+If the index is found to be damaged while the broker serves, health reports it, and the next start
+rebuilds the index.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ..settings import BrokerSettings
 from ..storage.append_file import Buffer
 from ..storage.files import Files
 from ..storage.index.interface import ConsumeQueues, Unit, offset_at
-from ..storage.index.kinds import mark, mark_others, open_index
+from ..storage.index.kinds import mark_incomplete, mark_others_incomplete, open_index
 from ..storage.log.commit_log import CommitLog
 from ..storage.log.log_reader import BatchReader
 from ..storage.log.recovery import RecoveredLog
@@ -58,7 +58,7 @@ log = logging.getLogger("keylane.broker")
 
 
 class IndexDamage:
-    """Handles damage of one kind of index."""
+    """Reports damage of the index."""
 
     def __init__(
         self, state: BrokerState, files: Files, kind: str, *, run_blocking: RunBlocking
@@ -69,7 +69,7 @@ class IndexDamage:
         self._run_blocking = run_blocking
 
     async def report(self, error: CorruptIndexError) -> None:
-        """Report the damage in health, and mark the index so that the next start rebuilds it."""
+        """Report the damage in health, and mark the index to be rebuilt at the next start."""
         if self._state.until_restart:
             return
         text = f"{error.message}; the next start rebuilds the index"
@@ -77,23 +77,25 @@ class IndexDamage:
         self._state.problems.append(text)
         self._state.until_restart.add(text)
         try:
-            await self._run_blocking(mark, self._files, self._kind)
-        except StorageError as failed:
-            log.warning("cannot mark the index as damaged: %s", failed.message)
+            await self._run_blocking(mark_incomplete, self._files, self._kind)
+        except StorageError as failure:
+            log.warning("cannot mark the index as damaged: %s", failure.message)
 
 
-HELD_MS_MIN = 60_000
-"""The time in milliseconds above which a held partition time is reported in the log."""
-OWN_RECORD_BYTES = 4096
-"""The room, in bytes, that is required for a fence, a seal or a partition before its record is
-made.
+CLOCK_LAG_WARN_MS = 60_000
+"""A warning is logged if this broker's clock is behind a partition's first time by more
+than this.
+"""
+CONTROL_RECORD_BYTES = 4096
+"""The room in the commit queue, in bytes, that is required before a fence, a seal or a new
+partition is decided.
 """
 DURABLE = "fsync"
-"""The durability of an acked record, as answers, receipts and health name it: it is on the disk."""
+"""The name, in replies, receipts and health, of an acked record's durability: it is on the disk."""
 
 
 class Store:
-    """A recovered store. It is made by `open` and then used from one event loop."""
+    """A recovered store. `open` creates it; then it is used by one event loop."""
 
     def __init__(
         self,
@@ -157,8 +159,8 @@ class Store:
         self.firsts = FirstOffsets(state, save=self.save_progress)
         self.holds = MessageHolds(state, self.commit, self.firsts, clock=clock)
         self.fence_floor = 0
-        """Tokens up to and including this one are refused, because they were granted before an
-        operator accepted this data folder.
+        """Tokens up to this one are refused: they were granted before an operator accepted this
+        data folder.
         """
         self._wake: Callable[[int], None] = lambda _partition_id: None
 
@@ -178,10 +180,10 @@ class Store:
         Recover the store of a locked data folder. Blocks.
 
         Raises:
-            DataFolderError: a newer broker wrote in this folder.
+            DataFolderError: a newer broker has written to this folder.
         """
         queues = open_index(files, settings.index)
-        mark_others(files, settings.index)
+        mark_others_incomplete(files, settings.index)
         opened = open_state(files, queues, clock=clock)
         recovered = opened.recovered
         log = CommitLog(
@@ -204,13 +206,13 @@ class Store:
         )
 
     def on_change(self, wake: Callable[[int], None]) -> None:
-        """Call `wake(partition_id)` when a partition has new messages, has a newer owner, or is
+        """Call `wake(partition_id)` whenever a partition has new messages, a newer owner, or is
         sealed.
         """
         self._wake = wake
 
     def wake(self, partition_id: int) -> None:
-        """Answer the pulls that wait for a change of the partition."""
+        """Wake the pulls that wait for a change of the partition."""
         self._wake(partition_id)
 
     # ── appends ───────────────────────────────────────────────────────────────────────────────────
@@ -218,7 +220,7 @@ class Store:
         self,
         partition_id: int,
         record: memoryview,
-        ended: Ended,
+        on_done: Ended,
         *,
         in_turn: bool = False,
         unpacks: bool = False,
@@ -227,20 +229,19 @@ class Store:
         Decide on a batch, and queue it.
 
         Args:
-            ended: called once the batch is durable or has failed, but not before this method
-            returns.
+            on_done: called once, when the batch is durable or has failed, but not before this
+                method returns.
             in_turn: the caller has waited for room with `commit.turn`.
-            unpacks: the caller has checked that a packed batch unpacks; otherwise it is unpacked
-                here if it is to be stored.
+            unpacks: the caller has verified that a compressed batch can be decompressed; otherwise
+                this method does.
 
         Returns:
-            Its base offset, and True if it is a duplicate.
+            The batch's base offset, and True if it is a duplicate.
 
         Raises:
             CorruptBatchError, UnpackError, InvalidRequestError, PartitionUnknownError,
             StaleRouteError, SequenceGapError, SequenceReusedError, ProducerFencedError,
-            MessageTooLargeError, OverloadedError, BrokerReadOnlyError:
-                nothing was stored.
+            MessageTooLargeError, OverloadedError, BrokerReadOnlyError: nothing was stored.
         """
         header = check_batch(record)
         if (length := header.length) != len(record):
@@ -256,7 +257,7 @@ class Store:
         self.state.touch(partition)
         duplicate = partition.decide_append(header)
         if isinstance(duplicate, Duplicate):
-            self.commit.when_flushed(ended)
+            self.commit.when_flushed(on_done)
             return duplicate.base_offset, True
         if unpacked_bytes > (partition.facts.message_bytes_max or MESSAGE_BYTES_MAX):
             partition.check_message_sizes(record, header)
@@ -272,13 +273,13 @@ class Store:
             base_offset=base_offset,
             count=header.count,
             appended_at_ms=partition.appended_at_ms,
-            on_durable=partial(self._stored, partition),
+            on_durable=partial(self._on_stored, partition),
             undo=partial(partition.undo_append, undo),
         )
-        self.commit.add(entry, ended)
+        self.commit.add(entry, on_done)
         return base_offset, False
 
-    def _stored(self, partition: HostedPartition, entry: Entry) -> None:
+    def _on_stored(self, partition: HostedPartition, entry: Entry) -> None:
         next_offset = entry.base_offset + entry.count
         partition.readable_offset = next_offset
         self.traffic.note_stored(
@@ -299,9 +300,9 @@ class Store:
         Host a partition. A repeated call with the same facts changes nothing.
 
         Raises:
-            InvalidRequestError: the facts are impossible.
-            InvalidRequestError: the partition is hosted with other facts, or was dropped.
-            BrokerReadOnlyError, OverloadedError
+            InvalidRequestError: the facts are invalid, or the partition is hosted with other facts
+                or was dropped.
+            BrokerReadOnlyError, OverloadedError: nothing was changed.
         """
         facts = stored_facts(facts)
         check_facts(facts)
@@ -312,10 +313,10 @@ class Store:
             return known, self.commit.flushed()
         self.state.check_no_orphan(partition_id)
         self.state.check_not_dropped(partition_id)
-        # A partition is not hosted where messages are refused. It is hosted where they queue:
-        # otherwise a resize would wait for as long as producers are fast.
-        self.commit.check_takes_messages()
-        self.commit.check_room(OWN_RECORD_BYTES, own=True)
+        # Do not host a partition while messages are refused. But host it while they queue:
+        # otherwise a resize would wait as long as producers are fast.
+        self.commit.check_accepts_messages()
+        self.commit.check_room(CONTROL_RECORD_BYTES, own=True)
         partition = self.state.host(facts)
         self.state.hosting.add(partition_id)
 
@@ -333,45 +334,46 @@ class Store:
 
     def begin_times(self, partition: HostedPartition, from_ms: int) -> asyncio.Future[None]:
         """
-        Let no message of an unused partition have a time before `from_ms`. A repeated call changes
-        nothing.
+        Make the times of an unused partition's messages begin at `from_ms` or later. A repeated
+        call changes nothing.
 
-        The partition continues others, which ended at that time by the calendars of other brokers
-        (milliseconds since 1970). A time that is too far ahead of this broker's calendar is
-        ignored, and the log says so.
+        The partition continues others, which ended at `from_ms` (milliseconds since 1970) by other
+        brokers' clocks. A time that is too far ahead of this broker's clock is ignored, with a
+        warning in the log.
 
         Raises:
-            OverloadedError, BrokerReadOnlyError
+            OverloadedError, BrokerReadOnlyError: nothing was changed.
         """
-        before, now_ms = partition.appended_at_ms, self._clock.wall_ms()
-        if from_ms <= before:
+        previous, now_ms = partition.appended_at_ms, self._clock.wall_ms()
+        if from_ms <= previous:
             return self.commit.flushed()
         ahead_ms = from_ms - now_ms
-        number, subject = partition.partition_id, partition.facts.subject
+        partition_id, subject = partition.partition_id, partition.facts.subject
         if not counts_as_end(from_ms, now_ms):
             log.warning(
                 "partition %d of %s starts with this broker's clock, which is %d s behind the "
                 "clock of the partition it continues; reads by time may skip messages in between",
-                number,
+                partition_id,
                 subject,
                 ahead_ms // 1_000,
             )
             return self.commit.flushed()
-        self.commit.check_room(OWN_RECORD_BYTES, own=True)
-        if ahead_ms > HELD_MS_MIN:
+        self.commit.check_room(CONTROL_RECORD_BYTES, own=True)
+        if ahead_ms > CLOCK_LAG_WARN_MS:
             log.warning(
-                "messages of partition %d of %s have one time for %d s, that of what it continues: "
-                "this broker's calendar is behind; `keylane cluster check` compares the calendars",
-                number,
+                "messages of partition %d of %s get the same time for %d s, that of the end of the "
+                "partition it continues: this broker's clock is behind; `keylane cluster check` "
+                "compares clocks",
+                partition_id,
                 subject,
                 ahead_ms // 1_000,
             )
         self.state.touch(partition)
         partition.appended_at_ms = from_ms
         entry = Entry(
-            encode_body(number, replace(partition.facts, times_from_ms=from_ms)),
-            partition_id=number,
-            undo=partial(setattr, partition, "appended_at_ms", before),
+            encode_body(partition_id, replace(partition.facts, times_from_ms=from_ms)),
+            partition_id=partition_id,
+            undo=partial(setattr, partition, "appended_at_ms", previous),
         )
         return self.commit.submit(entry)
 
@@ -380,7 +382,8 @@ class Store:
         Seal a partition: it takes no more appends, and its end is fixed once the seal is durable.
 
         Raises:
-            PartitionUnknownError, CorruptLogError, OverloadedError, BrokerReadOnlyError
+            PartitionUnknownError, CorruptLogError, OverloadedError, BrokerReadOnlyError: nothing
+                was changed.
         """
         partition = self.state.partition(partition_id)
         if partition.sealed:
@@ -407,20 +410,20 @@ class Store:
         sealed now.
         """
         partition.check_end_known()
-        # `own` is set because a disk that is too full for messages has room for a seal, which moves
+        # Set `own`: a disk that is too full for messages still has room for a seal, which moves
         # them to another broker.
-        self.commit.check_room(OWN_RECORD_BYTES, own=True)
+        self.commit.check_room(CONTROL_RECORD_BYTES, own=True)
 
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────
     def raise_fence(
         self, partition: HostedPartition, group: Group, *, token: int, session: str
     ) -> asyncio.Future[None]:
-        """Raise a group's fence after `decide_acquire`, and add a new group to the partition."""
-        self.commit.check_room(OWN_RECORD_BYTES, own=True)
+        """Raise a group's fence after `decide_acquire`, and register the group if it is new."""
+        self.commit.check_room(CONTROL_RECORD_BYTES, own=True)
         self.state.touch(partition)
         is_new = group.name not in partition.groups
         if is_new:
-            self.firsts.grouped.add(partition.partition_id)
+            self.firsts.changed.add(partition.partition_id)
         body = FenceBody(group.name, token, session)
         partition.groups[group.name] = group
         undo: Callable[[], object] = partition.apply_fence(body)
@@ -442,45 +445,45 @@ class Store:
         return self.commit.submit(entry)
 
     def save_progress(self, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
-        """Save like `save_progress_then`, and return a future that is resolved when the progress is
+        """Save like `save_progress_then`. The returned future is resolved when the progress is
         durable.
         """
         durable, _ = self.commit.waited_for(partial(self.save_progress_then, partition, group))
         return durable
 
-    def save_progress_then(self, partition: HostedPartition, group: Group, ended: Ended) -> None:
-        """Make a group's progress durable with the next commit, which calls `ended`."""
+    def save_progress_then(self, partition: HostedPartition, group: Group, on_done: Ended) -> None:
+        """Make a group's progress durable with the next commit, then call `on_done`."""
         self.state.touch(partition)
-        self.commit.add_late(
+        self.commit.add_deferred(
             (partition.partition_id, group.name),
-            partial(self._late_progress, partition, group),
-            ended,
+            partial(self._deferred_progress, partition, group),
+            on_done,
         )
 
-    def _late_progress(self, partition: HostedPartition, group: Group) -> Entry:
-        known = self.state.partitions.get(partition.partition_id) is partition
-        if not known or partition.groups.get(group.name) is not group:
-            return Entry(b"")  # it was dropped or forgotten meanwhile
-        return self._progress(partition, group)
+    def _deferred_progress(self, partition: HostedPartition, group: Group) -> Entry:
+        is_hosted = self.state.partitions.get(partition.partition_id) is partition
+        if not is_hosted or partition.groups.get(group.name) is not group:
+            return Entry(b"")  # dropped or forgotten meanwhile
+        return self._progress_entry(partition, group)
 
-    def _progress(
+    def _progress_entry(
         self,
         partition: HostedPartition,
         group: Group,
         *,
         undo: Callable[[], object] | None = None,
     ) -> Entry:
-        """Return a record of a group's present progress."""
+        """Return a record of a group's current progress."""
         body = group.cursor_body()
         return Entry(
             encode_body(partition.partition_id, body),
             partition_id=partition.partition_id,
             base_offset=body.cursor,
-            on_durable=partial(self._progressed, partition, group, body, group.version),
+            on_durable=partial(self._on_progress_saved, partition, group, body, group.version),
             undo=undo,
         )
 
-    def _progressed(
+    def _on_progress_saved(
         self,
         partition: HostedPartition,
         group: Group,
@@ -490,34 +493,34 @@ class Store:
     ) -> None:
         group.saved(body, version)
         if partition.ended and group.lock.shared and group.drained(partition.next_offset):
-            # Pulls of other sessions are answered with the end.
+            # Pulls of other sessions are answered with the end of the partition.
             self._wake(partition.partition_id)
 
     def save_now(
         self, partition: HostedPartition, group: Group, *, undo: Callable[[], object]
     ) -> asyncio.Future[None]:
-        """Write a group's present progress; `undo` is called if the write fails."""
+        """Write a group's current progress. `undo` is called if the write fails."""
         self.state.touch(partition)
-        return self.commit.submit(self._progress(partition, group, undo=undo))
+        return self.commit.submit(self._progress_entry(partition, group, undo=undo))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
     async def read(
         self, partition: HostedPartition, offset: int, *, bytes_max: int
     ) -> tuple[bytes, int]:
         """
-        Read durable batches, beginning with the batch that contains `offset`. Return them and the
+        Read durable batches, beginning with the one that contains `offset`. Return them, and the
         offset after their last message.
 
         Raises:
-            CorruptLogError: the first batch is damaged on the disk.
+            CorruptLogError: the first batch is damaged.
             OffsetOutOfRangeError: retention has removed the offset meanwhile.
         """
-        pieces, upto = self.cached(partition, offset, bytes_max=bytes_max)
+        pieces, next_offset = self.cached(partition, offset, bytes_max=bytes_max)
         if pieces:
-            return b"".join(pieces), upto
+            return b"".join(pieces), next_offset
         end = partition.readable_end(offset)
         try:
-            data, upto = await self.run_read(
+            data, next_offset = await self.run_read(
                 self._reader.read, partition.partition_id, offset, end, bytes_max
             )
         except StorageError as error:
@@ -533,13 +536,13 @@ class Store:
                 first_offset=partition.first_offset,
                 next_offset=partition.readable_offset,
             ) from None
-        return data, upto
+        return data, next_offset
 
     def cached(
         self, partition: HostedPartition, offset: int, *, bytes_max: int
     ) -> tuple[list[Buffer], int]:
-        """Read like `read`, but only from memory, and return the bytes in pieces. There are none if
-        the first batch is not in memory.
+        """Read like `read`, but only from memory. The bytes are returned in pieces; there are none
+        if the first batch is not cached.
         """
         return self._cache.read(partition.partition_id, offset, bytes_max=bytes_max)
 
@@ -547,36 +550,35 @@ class Store:
         self, partition: HostedPartition, at_ms: int, bound: TimeBound
     ) -> int | None:
         """
-        Return the offset of a message by the time at which it was stored.
+        Find a message by the time at which it was stored, and return its offset.
 
-        LOWER finds the first message at this time or later, UPPER the last message at this time or
-        earlier. None means that there is no such message. Messages that are being written are
-        awaited: they already have their times, so a range that ends at a time contains all of them,
-        or the message with which it begins.
+        LOWER finds the first message that was stored at `at_ms` or later, UPPER the last one that
+        was stored at `at_ms` or earlier. Returns None if there is no such message. Messages that
+        are being written already have their times, so they are awaited.
 
         Raises:
             CorruptLogError: the index is damaged there.
         """
         if partition.next_offset > partition.readable_offset:
-            with contextlib.suppress(KeylaneError):  # in that case they are not stored
+            with contextlib.suppress(KeylaneError):  # then they are not stored
                 await self.commit.waited_for(self.commit.when_flushed)[0]
         first, end = partition.first_offset, partition.readable_offset
-        number = partition.partition_id
+        partition_id = partition.partition_id
         try:
-            unit = await self.run_read(self.queues.by_time, number, at_ms, bound)
+            unit = await self.run_read(self.queues.by_time, partition_id, at_ms, bound)
         except CorruptIndexError as error:
             await self.index_damage.report(error)
             raise
         offset = offset_at(unit, bound)
         if bound is TimeBound.UPPER and offset is not None and offset >= end:
-            offset = end - 1  # the index has newer batches
+            offset = end - 1  # the index already has newer batches
         if bound is TimeBound.LOWER and offset is not None and offset < first < end:
-            offset = first  # the index still has the batch; times never fall
+            offset = first  # the index still has a removed batch, and times never decrease
         return offset if offset is not None and first <= offset < end else None
 
     async def head(self, partition: HostedPartition) -> Unit | None:
         """
-        Return the batch with the first stored message, or None if there is no message.
+        Return the unit of the first stored batch, or None if there are no messages.
 
         Raises:
             CorruptLogError: the index is damaged there.
@@ -584,10 +586,10 @@ class Store:
         first, end = partition.first_offset, partition.readable_offset
         if first == end:
             return None
-        number = partition.partition_id
+        partition_id = partition.partition_id
         try:
             units = await self.run_read(
-                lambda: self.queues.find(number, first, end=end, bytes_max=1)
+                lambda: self.queues.find(partition_id, first, end=end, bytes_max=1)
             )
         except CorruptIndexError as error:
             await self.index_damage.report(error)
@@ -596,13 +598,13 @@ class Store:
 
     async def close(self) -> None:
         """
-        Write queued records and a snapshot at the end of the log, and close the files.
+        Write queued records, and a snapshot at the end of the log, then close the files.
 
-        No method that decides may be called after this. If the snapshot fails, the next start
-        reads more of the log.
+        Nothing may be decided after this call. If the snapshot fails, the next start replays more
+        of the log.
         """
         await self.commit.close()
-        await self.snapshotter.ended()
+        await self.snapshotter.wait()
         if not self.commit.failed:
             await self.snapshotter.write(clean=True)
         await self._run_commit(self._close)

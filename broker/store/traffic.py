@@ -1,12 +1,12 @@
-"""Counts what a broker stores and hands out, by subject, since the start of the broker or the
-creation of the subject. Pure.
+"""Counts the messages that a broker stores and delivers, by subject, since the start of the broker
+or the creation of the subject. Pure.
 
-    a partition is dropped ─▶ `note_left` ─▶ GONE_MS later, if the broker hosts none of its subject
-        ─▶ `free`
+    a partition is dropped ─▶ `note_dropped` ─▶ GONE_MS later, if the broker hosts no partition of
+        the subject ─▶ `free`
 
-A deleted subject is still exported for GONE_MS, so that its last messages are seen. Then its series
-end. If a subject of the same name is created before that, it continues them; otherwise it begins at
-0.
+The metrics of a deleted subject are exported for another GONE_MS, so that its last messages are
+scraped. Then its series end. A new subject of the same name continues the series if it is created
+before that; otherwise its series begin at 0.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections.abc import Collection
 from ...rpc.operating.histogram import Histogram
 
 SUBJECTS_MAX = 10_000
-"""The number of subjects that are counted separately. The messages of further subjects are counted
-under OTHER.
+"""The most subjects that are counted separately. Messages of further subjects are counted
+as OTHER.
 """
 OTHER = "(other)"
 GONE_MS = 300_000
-"""The time in milliseconds for which the series of a subject stay after its last partition was
-dropped. Prometheus looks back 5 minutes as well.
+"""The time, in milliseconds, for which a subject's series continue after its last partition was
+dropped. It is Prometheus' look-back of 5 minutes.
 """
 
 
 class Flow:
-    """Messages and bytes that went in one direction."""
+    """Counts of one subject's stored, or delivered, messages."""
 
     __slots__ = ("batches", "bytes", "messages")
 
@@ -38,59 +38,59 @@ class Flow:
 
 
 class Traffic:
-    """The counts of a broker."""
+    """A broker's counters and histograms."""
 
     def __init__(self) -> None:
         self.stored: dict[str, Flow] = {}
-        """Subject → the messages that became durable."""
+        """Subject → counts of the messages that became durable."""
         self.handed: dict[str, Flow] = {}
-        """Subject → the messages in answers to pulls and reads."""
-        self._left_ms: dict[str, int] = {}
-        """Subject → the time of the boot clock, in milliseconds, at which a partition of it was
-        last dropped. It is bounded, because subjects that are due are removed.
+        """Subject → counts of the messages in replies to pulls and reads."""
+        self._dropped_ms: dict[str, int] = {}
+        """Subject → the time of the boot clock, in milliseconds, at which its partition was last
+        dropped. Bounded, because due subjects are removed.
         """
         self.appends = Histogram()
-        """The times from the arrival of an append to its ack, including the wait for room."""
+        """Durations from the arrival of an append to its ack, including the wait for room."""
         self.commits = Histogram()
-        """The times that writing and syncing a commit took."""
+        """Durations of writing and syncing a commit."""
         self.fences = 0
-        """The number of fences that were raised: a partition got a new owner, or was reset."""
+        """The number of raised fences, for new owners and resets."""
 
     def note_stored(self, subject: str, *, messages: int, size_bytes: int) -> None:
         """Count a durable batch."""
-        flow = self.stored.get(subject) or _added(self.stored, subject)
+        flow = self.stored.get(subject) or _add_flow(self.stored, subject)
         flow.batches += 1
         flow.messages += messages
         flow.bytes += size_bytes
 
     def note_handed(self, subject: str, *, messages: int, size_bytes: int) -> None:
-        """Count an answer with messages."""
-        flow = self.handed.get(subject) or _added(self.handed, subject)
+        """Count the messages of a reply."""
+        flow = self.handed.get(subject) or _add_flow(self.handed, subject)
         flow.batches += 1
         flow.messages += messages
         flow.bytes += size_bytes
 
-    def note_left(self, subject: str, now_ms: int) -> None:
-        """Note that a partition of a subject was dropped; `now_ms` is a time of the boot clock."""
+    def note_dropped(self, subject: str, now_ms: int) -> None:
+        """Record that a subject's partition was dropped at `now_ms`, a time of the boot clock."""
         if subject in self.stored or subject in self.handed:
-            self._left_ms[subject] = now_ms
+            self._dropped_ms[subject] = now_ms
 
     def due(self, now_ms: int) -> set[str]:
-        """Return the subjects of which a partition was dropped GONE_MS ago or earlier, and none
-        since.
-        """
-        return {name for name, left_ms in self._left_ms.items() if now_ms - left_ms >= GONE_MS}
+        """Return the subjects whose last drop of a partition was at least GONE_MS ago."""
+        return {
+            name for name, dropped_ms in self._dropped_ms.items() if now_ms - dropped_ms >= GONE_MS
+        }
 
     def free(self, due: Collection[str], hosted: Collection[str]) -> None:
-        """End the series of the `due` subjects that are no longer `hosted`, so that others get
-        their places.
+        """End the series of `due` subjects that are no longer `hosted`, so that other subjects can
+        be counted separately.
         """
         for subject in due:
-            self._left_ms.pop(subject, None)
+            self._dropped_ms.pop(subject, None)
             if subject not in hosted:
                 self.stored.pop(subject, None)
                 self.handed.pop(subject, None)
 
 
-def _added(flows: dict[str, Flow], subject: str) -> Flow:
+def _add_flow(flows: dict[str, Flow], subject: str) -> Flow:
     return flows.setdefault(subject if len(flows) < SUBJECTS_MAX else OTHER, Flow())

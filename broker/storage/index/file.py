@@ -1,14 +1,15 @@
-"""Consume queues in files that all partitions share. Disk, through `Files`.
+"""Consume queues in files that all partitions share. Does disk I/O through `Files`.
 
     dispatch ─▶ tail in memory ─▶ a block of 127 units ─▶ index/….blocks          file_blocks.py
     checkpoint ─▶ sync of the blocks ─▶ a frame with the changes of every partition
         ─▶ index/journal-…
 
-A lookup bisects the partition's blocks in memory and reads one block. Units that were dispatched
-after the last checkpoint are not durable; a start dispatches them again from the log.
+A lookup bisects the first units of the partition's blocks, which are in memory, and reads one
+block. Units that were dispatched after the last checkpoint are not durable; a start dispatches them
+again from the log.
 
-Source: RocketMQ's file per queue costs a descriptor, a map and a sync per queue (its issues #202,
-#7318, #5091).
+Source: RocketMQ has a file per queue, which costs a descriptor, a mapping and a sync per queue (its
+issues #202, #7318, #5091).
 """
 
 from __future__ import annotations
@@ -26,35 +27,33 @@ from .file_blocks import FOLDER, BlockFiles, encode_block
 from .file_journal import Journal, encode_part
 from .file_queue import NO_BLOCKS, Queue, State, tail_units
 from .file_units import BLOCK_UNITS, UNIT_BYTES, UNITS_BYTES, first_where, pack_unit, unit_at
-from .interface import FIND_UNITS_MAX, Unit, misfit
+from .interface import FIND_UNITS_MAX, Unit, gap_error
 
 log = logging.getLogger("keylane.broker")
 
 RETAIN_PARTITIONS = 500
-"""The number of partitions in a step of `retain`."""
+"""The number of partitions that one step of `retain` handles."""
 
 
 class FileConsumeQueues:
-    """A `ConsumeQueues` in files; the protocol has the contract."""
+    """The `ConsumeQueues` in files."""
 
     def __init__(self, files: Files) -> None:
         files.make_folder(FOLDER)
         self._blocks = BlockFiles(files)
         self._journal = Journal(files)
         self._queues, self._position, self._blocks.end = self._journal.load()
-        self._guard = threading.Lock()
-        """A lock that is held while dispatch changes the state, and while checkpoint copies it."""
-        self._checkpoints = threading.Lock()
-        self._saved = self._position
+        self._lock = threading.Lock()
+        """Held while `dispatch` changes the state and while `checkpoint` copies it."""
+        self._checkpoint_lock = threading.Lock()
+        self._checkpoint_position = self._position
         """The position of the last checkpoint."""
-        self._renew = False
-        """True if the next frame must have every partition, not only those in `_changed`."""
+        self._full_frame_due = False
+        """True if the next frame must contain all partitions, not only those in `_changed`."""
         self._changed: set[int] = set()
-        """The partitions that have changed since the last frame of the journal."""
+        """The partitions that have changed since the journal's last frame."""
         self._first_block: int | None = None
-        """The number of the first block to keep: earlier ones are removed after the next
-        checkpoint.
-        """
+        """The number of the first block to keep; the next checkpoint removes earlier ones."""
 
     @property
     def position(self) -> int:
@@ -64,7 +63,7 @@ class FileConsumeQueues:
     @property
     def dispatches_in_memory(self) -> bool:
         """See `ConsumeQueues.dispatches_in_memory`."""
-        return not self._guard.locked()
+        return not self._lock.locked()
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────
     def dispatch(self, units: Sequence[tuple[int, Unit]]) -> None:
@@ -73,15 +72,15 @@ class FileConsumeQueues:
             return
         queues = self._queues
         if len(units) > 1:
-            self._check(units)  # all of them, before the first is added
-        with self._guard:
+            self._check_contiguous(units)  # all of them, before the first is added
+        with self._lock:
             for partition_id, unit in units:
                 base_offset, count, position, length, at_ms = unit
                 queue = queues.get(partition_id)
                 if queue is None:
                     queue = queues[partition_id] = Queue(base_offset)
                 if base_offset != queue.next:
-                    raise misfit(partition_id, unit, queue.next)
+                    raise gap_error(partition_id, unit, queue.next)
                 at_ms = max(at_ms, queue.last_ms)
                 tail = queue.state[2]
                 tail += pack_unit(base_offset, position, at_ms, length, count)
@@ -89,31 +88,31 @@ class FileConsumeQueues:
                 queue.last_ms = at_ms
                 self._changed.add(partition_id)
                 if len(tail) >= UNITS_BYTES:
-                    self._fold(partition_id, queue)
+                    self._write_blocks(partition_id, queue)
             last = units[-1][1]
             self._position = max(self._position, last.position + last.length)
 
-    def _check(self, units: Sequence[tuple[int, Unit]]) -> None:
-        following: dict[int, int] = {}
+    def _check_contiguous(self, units: Sequence[tuple[int, Unit]]) -> None:
+        """Raise CorruptLogError if a unit does not begin at its partition's next offset."""
+        next_offsets: dict[int, int] = {}
         for partition_id, unit in units:
-            expected = following.get(partition_id)
+            expected = next_offsets.get(partition_id)
             if expected is None:
                 queue = self._queues.get(partition_id)
                 expected = unit.base_offset if queue is None else queue.next
             if unit.base_offset != expected:
-                raise misfit(partition_id, unit, expected)
-            following[partition_id] = unit.base_offset + unit.message_count
+                raise gap_error(partition_id, unit, expected)
+            next_offsets[partition_id] = unit.base_offset + unit.message_count
 
-    def _fold(self, partition_id: int, queue: Queue) -> None:
-        """Turn a tail that is long enough into blocks."""
+    def _write_blocks(self, partition_id: int, queue: Queue) -> None:
+        """Write the full blocks at the beginning of the tail."""
         while len(queue.state[2]) >= UNITS_BYTES:
             try:
                 number = self._blocks.write(
                     encode_block(partition_id, queue.state[2][:UNITS_BYTES])
                 )
             except StorageError as error:
-                # The log has the batches. The units stay in memory and are written with the next
-                # ones.
+                # The log has the batches. The units stay in memory until the next attempt.
                 log.warning("%s", error.message)
                 return
             queue.add_block(number, UNITS_BYTES)
@@ -122,21 +121,21 @@ class FileConsumeQueues:
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """See `ConsumeQueues.find`."""
         queue = self._queues.get(partition_id)
-        batches: list[Unit] = []
+        found: list[Unit] = []
         if queue is None or offset < queue.first:
-            return batches
-        left = bytes_max
-        for unit in self._from(partition_id, queue, offset):
-            if unit.base_offset >= end or (batches and unit.length > left):
+            return found
+        remaining_bytes = bytes_max
+        for unit in self._units_from(partition_id, queue, offset):
+            if unit.base_offset >= end or (found and unit.length > remaining_bytes):
                 break
-            batches.append(unit)
-            left -= unit.length
-            if len(batches) == FIND_UNITS_MAX:
+            found.append(unit)
+            remaining_bytes -= unit.length
+            if len(found) == FIND_UNITS_MAX:
                 break
-        return batches
+        return found
 
-    def _from(self, partition_id: int, queue: Queue, offset: int) -> Iterator[Unit]:
-        """Yield units from the unit that contains `offset` on."""
+    def _units_from(self, partition_id: int, queue: Queue, offset: int) -> Iterator[Unit]:
+        """Yield the units of a partition, beginning with the one that contains `offset`."""
         blocks, count, tail = queue.state
         if count and not (tail and unit_at(tail, 0).base_offset <= offset):
             block = max(bisect_right(blocks.offsets, offset, 0, count) - 1, 0)
@@ -158,15 +157,15 @@ class FileConsumeQueues:
         if bound is TimeBound.LOWER:
             unit = self._first_at(partition_id, state, at_ms)
             if unit is not None and unit.base_offset < first:
-                # Times never fall, so the first unit that is not forgotten has this time or a later
-                # one.
-                unit = next(self._from(partition_id, queue, first), None)
+                # Times never decrease, so the first unit that is not forgotten has this time or a
+                # later one.
+                unit = next(self._units_from(partition_id, queue, first), None)
             return unit
         unit = self._last_at(partition_id, state, at_ms)
         return unit if unit is not None and unit.base_offset >= first else None
 
     def _first_at(self, partition_id: int, state: State, at_ms: int) -> Unit | None:
-        """Return the first unit with this time or a later one."""
+        """Return the first unit that was stored at `at_ms` or later."""
         blocks, count, tail = state
         block = bisect_left(blocks.times, at_ms, 0, count)
         if block:
@@ -180,7 +179,7 @@ class FileConsumeQueues:
         return unit_at(tail, index) if (index + 1) * UNIT_BYTES <= len(tail) else None
 
     def _last_at(self, partition_id: int, state: State, at_ms: int) -> Unit | None:
-        """Return the last unit with this time or an earlier one."""
+        """Return the last unit that was stored at `at_ms` or earlier."""
         blocks, count, tail = state
         index = first_where(tail, lambda unit: unit.appended_at_ms > at_ms)
         if index:
@@ -201,19 +200,19 @@ class FileConsumeQueues:
         return sorted(self._queues)
 
     # ── forgetting ────────────────────────────────────────────────────────────────────────────────
-    def firsts_behind(self, position: int) -> Iterator[list[tuple[int, int]]]:
-        """See `ConsumeQueues.firsts_behind`."""
+    def first_offsets_at(self, position: int) -> Iterator[list[tuple[int, int]]]:
+        """See `ConsumeQueues.first_offsets_at`."""
         ids = self.partitions()
         for start in range(0, len(ids), RETAIN_PARTITIONS):
-            rising = []
+            new_firsts = []
             for partition_id in ids[start : start + RETAIN_PARTITIONS]:
                 queue = self._queues.get(partition_id)
                 if queue is None:
                     continue  # forgotten meanwhile
-                first = self._first_behind(partition_id, queue, position)
+                first = self._first_offset_at(partition_id, queue, position)
                 if first > queue.first:
-                    rising.append((partition_id, first))
-            yield rising
+                    new_firsts.append((partition_id, first))
+            yield new_firsts
 
     def retain(
         self, position: int, *, dropped: Container[int] = ()
@@ -224,15 +223,15 @@ class FileConsumeQueues:
             changed = []
             for partition_id in ids[start : start + RETAIN_PARTITIONS]:
                 queue = self._queues[partition_id]
-                # The journal must not name its blocks any more: they are removed.
+                # Wait until the journal no longer names its blocks, which are being removed.
                 if partition_id in dropped and queue.first == queue.next and not queue.rewrite:
-                    with self._guard:
+                    with self._lock:
                         del self._queues[partition_id]
                         self._changed.discard(partition_id)
                     continue
-                first = self._first_behind(partition_id, queue, position)
+                first = self._first_offset_at(partition_id, queue, position)
                 if first > queue.first:
-                    with self._guard:
+                    with self._lock:
                         self._drop_before(queue, first)
                         self._changed.add(partition_id)
                     changed.append((partition_id, first))
@@ -240,9 +239,9 @@ class FileConsumeQueues:
         numbers = [queue.state[0].numbers[0] for queue in self._queues.values() if queue.state[1]]
         self._first_block = min(numbers, default=self._blocks.end)
 
-    def _first_behind(self, partition_id: int, queue: Queue, position: int) -> int:
-        """Return the base offset of the first unit at or above this position or, if there is none,
-        the next offset.
+    def _first_offset_at(self, partition_id: int, queue: Queue, position: int) -> int:
+        """Return the base offset of the first unit at or above `position`; the next offset if there
+        is none.
         """
         blocks, count, tail = queue.state
         block = bisect_left(blocks.positions, position, 0, count)
@@ -260,12 +259,13 @@ class FileConsumeQueues:
 
     @staticmethod
     def _drop_before(queue: Queue, first: int) -> None:
+        """Raise the first offset to `first`, and forget the blocks or tail units before it."""
         queue.first = first
         blocks, count, tail = queue.state
         block = bisect_right(blocks.offsets, first, 0, count) - 1
         if count and (not tail or first < unit_at(tail, 0).base_offset) and first < queue.next:
             if block:
-                queue.replace(blocks.part(block, count), tail)
+                queue.replace(blocks.slice(block, count), tail)
             return
         index = first_where(tail, lambda unit: unit.base_offset >= first)
         queue.replace(NO_BLOCKS, tail[index * UNIT_BYTES :])
@@ -275,38 +275,39 @@ class FileConsumeQueues:
         if not position:
             self._queues.clear()
             self._changed.clear()
-            self._journal.forget()
+            self._journal.clear()
             self._blocks.cut(0)
-            self._position = self._saved = 0
+            self._position = self._checkpoint_position = 0
             return
         for partition_id, queue in list(self._queues.items()):
-            self._cut(partition_id, queue, position)
+            self._truncate_queue(partition_id, queue, position)
         self._position = min(self._position, position)
 
-    def _cut(self, partition_id: int, queue: Queue, position: int) -> None:
+    def _truncate_queue(self, partition_id: int, queue: Queue, position: int) -> None:
+        """Forget a partition's units at or above `position`."""
         blocks, count, tail = queue.state
         data: bytes | bytearray = tail
-        kept = first_where(data, lambda unit: unit.position >= position)
-        if kept * UNIT_BYTES == len(data) and (kept or not count):
+        remaining = first_where(data, lambda unit: unit.position >= position)
+        if remaining * UNIT_BYTES == len(data) and (remaining or not count):
             return
-        while not kept and count:
-            # Those units of the last block that are kept become the tail.
+        while not remaining and count:
+            # The remaining units of the last block become the tail.
             count -= 1
             data = self._blocks.read(blocks.numbers[count], partition_id)
-            kept = first_where(data, lambda unit: unit.position >= position)
-            if kept == BLOCK_UNITS and count + 1 == queue.state[1] and not tail:
+            remaining = first_where(data, lambda unit: unit.position >= position)
+            if remaining == BLOCK_UNITS and count + 1 == queue.state[1] and not tail:
                 return
-        queue.replace(blocks.part(0, count), bytearray(data[: kept * UNIT_BYTES]))
-        queue.set_end(unit_at(data, kept - 1) if kept else None)
-        self._renew = True
-        if not kept and not queue.first:
+        queue.replace(blocks.slice(0, count), bytearray(data[: remaining * UNIT_BYTES]))
+        queue.set_end(unit_at(data, remaining - 1) if remaining else None)
+        self._full_frame_due = True
+        if not remaining and not queue.first:
             del self._queues[partition_id]
 
     # ── durability ────────────────────────────────────────────────────────────────────────────────
     def recover(self, position: int, *, first_position: int = 0) -> int:
         """See `ConsumeQueues.recover`."""
         known = self._position
-        if known < first_position or not self._blocks.has(self._block_numbers()):
+        if known < first_position or not self._blocks.contains(self._block_numbers()):
             known = 0
         if known > position:
             try:
@@ -324,24 +325,24 @@ class FileConsumeQueues:
 
     def checkpoint(self, position: int) -> None:
         """See `ConsumeQueues.checkpoint`."""
-        with self._checkpoints:
-            with self._guard:
+        with self._checkpoint_lock:
+            with self._lock:
                 self._position = position = max(position, self._position)
-                whole = self._renew or self._journal.renew
-                if position == self._saved and not self._changed and not whole:
+                full = self._full_frame_due or self._journal.is_full_due
+                if position == self._checkpoint_position and not self._changed and not full:
                     return
                 parts: list[Buffer] = []
-                for partition_id in self._queues if whole else self._changed:
+                for partition_id in self._queues if full else self._changed:
                     queue = self._queues[partition_id]
-                    parts += encode_part(partition_id, queue, whole=whole or queue.rewrite)
-                    queue.kept()
+                    parts += encode_part(partition_id, queue, full=full or queue.rewrite)
+                    queue.mark_saved()
                 self._changed.clear()
                 end, first_block = self._blocks.end, self._first_block
-                self._renew = True
+                self._full_frame_due = True
             self._blocks.sync()
-            self._journal.write(parts, position=position, end=end, whole=whole)
-            self._renew = False
-            self._saved = position
+            self._journal.write(parts, position=position, end=end, full=full)
+            self._full_frame_due = False
+            self._checkpoint_position = position
             if first_block is not None:
                 self._blocks.drop(first_block)
 

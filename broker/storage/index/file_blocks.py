@@ -1,16 +1,15 @@
-"""Units of all partitions in blocks of 4 KiB, one block after another. Disk, through `Files`.
+"""Blocks of 4 KiB with units, in files that all partitions share. Does disk I/O through `Files`.
 
     index/00000000000000000000.blocks   index/00000000000000016384.blocks   …
-        named by their first block
+        each named by its first block
     block = magic u32 | crc32c u32 of the rest | partition_id u64 | count u32 | 12 bytes of 0
             | 127 units of 32 bytes
     ┌─────────────────┬──────────────┬────────────────────┬────────────┬───────────┐
     │ base_offset  u64│ position  u64│ appended_at_ms  i64│ length  u32│ count  u32│  little-endian
     └─────────────────┴──────────────┴────────────────────┴────────────┴───────────┘
 
-The blocks of all partitions are numbered together and share the files, so ten thousand partitions
-need one sync and a few descriptors. A block has units of one partition, so one read gets 127
-units.
+Blocks of all partitions are numbered together and share the files, so ten thousand partitions need
+one sync and a few descriptors. A block has units of one partition, so one read gets 127 units.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from collections.abc import Iterable
 import crc32c
 
 from ....protocol.errors import CorruptIndexError, StorageError
-from ..files import AppendFile, Files
+from ..files import AppendFile, Files, file_numbers
 from .file_units import BLOCK_UNITS, UNITS_BYTES
 
 FOLDER = "index"
 SUFFIX = ".blocks"
 BLOCK_BYTES = 4096
 FILE_BLOCKS = 16_384
-"""The number of blocks in a file: 64 MiB."""
+"""The number of blocks in a file, which then has 64 MiB."""
 MAGIC = 0x314B494B
 _HEADER = struct.Struct("<IIQI12x")
 _AFTER_CRC = struct.Struct("<QI12x")
@@ -38,8 +37,8 @@ assert _HEADER.size + UNITS_BYTES == BLOCK_BYTES
 def encode_block(partition_id: int, units: bytes | bytearray) -> bytes:
     """Return a full block, ready to be written."""
     assert len(units) == UNITS_BYTES
-    rest = _AFTER_CRC.pack(partition_id, BLOCK_UNITS) + units
-    return struct.pack("<II", MAGIC, crc32c.crc32c(rest)) + rest
+    content = _AFTER_CRC.pack(partition_id, BLOCK_UNITS) + units
+    return struct.pack("<II", MAGIC, crc32c.crc32c(content)) + content
 
 
 def block_path(number: int) -> str:
@@ -48,44 +47,36 @@ def block_path(number: int) -> str:
 
 
 class BlockFiles:
-    """The files of blocks. One thread writes, one syncs, and many read."""
+    """The block files. One thread writes, one syncs, and many read."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self.end = 0
         """The number of the next block."""
         self._open: dict[str, AppendFile] = {}
-        """Path → file, for the last file and for those written since the last sync."""
-        self._new_name = False
-        self.lost = ""
-        """The text of the error of a sync after which blocks may be lost; "" if no sync has
-        failed.
-        """
+        """Path → file: the last file, and those written since the last sync."""
+        self._folder_unsynced = False
+        """True if a file was created since the last sync."""
+        self._sync_failure = ""
+        """The text of a failed sync's error; "" if no sync has failed."""
 
     def bases(self) -> list[int]:
-        """Return the numbers of the first blocks of the files on the disk, sorted."""
-        return [
-            int(name[:20])
-            for name in self._files.list(FOLDER)
-            if name.endswith(SUFFIX)
-            and len(name) == 20 + len(SUFFIX)
-            and name[:20].isascii()
-            and name[:20].isdecimal()
-        ]
+        """Return the sorted numbers of the first blocks of the files on the disk."""
+        return file_numbers(self._files.list(FOLDER), digits=20, suffix=SUFFIX)
 
     def write(self, block: bytes) -> int:
         """
-        Write a block, which is not durable before the next sync, and return its number.
+        Write a block and return its number. The next sync makes the block durable.
 
         Raises:
-            StorageError: the block is not stored.
+            StorageError: the block was not written.
         """
         number = self.end
         path = block_path(number)
         file = self._open.get(path)
         if file is None:
             file = self._open[path] = self._files.open_append(path)
-            self._new_name = True
+            self._folder_unsynced = True
         start = number % FILE_BLOCKS * BLOCK_BYTES
         if file.size != start:
             file.truncate(start)
@@ -109,7 +100,7 @@ class BlockFiles:
             raise _damaged(path, number, "it is missing")
         magic, crc, owner, count = _HEADER.unpack_from(data)
         if magic != MAGIC or crc32c.crc32c(memoryview(data)[8:]) != crc:
-            raise _damaged(path, number, "its checksum is wrong")
+            raise _damaged(path, number, "wrong checksum")
         if owner != partition_id or count != BLOCK_UNITS:
             raise _damaged(path, number, f"it belongs to partition {owner}")
         return data[_HEADER.size :]
@@ -119,30 +110,30 @@ class BlockFiles:
         Make all written blocks durable.
 
         Raises:
-            FlushFailedError: blocks may be lost. Every later call raises StorageError.
+            FlushFailedError: blocks may be lost; every later call raises StorageError.
         """
-        if self.lost:
-            raise StorageError(self.lost)
-        # The sync may miss a block that is written meanwhile, so only files that were already full
-        # are closed.
+        if self._sync_failure:
+            raise StorageError(self._sync_failure)
+        # A block that is written during the sync may not be durable, so close only files that were
+        # full before.
         current = block_path(self.end)
         files = list(self._open.items())
         try:
             for _, file in files:
                 file.fdatasync()
-            if self._new_name:
-                self._new_name = False
+            if self._folder_unsynced:
+                self._folder_unsynced = False
                 self._files.sync_folder(FOLDER)
         except StorageError as error:
-            self.lost = error.message
+            self._sync_failure = error.message
             raise
         for path, file in files:
             if path != current:
                 del self._open[path]
                 file.close()
 
-    def has(self, numbers: Iterable[int]) -> bool:
-        """Return True if the files of these blocks exist and are long enough."""
+    def contains(self, numbers: Iterable[int]) -> bool:
+        """Return True if the block files contain all of these blocks, judging by their sizes."""
         last: dict[int, int] = {}
         for number in numbers:
             base = number - number % FILE_BLOCKS
@@ -153,7 +144,7 @@ class BlockFiles:
         )
 
     def cut(self, end: int) -> None:
-        """Forget the blocks from number `end` on."""
+        """Remove the blocks from number `end` on."""
         self.close()
         for base in self.bases():
             if base >= end:
@@ -161,7 +152,7 @@ class BlockFiles:
         self.end = end
 
     def drop(self, number: int) -> None:
-        """Remove the files that contain only blocks before this number."""
+        """Remove the files whose blocks are all before this number."""
         for base in self.bases():
             if base + FILE_BLOCKS <= number and block_path(base) not in self._open:
                 self._files.remove(block_path(base))

@@ -1,21 +1,21 @@
-"""The journal of the file index: its state apart from the blocks, a frame per checkpoint. Disk,
-through `Files`.
+"""The journal of the file index: the state outside of the blocks, with a frame per checkpoint. Does
+disk I/O through `Files`.
 
     index/journal-0000000001
-    frame  = magic u32 | crc32c u32 of the rest | bytes u64 of the parts | position u64 | end u64
+    frame  = magic u32 | crc32c u32 of the rest | size u64 of the parts | position u64 | end u64
              | parts
     part   = partition_id u64 | first u64 | next u64 | last_ms i64 | blocks u32 | tail bytes u32
              | flags u32 | 0 u32
              | first offsets, first times, first positions, numbers of the blocks: i64 each
              | units of the tail
 
-    flags  WHOLE: the part replaces the partition. Otherwise its blocks are added to the
-           partition's; its tail is added to the partition's tail, or replaces it if the part has
-           blocks
+    flags  FULL: the part replaces the partition. Otherwise its blocks are added to the partition's,
+           and its tail is added to the partition's tail, or replaces it if the part has blocks
 
-`position` is the log position up to which every batch is in the index, `end` the number of its next
-block. The first damaged frame ends the journal: a frame is promised only when it is durable. The
-first frame of a new journal has every partition; it is durable before the old journal is removed.
+`position` is the log position up to which every batch is in the index; `end` is the number of its
+next block. The first damaged frame ends the journal: a frame counts only once it is durable. The
+first frame of a new journal contains all partitions; it is durable before the old journal is
+removed.
 """
 
 from __future__ import annotations
@@ -34,47 +34,48 @@ from .file_queue import Blocks, Queue
 
 PREFIX = f"{FOLDER}/journal-"
 MAGIC = 0x314A494B
-WHOLE = 1
-RENEW_BYTES = 8 << 20
-"""The size, in bytes, by which a journal may exceed twice its first frame before a new one is
-begun.
-"""
+FULL = 1
+GROWTH_BYTES_MAX = 8 << 20
+"""A new journal is begun when the current one exceeds twice its first frame by this many bytes."""
 _FRAME = struct.Struct("<IIQQQ")
 _PART = struct.Struct("<QQQqIIII")
 
 
-def encode_part(partition_id: int, queue: Queue, *, whole: bool) -> Iterable[Buffer]:
-    """Return the part of a partition: its changes since the last frame, or all of it."""
+def encode_part(partition_id: int, queue: Queue, *, full: bool) -> Iterable[Buffer]:
+    """Yield the part of a partition: its changes since the last frame or, if `full`, all of it."""
     blocks, count, tail = queue.state
-    start = 0 if whole else queue.kept_blocks
-    rest = bytes(tail) if whole or start < count else bytes(tail[queue.kept_tail :])
+    start = 0 if full else queue.saved_blocks
+    units = bytes(tail) if full or start < count else bytes(tail[queue.saved_tail_bytes :])
     yield _PART.pack(
         partition_id,
         queue.first,
         queue.next,
         queue.last_ms,
         count - start,
-        len(rest),
-        WHOLE if whole else 0,
+        len(units),
+        FULL if full else 0,
         0,
     )
     if start < count:
         for column in blocks.columns():
             yield column[start:count].tobytes()
-    if rest:
-        yield rest
+    if units:
+        yield units
 
 
 def _apply_parts(queues: dict[int, Queue], view: memoryview) -> None:
+    """Apply the parts of a frame to the partitions."""
     at = 0
     while at < len(view):
-        partition_id, first, following, last_ms, count, size, flags, _ = _PART.unpack_from(view, at)
+        partition_id, first, next_offset, last_ms, count, size, flags, _ = _PART.unpack_from(
+            view, at
+        )
         at += _PART.size
         queue = queues.get(partition_id)
-        if queue is None or flags & WHOLE:
+        if queue is None or flags & FULL:
             queue = queues[partition_id] = Queue(first)
         queue.first = first
-        queue.next = following
+        queue.next = next_offset
         queue.last_ms = last_ms
         blocks, known, tail = queue.state
         if count:
@@ -108,8 +109,8 @@ class Journal:
         ]
 
     def load(self) -> tuple[dict[int, Queue], int, int]:
-        """Return the partitions, their log position, and the number of the next block. They are
-        empty and 0 if there is no whole frame.
+        """Return the partitions, the log position up to which they are complete, and the number of
+        the next block; empty, 0 and 0 if there is no intact frame.
         """
         queues: dict[int, Queue] = {}
         numbers = self._numbers()
@@ -120,15 +121,18 @@ class Journal:
                 self._number = number
                 break
         if numbers and numbers[-1] != self._number:
-            # A newer journal is damaged in its first frame. No frame may be added to either of
-            # them, so a new journal is begun.
+            # A newer journal is damaged in its first frame. Neither journal may be extended, so
+            # begin a new one.
             self._number = numbers[-1]
             self._size = 0
         for queue in queues.values():
-            queue.kept()
+            queue.mark_saved()
         return queues, position, end
 
     def _replay(self, number: int, queues: dict[int, Queue]) -> tuple[int, int]:
+        """Apply the intact frames of a journal; return the position and block end of the
+        last one.
+        """
         path = _path(number)
         size = self._files.size(path) or 0
         self._size = self._first_size = 0
@@ -152,8 +156,8 @@ class Journal:
             self._first_size = self._first_size or self._size
 
     def _refuse_newer(self, path: str, head: bytes) -> None:
-        """Raise DataFolderError for a whole frame of a newer format, whose number is the digit in
-        the magic.
+        """Raise DataFolderError if this is an intact frame of a newer format. The magic contains
+        the format as a digit.
         """
         magic, crc, length, *_ = _FRAME.unpack(head)
         version = (magic >> 24) - 0x30
@@ -167,23 +171,23 @@ class Journal:
             )
 
     @property
-    def renew(self) -> bool:
-        """True if the next frame must have every partition."""
-        return not self._size or self._size > 2 * self._first_size + RENEW_BYTES
+    def is_full_due(self) -> bool:
+        """True if the next frame must contain all partitions."""
+        return not self._size or self._size > 2 * self._first_size + GROWTH_BYTES_MAX
 
-    def write(self, parts: list[Buffer], *, position: int, end: int, whole: bool) -> None:
+    def write(self, parts: list[Buffer], *, position: int, end: int, full: bool) -> None:
         """
-        Write a frame, durably.
+        Write a frame, durably. If `full`, it begins a new journal.
 
         Raises:
-            StorageError: the frame is not written, and the next one must have every partition.
+            StorageError: the frame was not written; the next one must contain all partitions.
         """
         data = b"".join(parts)
-        rest = struct.pack("<QQQ", len(data), position, end)
-        crc = crc32c.crc32c(data, crc32c.crc32c(rest))
-        frame = struct.pack("<II", MAGIC, crc) + rest
+        fields = struct.pack("<QQQ", len(data), position, end)
+        crc = crc32c.crc32c(data, crc32c.crc32c(fields))
+        frame = struct.pack("<II", MAGIC, crc) + fields
         size, self._size = self._size, 0
-        if whole:
+        if full:
             size = 0
             self.close()
             self._number += 1
@@ -193,7 +197,7 @@ class Journal:
             self._file.truncate(size)
         self._file.append([frame, data])
         self._file.fdatasync()
-        if whole:
+        if full:
             self._files.sync_folder(FOLDER)
             for number in self._numbers():
                 if number != self._number:
@@ -201,8 +205,8 @@ class Journal:
             self._first_size = len(frame) + len(data)
         self._size = size + len(frame) + len(data)
 
-    def forget(self) -> None:
-        """Remove every journal, durably."""
+    def clear(self) -> None:
+        """Remove all journals, durably."""
         self.close()
         self._size = 0
         for number in self._numbers():

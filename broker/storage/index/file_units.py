@@ -1,4 +1,4 @@
-"""Units as the file index stores them: 32 bytes each, little-endian, 127 in a block. Pure.
+"""The file index's encoding of units: 32 bytes each, little-endian, 127 in a block. Pure.
 
 ┌─────────────────┬──────────────┬────────────────────┬────────────┬───────────┐
 │ base_offset  u64│ position  u64│ appended_at_ms  i64│ length  u32│ count  u32│
@@ -29,14 +29,14 @@ def unit_at(data: bytes | bytearray, index: int) -> Unit:
     return Unit(base_offset, count, position, length, appended_at_ms)
 
 
-def first_where(data: bytes | bytearray, holds: Callable[[Unit], bool]) -> int:
-    """Return the index of the first unit for which `holds` is true, as it must be for all later
-    ones. If there is none, return the number of units.
+def first_where(data: bytes | bytearray, predicate: Callable[[Unit], bool]) -> int:
+    """Return the index of the first unit that satisfies the predicate, as all later ones must too.
+    If there is none, return the number of units.
     """
     low, high = 0, len(data) // UNIT_BYTES
     while low < high:
         middle = (low + high) // 2
-        if holds(unit_at(data, middle)):
+        if predicate(unit_at(data, middle)):
             high = middle
         else:
             low = middle + 1

@@ -1,10 +1,10 @@
 """The interface of consume queues, which find the batches of a partition in the commit log. Pure.
 
 Invariants
-    Consume queues are derived: they may be deleted, and are rebuilt from the log.
-    They have durable batches only, each once, in the order of their offsets, without a gap.
-    Times never fall within a partition: a batch with an earlier time than the previous one gets the
-    time of that one.
+    Consume queues are derived: they may be deleted, and are then rebuilt from the log.
+    They contain each durable batch once, in the order of offsets, without gaps.
+    Times never decrease within a partition: a batch with an earlier time than the previous one gets
+    the previous batch's time.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ....protocol.errors import CorruptLogError
 from ....protocol.record import Header
 
 FIND_UNITS_MAX = 4096
-"""The most units that a call of `find` returns."""
+"""The most units that one call of `find` returns."""
 
 
 class Unit(NamedTuple):
-    """A batch: offsets `[base_offset, base_offset + message_count)`, `length` bytes of log from
-    `position` on.
+    """The index entry of a batch with offsets `[base_offset, base_offset + message_count)`, which
+    takes `length` bytes at `position` of the log.
     """
 
     base_offset: int
@@ -30,8 +30,8 @@ class Unit(NamedTuple):
     position: int
     length: int
     appended_at_ms: int
-    """The time at which the batch was stored, in milliseconds. It never falls within a
-    partition.
+    """The time at which the batch was stored, in milliseconds since 1970. It never decreases within
+    a partition.
     """
 
     @property
@@ -41,7 +41,7 @@ class Unit(NamedTuple):
 
     @property
     def end_position(self) -> int:
-        """The position after the batch."""
+        """The log position after the batch."""
         return self.position + self.length
 
 
@@ -53,15 +53,13 @@ def unit_of(header: Header) -> Unit:
 
 
 class ConsumeQueues(Protocol):
-    """The consume queues of all partitions of a broker. One thread writes, and many read. All calls
-    block.
+    """The consume queues of all partitions of a broker. One thread writes; many threads may read.
+    All calls block.
     """
 
     @property
     def dispatches_in_memory(self) -> bool:
-        """True if `dispatch` may run on an event loop now: it changes only memory, and waits for
-        nothing.
-        """
+        """True if `dispatch` would not block now, so that it may run on an event loop."""
         ...
 
     @property
@@ -71,23 +69,22 @@ class ConsumeQueues(Protocol):
 
     def dispatch(self, units: Sequence[tuple[int, Unit]]) -> None:
         """
-        Add the batches of one group commit: pairs of (partition id, unit), each partition's in
-        order.
+        Add the units of one group commit, as (partition id, unit), in order within a partition.
 
         Raises:
             CorruptLogError: a unit does not follow its partition's last unit; no unit was added.
-            DiskFullError: the units are kept in memory, where readers find them; a later call
+            DiskFullError: the units stay in memory, where readers find them, until a later call
                 writes them.
         """
         ...
 
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """
-        Return contiguous batches, beginning with the batch that contains `offset`; the list is
-        empty if there is no such batch.
+        Return the units of contiguous batches, beginning with the one that contains `offset`; empty
+        if there is none.
 
-        All begin below offset `end`. At least one batch is returned, and up to `bytes_max` bytes or
-        FIND_UNITS_MAX batches.
+        All batches begin before offset `end`. At least one is returned, and up to `bytes_max` bytes
+        or FIND_UNITS_MAX batches.
         """
         ...
 
@@ -98,19 +95,19 @@ class ConsumeQueues(Protocol):
         ...
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
-        """Return the first offset and the next offset of a partition, or None if no batch of it was
-        ever dispatched.
+        """Return the first offset and the next offset of a partition, or None if none of its
+        batches was ever dispatched.
         """
         ...
 
     def partitions(self) -> list[int]:
-        """Return the ids of all partitions that have bounds, sorted."""
+        """Return the sorted ids of all partitions that have bounds."""
         ...
 
-    def firsts_behind(self, position: int) -> Iterator[list[tuple[int, int]]]:
+    def first_offsets_at(self, position: int) -> Iterator[list[tuple[int, int]]]:
         """
-        Yield the first offsets that `retain` would leave, without changing anything. Any thread may
-        call it.
+        Yield the first offsets that `retain` would set, without changing anything. Any thread may
+        call this.
 
         Each step examines some partitions, and yields (partition id, new first offset) for those
         that would lose batches.
@@ -121,43 +118,42 @@ class ConsumeQueues(Protocol):
         self, position: int, *, dropped: Container[int] = ()
     ) -> Iterator[list[tuple[int, int]]]:
         """
-        Forget batches below this log position. The thread that dispatches must make every step.
+        Forget the batches below this log position. Every step must run in the thread that
+        dispatches.
 
         Each step handles some partitions, and yields (partition id, new first offset) for those
         that have lost batches.
 
         Args:
-            dropped: partitions that are durably never hosted again. Those that have had no batches
-                since an earlier call lose their bounds.
+            dropped: ids of partitions whose drop is durable. They lose their bounds in the first
+                call in which they have no batches.
         """
         ...
 
     def truncate(self, position: int) -> None:
-        """Forget every unit at or above this log position; 0 forgets all."""
+        """Forget all units at or above this log position."""
         ...
 
     def recover(self, position: int, *, first_position: int = 0) -> int:
         """
-        Prepare for dispatching; called once, before the first dispatch.
+        Prepare for dispatching. This is called once, before the first dispatch.
 
-        Units that may be damaged are forgotten. If the log begins at `first_position` and units
-        above it are missing, all units are forgotten.
+        Units that may be damaged are forgotten. All units are forgotten if units are missing
+        between `first_position`, where the log begins, and the end of the index.
 
         Args:
             position: the log position at which the replay begins.
 
         Returns:
-            The log position, `<= position`, from which units have to be dispatched again. 0 means
-            a complete rebuild.
+            The log position, at most `position`, from which batches must be dispatched again; 0
+            means a complete rebuild.
         """
         ...
 
     def checkpoint(self, position: int) -> None:
         """
-        Make every unit below this log position durable, before a snapshot at this position is
-        written.
-
-        It is called in a different thread from `dispatch`, which may run at the same time.
+        Make all units below this log position durable, before a snapshot at this position is
+        written. May run concurrently with `dispatch`, in another thread.
         """
         ...
 
@@ -170,14 +166,14 @@ class ConsumeQueues(Protocol):
         ...
 
     def close(self) -> None:
-        """Flush, and close all files."""
+        """Flush the units, and close all files."""
         ...
 
 
-def misfit(partition_id: int, unit: Unit, next_offset: int) -> CorruptLogError:
-    """Return the error for a unit that does not follow the last unit of its partition."""
+def gap_error(partition_id: int, unit: Unit, next_offset: int) -> CorruptLogError:
+    """Return the error for a unit that does not begin at its partition's next offset."""
     return CorruptLogError(
-        f"a batch at offset {unit.base_offset} of partition {partition_id} follows offset "
+        f"a batch of partition {partition_id} begins at offset {unit.base_offset}, not at "
         f"{next_offset}",
         partition_id=partition_id,
         position=unit.position,
@@ -185,7 +181,7 @@ def misfit(partition_id: int, unit: Unit, next_offset: int) -> CorruptLogError:
 
 
 def offset_at(unit: Unit | None, bound: TimeBound) -> int | None:
-    """Return the result of a lookup by time as an offset, or None if there is no unit."""
+    """Convert the result of `by_time` to an offset; None if there is no unit."""
     if unit is None:
         return None
     return unit.base_offset if bound is TimeBound.LOWER else unit.next_offset - 1

@@ -1,8 +1,9 @@
-"""The kinds of index that a broker may have, by their names in the settings. Disk, through
-`Files`.
+"""Opens, marks and removes the broker's index, by the kind that its settings name. Does disk I/O
+through `Files`.
 
-index/         "file"                 rocksdb/       "rocksdb"
-unfinished-…   a mark: the index of this kind is incomplete, and has to be rebuilt
+    index/            the index "file"
+    rocksdb/          the index "rocksdb"
+    unfinished-KIND   a mark: the index of this kind is incomplete and must be rebuilt
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....protocol.errors import DiskFullError, MissingExtraError
-from ..fail_points import reach_of
+from ..fail_points import fail_point_hook
 from ..files import Files, replace_file
 from ..reserve import Reserve
 from .file import FileConsumeQueues
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
     from .rocksdb import RocksConsumeQueues
 
 ROCKSDB_FOLDER = "rocksdb"
-_LIBRARYS_OWN = ("LOG", "rocksdict-config.json")
+_LIBRARY_FILES = ("LOG", "rocksdict-config.json")
 _FOLDERS = {"file": FILE_FOLDER, "rocksdb": ROCKSDB_FOLDER}
 
 
 def open_index(files: Files, kind: str) -> ConsumeQueues:
     """
-    Open the index of this kind in a data folder. It is created if it is missing.
+    Open the index of this kind in a data folder. It is created if it does not exist.
 
     Raises:
         StorageError: the index cannot be opened.
@@ -41,23 +42,23 @@ def open_index(files: Files, kind: str) -> ConsumeQueues:
     if kind == "file":
         queues = FileConsumeQueues(files)
     else:
-        open_queues = _rocks_queues()
+        index_class = _load_rocksdb_class()
         files.make_folder(ROCKSDB_FOLDER)
         path = files.outside(ROCKSDB_FOLDER)
         try:
-            queues = open_queues(path, reach=reach_of(files))
+            queues = index_class(path, reach=fail_point_hook(files))
         except DiskFullError:
-            if not Reserve(files).give_up():
+            if not Reserve(files).release():
                 raise
-            queues = open_queues(path, reach=reach_of(files))
-    if files.size(_mark(kind)) is not None:
+            queues = index_class(path, reach=fail_point_hook(files))
+    if files.size(_mark_path(kind)) is not None:
         queues.truncate(0)
-        unmark(files, kind)
+        unmark_incomplete(files, kind)
     return queues
 
 
 @contextmanager
-def index_to_read(files: Files, kind: str) -> Iterator[ConsumeQueues]:
+def open_read_only(files: Files, kind: str) -> Iterator[ConsumeQueues]:
     """
     Open the index of this kind for reading only.
 
@@ -72,24 +73,24 @@ def index_to_read(files: Files, kind: str) -> Iterator[ConsumeQueues]:
         finally:
             queues.leave()
         return
-    open_queues = _rocks_queues()
-    # The library writes files even when it only reads, so it gets a temporary folder of links.
+    index_class = _load_rocksdb_class()
+    # The library writes files even when it only reads, so give it a temporary folder of links.
     with tempfile.TemporaryDirectory() as folder:
         source = Path(files.outside(ROCKSDB_FOLDER)).resolve()
         for name in files.list(ROCKSDB_FOLDER):
-            if name in _LIBRARYS_OWN:
+            if name in _LIBRARY_FILES:
                 shutil.copy(source / name, folder)
             elif name != "LOCK":
                 Path(folder, name).symlink_to(source / name)
-        queues = open_queues(folder, read_only=True)
+        queues = index_class(folder, read_only=True)
         try:
             yield queues
         finally:
             queues.leave()
 
 
-def _rocks_queues() -> type[RocksConsumeQueues]:
-    """Return the index on RocksDB, whose library is loaded only here.  Raises MissingExtraError."""
+def _load_rocksdb_class() -> type[RocksConsumeQueues]:
+    """Return the class of the RocksDB index, importing the library. Raises MissingExtraError."""
     try:
         from .rocksdb import RocksConsumeQueues
     except ModuleNotFoundError as error:
@@ -97,44 +98,44 @@ def _rocks_queues() -> type[RocksConsumeQueues]:
     return RocksConsumeQueues
 
 
-def is_unfinished(files: Files, kind: str) -> bool:
+def is_incomplete(files: Files, kind: str) -> bool:
     """Return True if the index of this kind is marked as incomplete."""
-    return files.size(_mark(kind)) is not None
+    return files.size(_mark_path(kind)) is not None
 
 
 def has_index(files: Files, kind: str) -> bool:
-    """Return True if there is a complete index of this kind."""
-    return bool(files.list(_FOLDERS[kind])) and files.size(_mark(kind)) is None
+    """Return True if an index of this kind exists and is not marked as incomplete."""
+    return bool(files.list(_FOLDERS[kind])) and files.size(_mark_path(kind)) is None
 
 
-def mark_others(files: Files, kind: str) -> None:
-    """Mark the indexes of other kinds as incomplete, because new batches are not added to them."""
+def mark_others_incomplete(files: Files, kind: str) -> None:
+    """Mark indexes of other kinds as incomplete: new batches are not added to them."""
     for other in _FOLDERS:
         if other != kind and has_index(files, other):
-            mark(files, other)
+            mark_incomplete(files, other)
 
 
-def mark(files: Files, kind: str) -> None:
+def mark_incomplete(files: Files, kind: str) -> None:
     """Mark the index of this kind as incomplete, durably."""
-    replace_file(files, _mark(kind), b"")
+    replace_file(files, _mark_path(kind), b"")
 
 
-def unmark(files: Files, kind: str) -> None:
-    """Remove the mark of an index that is now complete, durably."""
-    if files.size(_mark(kind)) is not None:
-        files.remove(_mark(kind))
+def unmark_incomplete(files: Files, kind: str) -> None:
+    """Remove the mark of an index that is complete now, durably."""
+    if files.size(_mark_path(kind)) is not None:
+        files.remove(_mark_path(kind))
         files.sync_folder()
 
 
 def remove_index(files: Files, kind: str) -> None:
-    """Remove the files of an index that is closed."""
-    mark(files, kind)
+    """Delete the files of a closed index."""
+    mark_incomplete(files, kind)
     folder = _FOLDERS[kind]
     for name in files.list(folder):
         files.remove(f"{folder}/{name}")
     files.sync_folder(folder)
-    unmark(files, kind)
+    unmark_incomplete(files, kind)
 
 
-def _mark(kind: str) -> str:
+def _mark_path(kind: str) -> str:
     return f"unfinished-{kind}"

@@ -1,22 +1,23 @@
-"""Consume queues in RocksDB, for brokers with very many partitions. Disk, through the library.
+"""Consume queues in RocksDB, for brokers with very many partitions. The library does the disk I/O.
 
-    dispatch ─▶ one atomic batch: units, ends of their partitions, the log position
+    dispatch ─▶ one atomic batch: the units, their partitions' ends, the log position
     checkpoint ─▶ one sync of the write-ahead log
-    a full disk ─▶ units wait in memory ─▶ free space ─▶ the database is reopened, the units written
+    the disk is full ─▶ units wait in memory ─▶ it has space again ─▶ the database is reopened,
+        and the units are written
 
-    rocksdb_tables.py has the batch, rocksdb_waiting.py the units in memory.
+The tables are in rocksdb_tables.py, the units in memory in rocksdb_waiting.py.
 
 Invariants
-    Units, bounds and position change together, in one batch of the library.
-    The write-ahead log is on, and is synced at a checkpoint only. So a checkpoint costs one sync
-    and makes no small tables. After a crash a start dispatches only the units since the last
+    Units, bounds and position change together, in one write batch.
+    The write-ahead log is enabled, and synced only at a checkpoint. So a checkpoint costs one sync
+    and creates no small tables. After a crash, a start dispatches only the units since the last
     checkpoint.
 
-The ends of many partitions are read with one multi-get. Units are read by an iterator, because the
-key of a unit is known only from the unit before it.
+The ends of many partitions are read with one multi-get. Units are read with an iterator, because
+only a unit tells the key of the next one.
 
-Source: RocketMQ's RocksDB consume queue. Its write-ahead log is off, so after a crash it
-dispatches again from the last flush of its tables. Its multi-get is one lookup per unit (RocksDB's
+Source: RocketMQ's RocksDB consume queue. It disables the write-ahead log, so after a crash it
+dispatches again from the last flush of its tables. Its multi-get is one lookup per unit (RocksDB
 issue #10432).
 """
 
@@ -31,46 +32,48 @@ from rocksdict import WriteBatch
 
 from ....protocol.control import TimeBound
 from ....protocol.errors import CorruptIndexError, DiskFullError, StorageError
-from ..fail_points import pass_by
-from .interface import FIND_UNITS_MAX, Unit, misfit
+from ..fail_points import ignore_fail_point
+from .interface import FIND_UNITS_MAX, Unit, gap_error
 from .rocksdb_tables import (
     KEY,
     UNIT_VALUE,
     RocksTables,
+    current_unit,
     first_where,
     library_errors,
     unit_at,
-    unit_now,
 )
-from .rocksdb_waiting import End, WaitingUnits, more
+from .rocksdb_waiting import End, WaitingUnits, extend_with_waiting
 
 log = logging.getLogger("keylane.broker")
 
 ENDS_MAX = 1 << 16
-"""The number of partitions whose end is cached for dispatching."""
+"""The most partitions whose ends are cached for `dispatch`."""
 RETAIN_PARTITIONS = 2_000
-"""The number of partitions in a step of `retain`."""
+"""The number of partitions that one step of `retain` handles."""
 DELETE_UNITS_MAX = 64
-"""The number of units up to which they are deleted one by one. More are deleted as a range, which
-slows reads down a little.
+"""The most units that are deleted one by one. More are deleted as a range, which makes reads
+slightly slower.
 """
 
 
 class RocksConsumeQueues:
-    """A `ConsumeQueues` in RocksDB; the protocol has the contract. `path` is a folder of its
-    own.
-    """
+    """The `ConsumeQueues` in RocksDB. `path` is a folder for the database alone."""
 
     dispatches_in_memory = False
 
     def __init__(
-        self, path: str, *, read_only: bool = False, reach: Callable[[str], None] = pass_by
+        self,
+        path: str,
+        *,
+        read_only: bool = False,
+        reach: Callable[[str], None] = ignore_fail_point,
     ) -> None:
         self._tables = RocksTables(path, read_only=read_only, reach=reach)
         self._ends: dict[int, End] = {}
         self._waiting = WaitingUnits()
-        self._guard = threading.Lock()
-        """A lock that is held while dispatch or checkpoint write the position."""
+        self._lock = threading.Lock()
+        """Held while `dispatch` or `checkpoint` write the position."""
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -97,10 +100,10 @@ class RocksConsumeQueues:
             at_ms = unit.appended_at_ms
             if end is not None:
                 if unit.base_offset != end.next_offset:
-                    raise misfit(partition_id, unit, end.next_offset)
+                    raise gap_error(partition_id, unit, end.next_offset)
                 at_ms = max(at_ms, end.last_ms)
-            late = at_ms != unit.appended_at_ms
-            rows.append((partition_id, unit._replace(appended_at_ms=at_ms) if late else unit))
+            is_raised = at_ms != unit.appended_at_ms
+            rows.append((partition_id, unit._replace(appended_at_ms=at_ms) if is_raised else unit))
             ends[partition_id] = End(unit.next_offset, unit.position, at_ms)
         try:
             self._write_waiting()
@@ -115,7 +118,7 @@ class RocksConsumeQueues:
 
     def _write_waiting(self) -> None:
         """Write the units that wait because the disk was full."""
-        if self._tables.stuck:
+        if self._tables.needs_reopen:
             self._tables.reopen()
         waiting = self._waiting
         if waiting.rows:
@@ -123,14 +126,15 @@ class RocksConsumeQueues:
             self._waiting = WaitingUnits()
 
     def _write(self, rows: Sequence[tuple[int, Unit]], new: set[int]) -> None:
+        """Write units, their partitions' ends and the log position in one batch."""
         tables = self._tables
         batch = WriteBatch(raw_mode=True)
-        begun = set()
+        has_first = set()
         ends = {}
         for partition_id, unit in rows:
             base_offset, count, position, length, at_ms = unit
-            if partition_id in new and partition_id not in begun:
-                begun.add(partition_id)
+            if partition_id in new and partition_id not in has_first:
+                has_first.add(partition_id)
                 tables.put_first(batch, partition_id, base_offset, position)
             value = UNIT_VALUE.pack(position, at_ms, length, count)
             batch.put(KEY.pack(partition_id, base_offset), value)
@@ -138,13 +142,14 @@ class RocksConsumeQueues:
         for partition_id, end in ends.items():
             tables.put_end(batch, partition_id, end)
         tables.put_position(batch, rows[-1][1].end_position)
-        with self._guard, library_errors():
+        with self._lock, library_errors():
             tables.write(batch)
 
     def _load_ends(self, partition_ids: set[int]) -> dict[int, End | None]:
-        known = self._ends
+        """Return the ends of partitions, None for new ones, from the cache or the tables."""
+        cached = self._ends
         ends: dict[int, End | None] = {
-            partition_id: known.get(partition_id) or self._waiting.end(partition_id)
+            partition_id: cached.get(partition_id) or self._waiting.end(partition_id)
             for partition_id in partition_ids
         }
         missing = [partition_id for partition_id, end in ends.items() if end is None]
@@ -155,64 +160,67 @@ class RocksConsumeQueues:
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """See `ConsumeQueues.find`."""
-        # This is read before the tables: units that are written meanwhile are in both.
-        waiting = self._waiting.of(partition_id)
-        batches: list[Unit] = []
+        # Read this before the tables: units that are written meanwhile are then in both.
+        waiting = self._waiting.units_of(partition_id)
+        found: list[Unit] = []
         with self._reading():
             bounds = self._tables.bounds(partition_id)
             if bounds is not None and bounds[0] <= offset < bounds[1]:
-                self._find(batches, partition_id, (offset, end), bounds[1], bytes_max)
+                self._find(found, partition_id, (offset, end), bounds[1], bytes_max)
         if waiting:
-            following = batches[-1].next_offset if batches else offset
-            if bounds is None or following >= bounds[1]:
-                more(batches, waiting, following, end=end, bytes_max=bytes_max)
-        return batches
+            next_offset = found[-1].next_offset if found else offset
+            if bounds is None or next_offset >= bounds[1]:
+                extend_with_waiting(found, waiting, next_offset, end=end, bytes_max=bytes_max)
+        return found
 
     def _find(
         self,
-        batches: list[Unit],
+        found: list[Unit],
         partition_id: int,
         offsets: tuple[int, int],
-        last: int,
+        partition_end: int,
         bytes_max: int,
     ) -> None:
+        """Add units from the tables to `found`, for offsets from `offsets[0]` to `offsets[1]`."""
         units = self._tables.units()
         unit = unit_at(units, partition_id, offsets[0])
-        left = bytes_max
-        while unit.base_offset < offsets[1] and (not batches or unit.length <= left):
-            batches.append(unit)
-            left -= unit.length
-            # The iterator must not step beyond the last unit, where it would pass over deleted
-            # keys.
-            if len(batches) == FIND_UNITS_MAX or unit.next_offset >= last:
+        remaining_bytes = bytes_max
+        while unit.base_offset < offsets[1] and (not found or unit.length <= remaining_bytes):
+            found.append(unit)
+            remaining_bytes -= unit.length
+            # Do not step beyond the last unit: the iterator would scan deleted keys.
+            if len(found) == FIND_UNITS_MAX or unit.next_offset >= partition_end:
                 break
             units.next()
             if not units.valid():
                 break
-            unit = unit_now(units)
-            if unit.base_offset != batches[-1].next_offset:
+            unit = current_unit(units)
+            if unit.base_offset != found[-1].next_offset:
                 break
         units.status()
 
     def by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
         """See `ConsumeQueues.by_time`."""
-        waiting = self._waiting.of(partition_id)
+        waiting = self._waiting.units_of(partition_id)
         if bound is TimeBound.UPPER:
-            late = next((unit for unit in reversed(waiting) if unit.appended_at_ms <= at_ms), None)
-            return late or self._by_time(partition_id, at_ms, bound)
+            newest = next(
+                (unit for unit in reversed(waiting) if unit.appended_at_ms <= at_ms), None
+            )
+            return newest or self._by_time(partition_id, at_ms, bound)
         stored = self._by_time(partition_id, at_ms, bound)
         return stored or next((unit for unit in waiting if unit.appended_at_ms >= at_ms), None)
 
     def _by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
+        """Look a unit up in the tables, like `by_time`."""
         with self._reading():
             before = self._tables.bounds(partition_id)
             units = self._tables.units()
-            now = self._tables.bounds(partition_id)
-            if before is None or now is None or now[0] >= before[1]:
+            after = self._tables.bounds(partition_id)
+            if before is None or after is None or after[0] >= before[1]:
                 return None
-            # The iterator sees the rows as they were when it was made: at least up to the earlier
-            # end, and from the later first offset on.
-            first, end = bounds = now[0], before[1]
+            # The iterator sees the rows at the time of its creation. They reach at least from the
+            # later first offset to the earlier end.
+            first, end = bounds = after[0], before[1]
             if bound is TimeBound.LOWER:
                 low = first_where(units, partition_id, bounds, at_ms=at_ms)
                 return unit_at(units, partition_id, low) if low < end else None
@@ -221,7 +229,7 @@ class RocksConsumeQueues:
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
         """See `ConsumeQueues.bounds`."""
-        waiting = self._waiting.of(partition_id)
+        waiting = self._waiting.units_of(partition_id)
         with self._reading():
             bounds = self._tables.bounds(partition_id)
         if not waiting:
@@ -235,13 +243,13 @@ class RocksConsumeQueues:
         return sorted({*ids, *self._waiting.ids()})
 
     # ── forgetting ────────────────────────────────────────────────────────────────────────────────
-    def firsts_behind(self, position: int) -> Iterator[list[tuple[int, int]]]:
-        """See `ConsumeQueues.firsts_behind`."""
+    def first_offsets_at(self, position: int) -> Iterator[list[tuple[int, int]]]:
+        """See `ConsumeQueues.first_offsets_at`."""
         start: int | None = 0
         while start is not None:
             with self._reading():
-                behind, start = self._behind(start, position)
-            yield [(partition_id, kept) for partition_id, first, kept, _ in behind if kept > first]
+                behind, start = self._next_behind(start, position)
+            yield _changed_firsts(behind)
 
     def retain(
         self, position: int, *, dropped: Container[int] = ()
@@ -253,23 +261,23 @@ class RocksConsumeQueues:
         start: int | None = 0
         while start is not None:
             with library_errors():
-                behind, start = self._behind(start, position)
+                behind, start = self._next_behind(start, position)
                 batch = WriteBatch(raw_mode=True)
-                for partition_id, first, kept, kept_position in behind:
-                    self._delete(batch, partition_id, first, kept)
-                    self._tables.put_first(batch, partition_id, kept, kept_position)
+                for partition_id, first, new_first, new_position in behind:
+                    self._delete(batch, partition_id, first, new_first)
+                    self._tables.put_first(batch, partition_id, new_first, new_position)
                 self._tables.write(batch)
-            yield [(partition_id, kept) for partition_id, first, kept, _ in behind if kept > first]
+            yield _changed_firsts(behind)
 
     def _forget_bounds(self, dropped: Container[int]) -> Iterator[list[tuple[int, int]]]:
-        """Delete the bounds of those partitions that have no units."""
+        """Delete the bounds of dropped partitions that have no units."""
         start: int | None = 0
         while start is not None:
             with library_errors():
                 batch = WriteBatch(raw_mode=True)
                 rows, start = self._tables.all_bounds(start), None
-                for looked_at, (partition_id, first, _, end) in enumerate(rows):
-                    if looked_at == RETAIN_PARTITIONS:
+                for index, (partition_id, first, _, end) in enumerate(rows):
+                    if index == RETAIN_PARTITIONS:
                         start = partition_id
                         break
                     if first == end.next_offset and partition_id in dropped:
@@ -278,35 +286,35 @@ class RocksConsumeQueues:
                 self._tables.write(batch)
             yield []
 
-    def _behind(
+    def _next_behind(
         self, start: int, position: int
     ) -> tuple[list[tuple[int, int, int, int]], int | None]:
         """
-        Return the next partitions that have units below `position`, and the id at which to
-        continue, or None.
+        Examine the next partitions from id `start` on.
 
         Returns:
-            For each partition: its id, its first offset, its first offset without those units, and
-            the position of that one.
+            For each partition that has units below `position`: its id, its first offset, its first
+            offset without these units, and the log position of that one. Then the id at which to
+            continue, or None.
         """
         behind: list[tuple[int, int, int, int]] = []
-        for looked_at, row in enumerate(self._tables.all_bounds(start)):
+        for index, row in enumerate(self._tables.all_bounds(start)):
             partition_id, first, first_position, end = row
-            if looked_at == RETAIN_PARTITIONS:
+            if index == RETAIN_PARTITIONS:
                 return behind, partition_id
             if first_position >= position or first == end.next_offset:
                 continue
-            kept, kept_position = end.next_offset, position
+            new_first, new_position = end.next_offset, position
             if end.position >= position:
                 units = self._tables.units()
                 bounds = (first, end.next_offset)
-                kept = first_where(units, partition_id, bounds, position=position)
-                kept_position = unit_at(units, partition_id, kept).position
-            behind.append((partition_id, first, kept, kept_position))
+                new_first = first_where(units, partition_id, bounds, position=position)
+                new_position = unit_at(units, partition_id, new_first).position
+            behind.append((partition_id, first, new_first, new_position))
         return behind, None
 
     def _delete(self, batch: WriteBatch, partition_id: int, first: int, end: int) -> None:
-        """Delete the units with base offsets in [first, end)."""
+        """Delete the units with base offsets in `[first, end)`."""
         if first == end:
             return
         keys = []
@@ -332,29 +340,31 @@ class RocksConsumeQueues:
                 return
             batch = WriteBatch(raw_mode=True)
             for partition_id, first, first_position, end in self._tables.all_bounds():
-                # Newer units may arrive below the first position, and retention looks there.
+                # New units may be dispatched below the first position, where retention would not
+                # find them.
                 if first_position > position:
                     self._tables.put_first(batch, partition_id, first, position)
                 if end.position >= position and first < end.next_offset:
-                    self._cut(batch, partition_id, first, end, position)
+                    self._truncate_partition(batch, partition_id, first, end, position)
             if self._tables.position() > position:
                 self._tables.put_position(batch, position)
             self._tables.write(batch)
 
-    def _cut(
+    def _truncate_partition(
         self, batch: WriteBatch, partition_id: int, first: int, end: End, position: int
     ) -> None:
+        """Delete a partition's units at or above `position`, and correct its end."""
         units = self._tables.units()
         bounds = (first, end.next_offset)
         cut = first_where(units, partition_id, bounds, position=position)
         if cut == first and not first:
             self._tables.delete_bounds(batch, partition_id)
         elif cut < end.next_offset:
-            kept = End(first, 0, 0)
+            new_end = End(first, 0, 0)
             if cut > first:
                 last = unit_at(units, partition_id, cut - 1)
-                kept = End(cut, last.position, last.appended_at_ms)
-            self._tables.put_end(batch, partition_id, kept)
+                new_end = End(cut, last.position, last.appended_at_ms)
+            self._tables.put_end(batch, partition_id, new_end)
         self._delete(batch, partition_id, cut, end.next_offset)
 
     # ── durability ────────────────────────────────────────────────────────────────────────────────
@@ -376,9 +386,9 @@ class RocksConsumeQueues:
     def checkpoint(self, position: int) -> None:
         """See `ConsumeQueues.checkpoint`."""
         if self._waiting.rows:
-            raise DiskFullError("units of the index wait for free space on the disk")
+            raise DiskFullError("units of the index wait for free disk space")
         with self._reading():
-            with self._guard:
+            with self._lock:
                 if self._tables.position() < position:
                     batch = WriteBatch(raw_mode=True)
                     self._tables.put_position(batch, position)
@@ -401,3 +411,8 @@ class RocksConsumeQueues:
     def leave(self) -> None:
         """See `ConsumeQueues.leave`."""
         self._tables.close()
+
+
+def _changed_firsts(behind: list[tuple[int, int, int, int]]) -> list[tuple[int, int]]:
+    """Return (partition id, new first offset) for the partitions whose first offset changes."""
+    return [(partition_id, new) for partition_id, first, new, _ in behind if new > first]

@@ -1,18 +1,15 @@
-"""The RocksDB database of the index: its two families, their keys and values, its settings. Disk,
-through the library.
+"""The RocksDB database of the index: its two column families, their keys and values, its options.
+The library does the disk I/O.
 
     units    partition u64, base_offset u64  → position u64, appended_at_ms i64, length u32,
                                                count u32
     bounds   partition u64, 0                → first offset u64, position of its batch u64
              partition u64, 1                → next offset u64, position of the last batch u64,
-                                               its time i64
+                                               time of the last batch i64
              "position"                      → log position up to which every batch is in the index
              "format"                        → version u32, 1; a newer version is refused
 
 Keys are big-endian, so that they sort as numbers; values are little-endian.
-
-A lock that many threads share or one thread holds alone. The index is reopened alone, and read
-shared.
 """
 
 from __future__ import annotations
@@ -42,50 +39,54 @@ from rocksdict import (
 )
 
 from ....protocol.errors import CorruptIndexError, DataFolderError, DiskFullError, StorageError
-from ..fail_points import pass_by
+from ..fail_points import ignore_fail_point
 from .interface import Unit
 from .rocksdb_waiting import End
 
 
 class SharedLock:
-    """A readers-writer lock; a waiting writer keeps new readers out. Not reentrant."""
+    """A readers-writer lock that prefers writers. Not reentrant.
+
+    Readers of the database share it; reopening the database takes it exclusively.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._sharing = 0
-        self._alone = False
+        self._readers = 0
+        self._writer = False
+        """True if a thread holds the lock exclusively, or waits for readers in order to do so."""
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Hold the lock together with other threads. A thread that holds it alone, or waits to do
-        so, comes first.
+        """Hold the lock together with other readers; threads that want it exclusively
+        come first.
         """
         with self._changed:
-            while self._alone:
+            while self._writer:
                 self._changed.wait()
-            self._sharing += 1
+            self._readers += 1
         try:
             yield
         finally:
             with self._changed:
-                self._sharing -= 1
-                if not self._sharing:
+                self._readers -= 1
+                if not self._readers:
                     self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the lock alone, once every thread that shares it has left."""
+    def exclusive(self) -> Iterator[None]:
+        """Hold the lock exclusively, after all readers have released it."""
         with self._changed:
-            while self._alone:
+            while self._writer:
                 self._changed.wait()
-            self._alone = True
-            while self._sharing:
+            self._writer = True
+            while self._readers:
                 self._changed.wait()
         try:
             yield
         finally:
             with self._changed:
-                self._alone = False
+                self._writer = False
                 self._changed.notify_all()
 
 
@@ -94,8 +95,8 @@ log = logging.getLogger("keylane.broker")
 MEMTABLE_BYTES = 16 << 20
 CACHE_BYTES = 64 << 20
 FILTER_PART_BYTES = 4 << 10
-"""The size in bytes of a part of a filter or an index; a lookup reads, and the cache keeps, one
-part at a time.
+"""The size, in bytes, of the partitions of filters and indexes. A lookup reads one of them, and the
+cache holds them separately.
 """
 OPEN_FILES_MAX = 256
 FIRST, END = 0, 1
@@ -109,7 +110,7 @@ REOPEN_BYTES = 1 << 20
 _FORMAT = b"format"
 _FULL = ("No space left on device", "Disk quota exceeded")
 _DAMAGED = ("Corruption:", "No such file or directory")
-_HELD = "lock hold by current process"
+_STILL_OPEN = "lock hold by current process"
 _POSITION = b"position"
 _POSITION_VALUE = struct.Struct("<Q")
 
@@ -119,8 +120,8 @@ def _options(cache: Cache) -> Options:
     tables.set_block_cache(cache)
     tables.set_block_size(16 << 10)
     tables.set_bloom_filter(10, block_based=False)
-    # A whole filter or index of a table with a million bounds is larger than a shard of the cache,
-    # and would be read again for each lookup. Its parts are read and cached separately.
+    # The filter or index of a table with a million bounds is larger than a shard of the cache, so
+    # each lookup would read it again. Partitions of it are read and cached separately.
     tables.set_index_type(BlockBasedIndexType.two_level_index_search())
     tables.set_partition_filters(True)
     tables.set_metadata_block_size(FILTER_PART_BYTES)
@@ -144,10 +145,8 @@ def _options(cache: Cache) -> Options:
     return options
 
 
-def failure(error: Exception) -> StorageError:
-    """Return the StorageError for an exception of the library. The library has only one class of
-    exceptions, so the text decides.
-    """
+def storage_error(error: Exception) -> StorageError:
+    """Convert an exception of the library by its text, because the library has only one class."""
     text = f"the RocksDB index: {error}"
     if any(sign in text for sign in _FULL):
         return DiskFullError(text)
@@ -158,49 +157,55 @@ def failure(error: Exception) -> StorageError:
 
 @contextmanager
 def library_errors() -> Iterator[None]:
-    """Translate exceptions of the library into StorageError and its subclasses."""
+    """Convert exceptions of the library into StorageError or a subclass."""
     try:
         yield
     except StorageError:
         raise
     except Exception as error:
-        raise failure(error) from error
+        raise storage_error(error) from error
 
 
-def _once_free(work: Callable[[], None]) -> None:
-    """Call `work`. Call it again if iterators of failed reads, which errors keep in cycles,
-    held the closed database open.
+def _retry_after_gc(function: Callable[[], None]) -> None:
+    """Call a function that needs the database closed, and once more if the database is still open.
+    Iterators of failed reads keep it open while exceptions hold them in reference cycles.
     """
     try:
-        work()
+        function()
     except Exception as error:
-        if _HELD not in str(error):
+        if _STILL_OPEN not in str(error):
             raise
         gc.collect()
-        work()
+        function()
 
 
 def unit_of_row(base_offset: int, value: bytes) -> Unit:
-    """Return the unit in a row of `units`."""
+    """Return the unit of a row in the family `units`."""
     position, appended_at_ms, length, count = UNIT_VALUE.unpack(value)
     return Unit(base_offset, count, position, length, appended_at_ms)
 
 
 class RocksTables:
-    """The database, in a folder of its own. A damaged database is replaced by an empty one, unless
-    it is `read_only`.
+    """The database in the folder `path`. A damaged database is replaced with an empty one, unless
+    `read_only`.
     """
 
     def __init__(
-        self, path: str, *, read_only: bool = False, reach: Callable[[str], None] = pass_by
+        self,
+        path: str,
+        *,
+        read_only: bool = False,
+        reach: Callable[[str], None] = ignore_fail_point,
     ) -> None:
         self._path = path
         self._reach = reach
         self._read_only = read_only
         self.lock = SharedLock()
-        """A lock that readers share, and that is held alone to reopen the database."""
-        self.stuck = False
-        """True if a write has failed: the library refuses writes until the database is reopened."""
+        """Shared by readers, held exclusively to reopen the database."""
+        self.needs_reopen = False
+        """True if a write has failed: the library then rejects writes until the database is
+        reopened.
+        """
         try:
             with library_errors():
                 self._connect()
@@ -213,6 +218,7 @@ class RocksTables:
                 self._connect()
 
     def _connect(self) -> None:
+        """Open or create the database. Raises DataFolderError if it has a newer format."""
         cache = Cache(CACHE_BYTES)
         families = {"bounds": _options(cache)}
         access = AccessType.read_only(False) if self._read_only else AccessType.read_write()
@@ -231,7 +237,7 @@ class RocksTables:
         self._units = units
         self._bounds = bounds
         self._family: ColumnFamily = units.get_column_family_handle("bounds")
-        self.stuck = False
+        self.needs_reopen = False
 
     def reopen(self) -> None:
         """
@@ -241,35 +247,35 @@ class RocksTables:
             DiskFullError: the disk has too little free space.
         """
         folder = Path(self._path)
-        wanted = REOPEN_BYTES + sum(file.stat().st_size for file in folder.glob("*.log"))
-        if shutil.disk_usage(folder).free < wanted:
-            raise DiskFullError(f"the RocksDB index needs {wanted} free bytes to be reopened")
-        with self.lock.alone(), library_errors():
+        needed = REOPEN_BYTES + sum(file.stat().st_size for file in folder.glob("*.log"))
+        if shutil.disk_usage(folder).free < needed:
+            raise DiskFullError(f"the RocksDB index needs {needed} free bytes to be reopened")
+        with self.lock.exclusive(), library_errors():
             self.close()
-            _once_free(self._connect)
+            _retry_after_gc(self._connect)
 
     def clear(self) -> None:
-        """Replace the database by an empty one."""
+        """Replace the database with an empty one."""
         self.close()
         self._reach("index-clear")
-        _once_free(lambda: Rdict.destroy(self._path))
+        _retry_after_gc(lambda: Rdict.destroy(self._path))
         self._reach("index-cleared")
         self._connect()
 
     def close(self) -> None:
-        """Close the database. The library closes it only when its iterators are gone, too."""
+        """Close the database. It stays open in the library until its iterators are freed."""
         for name in ("_bounds", "_units"):
             table = self.__dict__.pop(name, None)
             if table is not None:
                 try:
                     table.close()
-                except Exception as error:  # noqa: BLE001  # the database counts as closed
+                except Exception as error:  # noqa: BLE001  # treat it as closed
                     log.warning("the RocksDB index: %s", error)
         self.__dict__.pop("_family", None)
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────
     def put_first(self, batch: WriteBatch, partition_id: int, first: int, position: int) -> None:
-        """Set a partition's first offset and its position."""
+        """Set a partition's first offset, and the log position of its first batch."""
         batch.put(BOUND.pack(partition_id, FIRST), FIRST_VALUE.pack(first, position), self._family)
 
     def put_end(self, batch: WriteBatch, partition_id: int, end: End) -> None:
@@ -281,17 +287,17 @@ class RocksTables:
         batch.put(_POSITION, _POSITION_VALUE.pack(position), self._family)
 
     def delete_bounds(self, batch: WriteBatch, partition_id: int) -> None:
-        """Remove the bounds of a partition, as if none of its batches had been dispatched."""
+        """Delete a partition's bounds, as if none of its batches had ever been dispatched."""
         batch.delete(BOUND.pack(partition_id, FIRST), self._family)
         batch.delete(BOUND.pack(partition_id, END), self._family)
 
     def write(self, batch: WriteBatch) -> None:
-        """Write a batch of the library, atomically."""
+        """Write a batch, atomically."""
         self._reach("index-write")
         try:
             self._units.write(batch)
         except Exception:
-            self.stuck = True
+            self.needs_reopen = True
             raise
         self._reach("index-written")
 
@@ -302,7 +308,7 @@ class RocksTables:
         self._reach("index-synced")
 
     def flush(self) -> None:
-        """Write the tables, so that the next start reads no write-ahead log."""
+        """Write the tables, so that the next start need not replay the write-ahead log."""
         self._reach("index-flush")
         self._bounds.flush()
         self._units.flush()
@@ -315,7 +321,7 @@ class RocksTables:
         return 0 if value is None else int(_POSITION_VALUE.unpack(value)[0])
 
     def ends(self, partition_ids: list[int]) -> list[End | None]:
-        """Return the ends of partitions, read with one multi-get."""
+        """Return the ends of partitions, None if unknown, with one multi-get."""
         values = (
             self._bounds.get([BOUND.pack(partition_id, END) for partition_id in partition_ids])
             or []
@@ -323,7 +329,7 @@ class RocksTables:
         return [None if value is None else End(*END_VALUE.unpack(value)) for value in values]
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
-        """Return the first and next offset of a partition, or None."""
+        """Return a partition's first and next offset, or None if it has no bounds."""
         keys: list[str | int | float | bytes | bool] = [
             BOUND.pack(partition_id, FIRST),
             BOUND.pack(partition_id, END),
@@ -334,7 +340,7 @@ class RocksTables:
         return FIRST_VALUE.unpack(first)[0], END_VALUE.unpack(end)[0]
 
     def all_bounds(self, start: int = 0) -> Iterator[tuple[int, int, int, End]]:
-        """Yield (partition id, first offset, its position, end) for every partition from id `start`
+        """Yield (partition id, first offset, its position, end) for all partitions from id `start`
         on.
         """
         rows = self._bounds.items(from_key=BOUND.pack(start, 0))
@@ -350,20 +356,20 @@ class RocksTables:
                 yield *first, End(*END_VALUE.unpack(value))
 
     def units(self) -> RdictIter:
-        """Return an iterator over the units of all partitions. It has no bounds, because the
+        """Return an iterator over the units of all partitions. It has no key bounds, because the
         library would free them too early.
         """
         return self._units.iter()
 
 
-def unit_now(units: RdictIter) -> Unit:
-    """Return the unit at the present place of an iterator."""
+def current_unit(units: RdictIter) -> Unit:
+    """Return the unit to which an iterator points."""
     return unit_of_row(KEY.unpack(units.key())[1], units.value())
 
 
 def unit_at(units: RdictIter, partition_id: int, offset: int) -> Unit:
     """
-    Move an iterator to the unit that contains this offset, and return the unit.
+    Move an iterator to the unit that contains an offset, and return the unit.
 
     Raises:
         CorruptIndexError: there is no such unit.
@@ -375,7 +381,9 @@ def unit_at(units: RdictIter, partition_id: int, offset: int) -> Unit:
         if owner == partition_id and unit.next_offset > offset:
             return unit
     units.status()
-    raise CorruptIndexError(f"the RocksDB index lacks offset {offset} of partition {partition_id}")
+    raise CorruptIndexError(
+        f"the RocksDB index does not have offset {offset} of partition {partition_id}"
+    )
 
 
 def first_where(
@@ -386,8 +394,8 @@ def first_where(
     at_ms: int = 0,
     position: int = 0,
 ) -> int:
-    """Return the base offset of the first unit at or above a time and a position, or the end if
-    there is none.
+    """Return the base offset of the first unit within `bounds` that is at or above a time and a
+    position; the end of the bounds if there is none.
     """
     low, high = bounds
     while low < high:

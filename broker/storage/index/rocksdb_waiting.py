@@ -1,5 +1,5 @@
-"""Units that a full disk keeps out of the index. They wait in memory, where readers find them.
-Pure.
+"""Units that could not be written because the disk was full. They wait in memory, where readers
+find them. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from .interface import FIND_UNITS_MAX, Unit
 
 
 class End(NamedTuple):
-    """The end of a partition."""
+    """The end of a partition in the index."""
 
     next_offset: int
     position: int
@@ -19,52 +19,52 @@ class End(NamedTuple):
 
 
 class WaitingUnits:
-    """The waiting units. One thread adds, and many read. When the units are written, the object is
-    replaced.
+    """The waiting units. One thread adds; many threads may read. The object is replaced when the
+    units have been written.
     """
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, Unit]] = []
         self.new: set[int] = set()
-        """The partitions of which the index has no unit."""
-        self._of: dict[int, list[Unit]] = {}
+        """The partitions that have no units in the tables."""
+        self._by_partition: dict[int, list[Unit]] = {}
 
     def add(self, rows: Sequence[tuple[int, Unit]], new: set[int]) -> None:
         """Add units; each must come after those already waiting for its partition."""
         self.rows += rows
         self.new |= new
         for partition_id, unit in rows:
-            self._of.setdefault(partition_id, []).append(unit)
+            self._by_partition.setdefault(partition_id, []).append(unit)
 
-    def of(self, partition_id: int) -> Sequence[Unit]:
+    def units_of(self, partition_id: int) -> Sequence[Unit]:
         """Return the waiting units of a partition."""
-        return self._of.get(partition_id, ())
+        return self._by_partition.get(partition_id, ())
 
     def ids(self) -> list[int]:
         """Return the partitions that have waiting units."""
-        return list(self._of)
+        return list(self._by_partition)
 
     def end(self, partition_id: int) -> End | None:
-        """Return the end of a partition that has waiting units, or None for other partitions."""
-        units = self._of.get(partition_id)
+        """Return the end of a partition, or None if it has no waiting units."""
+        units = self._by_partition.get(partition_id)
         if not units:
             return None
         return End(units[-1].next_offset, units[-1].position, units[-1].appended_at_ms)
 
 
-def more(
-    batches: list[Unit], units: Sequence[Unit], offset: int, *, end: int, bytes_max: int
+def extend_with_waiting(
+    found: list[Unit], waiting: Sequence[Unit], offset: int, *, end: int, bytes_max: int
 ) -> None:
-    """Extend the result of a `find` with the waiting `units`, from the unit that contains `offset`
-    on, within the limits of the call.
+    """Extend the result of `ConsumeQueues.find` with waiting units of the partition, beginning with
+    the one that contains `offset`, within the limits of the call.
     """
-    left = bytes_max - sum(unit.length for unit in batches)
-    for unit in units:
+    remaining_bytes = bytes_max - sum(unit.length for unit in found)
+    for unit in waiting:
         if unit.next_offset <= offset:
             continue
-        if unit.base_offset >= end or (batches and unit.length > left):
+        if unit.base_offset >= end or (found and unit.length > remaining_bytes):
             return
-        if len(batches) == FIND_UNITS_MAX:
+        if len(found) == FIND_UNITS_MAX:
             return
-        batches.append(unit)
-        left -= unit.length
+        found.append(unit)
+        remaining_bytes -= unit.length

@@ -1,21 +1,21 @@
-"""The commit log: all records of a broker, one after another, in segment files. Disk, through
+"""The commit log: all records of a broker, in order, in segment files. Does disk I/O through
 `Files`.
 
     log/00000000000000000000.log   log/00000000001073741712.log   …
-        named by the position of their first byte
+        each named by the position of its first byte
 
-    A position is the index of a byte in the whole log. A record lies in one segment. A segment
-    begins where the previous one ends. Only where bytes were lost is there a gap, which stays.
+    A position is the index of a byte in the whole log. A record lies within one segment. A segment
+    begins where the previous one ends. Only lost bytes leave a gap, which is never filled.
 
 Invariants
     Positions only grow. A segment is durable before the next one is created, and is not written
-    after that. A record with BARRIER was written when every byte before it was durable. So damage
-    before a whole record with BARRIER is damage of durable bytes; damage that no such record
-    follows is a commit that never became durable. The body of a record is not copied or changed:
-    only its header of 96 bytes is stamped. Segments are removed from the first on. A segment is
-    removed only when the previous one is durably gone. The last segment may have zeros after its
-    end, which are reserved for small plans; they are cut at the end of the segment, when the log is
-    closed, and at a start.
+    after that. A record has the BARRIER flag if every byte before it was durable when it was
+    written. So damage before an intact BARRIER record is damage of durable bytes; damage that no
+    such record follows is a commit that never became durable. The body of a record is neither
+    copied nor changed: only its header of 96 bytes is stamped. Segments are removed oldest first,
+    each only after the removal of the previous one is durable. The last segment may have zeros
+    after its end, which are reserved for small plans. They are truncated when the segment is full,
+    when the log is closed, and at a start.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from collections.abc import Sequence
 from ....protocol.errors import CorruptLogError, DiskFullError, FlushFailedError, StorageError
 from ....protocol.record import HEADER_BYTES, Kind, stamp
 from ..append_file import Buffer
-from ..files import AppendFile, Files
-from .trail import TrailWriter, bytes_kept, trail_path
+from ..files import AppendFile, Files, file_numbers
+from .trail import TrailWriter, trail_bytes, trail_path
 
 log = logging.getLogger("keylane.broker")
 
@@ -36,15 +36,15 @@ FOLDER = "log"
 SUFFIX = ".log"
 BARRIER = 0x80
 RESERVED_BYTES = 1 << 20
-"""The number of bytes that are reserved after the end for small plans: syncing a write into
-reserved bytes takes two thirds of the time.
+"""The number of bytes reserved after the end for small plans. Syncing a write to reserved bytes
+takes two thirds of the time.
 """
 SMALL_BYTES_MAX = 64 << 10
-"""The most bytes of a small plan: bytes are reserved for it, and the kernel may sync it. Larger
-plans need few syncs for their bytes.
+"""The size, in bytes, up to which a plan is small: bytes are reserved for it, and the kernel may
+sync it. Larger plans need few syncs per byte.
 """
-_FLAGS_AT = 15
-_KIND_AT = 13
+_FLAGS_BYTE = 15
+_KIND_BYTE = 13
 _MESSAGES = int(Kind.MESSAGES)
 
 
@@ -54,21 +54,12 @@ def segment_path(base: int) -> str:
 
 
 def segment_bases(files: Files) -> list[int]:
-    """Return the positions at which the segments on the disk begin, sorted. Other files in the
-    folder are ignored.
-    """
-    return [
-        int(name[:20])
-        for name in files.list(FOLDER)
-        if len(name) == 20 + len(SUFFIX)
-        and name.endswith(SUFFIX)
-        and name[:20].isascii()
-        and name[:20].isdecimal()
-    ]
+    """Return the sorted positions at which the segments on the disk begin, ignoring other files."""
+    return file_numbers(files.list(FOLDER), digits=20, suffix=SUFFIX)
 
 
 class WritePlan:
-    """The writes of a group commit: places records, rolls segments, stamps headers. Pure."""
+    """The writes of a group commit: assigns positions, rolls segments, stamps headers. Pure."""
 
     def __init__(self, *, base: int, end: int, segment_bytes: int) -> None:
         self._segment_bytes = segment_bytes
@@ -77,17 +68,17 @@ class WritePlan:
         self.end = end
         self._barrier = True
         self._buffers: list[Buffer] = []
-        self._traces: list[Buffer] = []
+        self._trail_buffers: list[Buffer] = []
         self.chunks: list[tuple[int, list[Buffer]]] = [(base, self._buffers)]
-        """(base of the segment, buffers to write at its end), in the order of writing."""
-        self.traces: list[list[Buffer]] = [self._traces]
-        """The buffers that are written to the trail of each chunk's segment."""
+        """(base of the segment, buffers to append to it), in the order of writing."""
+        self.trail_chunks: list[list[Buffer]] = [self._trail_buffers]
+        """For each chunk, the buffers to append to the trail of its segment."""
 
     def add(
         self, record: Buffer, *, base_offset: int, appended_at_ms: int
     ) -> tuple[int, bytearray]:
-        """Place a record, whose buffer must not change until it is written. Return its position and
-        its stamped header.
+        """Add a record; its buffer must not change until it is written. Return the record's
+        position and stamped header.
         """
         length = len(record)
         if self.end - self._base + length > self._segment_bytes:
@@ -95,53 +86,51 @@ class WritePlan:
         position = self.end
         header = bytearray(record[:HEADER_BYTES])
         if self._barrier:
-            header[_FLAGS_AT] |= BARRIER
+            header[_FLAGS_BYTE] |= BARRIER
             self._barrier = False
         else:
-            header[_FLAGS_AT] &= ~BARRIER
+            header[_FLAGS_BYTE] &= ~BARRIER
         stamp(header, base_offset=base_offset, position=position, appended_at_ms=appended_at_ms)
         self._buffers.append(header)
-        self._traces.append(header)
+        self._trail_buffers.append(header)
         if length > HEADER_BYTES:
             body = memoryview(record)[HEADER_BYTES:]
             self._buffers.append(body)
-            kind = header[_KIND_AT]
-            if kind != _MESSAGES and bytes_kept(kind, length) > HEADER_BYTES:
-                self._traces.append(body)
+            kind = header[_KIND_BYTE]
+            if kind != _MESSAGES and trail_bytes(kind, length) > HEADER_BYTES:
+                self._trail_buffers.append(body)
         self.end = position + length
         return position, header
 
     def roll(self) -> None:
-        """Let the next record begin a segment, unless the present one is empty."""
+        """Make the next record begin a new segment, unless the current one is empty."""
         if self.end == self._base:
             return
         self._base = self.end
         self._buffers = []
-        self._traces = []
+        self._trail_buffers = []
         self.chunks.append((self._base, self._buffers))
-        self.traces.append(self._traces)
+        self.trail_chunks.append(self._trail_buffers)
         self._barrier = True
 
 
 class CommitLog:
-    """A recovered log. One thread writes it, and many may read it."""
+    """A recovered log. One thread writes; many threads may read."""
 
     def __init__(self, files: Files, *, segment_bytes: int, bases: Sequence[int], end: int) -> None:
         self._files = files
         self._segment_bytes = segment_bytes
         self._bases = list(bases) or [end]
-        """The list is replaced and never changed, because readers in other threads use it."""
-        self._leaving: int | None = None
-        """The base of a dropped segment, which is no longer read, and whose files may still
-        exist.
-        """
+        """Replaced, never modified: readers in other threads use the list."""
+        self._undeleted: int | None = None
+        """The base of a removed segment whose files may still exist. It is no longer read."""
         self.end = end
-        """The position after the last durable record. After a crash the log is at least this
-        long.
+        """The position after the last durable record, where the log ends at the earliest after a
+        crash.
         """
         self._active: AppendFile | None = None
-        self._reserves = True
-        """False if the disk reserved nothing when it was last asked to for the active segment."""
+        self._can_reserve = True
+        """False if the last attempt to reserve bytes for the active segment failed."""
         self._trail = TrailWriter(files)
 
     @property
@@ -150,19 +139,17 @@ class CommitLog:
         return self._bases[0]
 
     @property
-    def leaving(self) -> bool:
-        """True if files of a dropped segment may still exist, because removing them failed."""
-        return self._leaving is not None
+    def has_undeleted(self) -> bool:
+        """True if the files of a removed segment may still exist, because deleting them failed."""
+        return self._undeleted is not None
 
     @property
     def bases(self) -> list[int]:
-        """The positions at which the segments begin, sorted. The last segment is the one that is
-        being written.
-        """
+        """The sorted positions at which the segments begin. The last segment is being written."""
         return list(self._bases)
 
     def plan(self) -> WritePlan:
-        """Return an empty plan. It must be written before the next plan is made."""
+        """Return an empty plan, which must be written before the next one is made."""
         return WritePlan(base=self._bases[-1], end=self.end, segment_bytes=self._segment_bytes)
 
     def write(self, plan: WritePlan) -> None:
@@ -170,7 +157,7 @@ class CommitLog:
         Write a plan and make it durable.
 
         Raises:
-            DiskFullError: no record of the plan was kept; a later plan may be tried.
+            DiskFullError: no record of the plan is in the log; a later plan may succeed.
             FlushFailedError: the plan's records may or may not be on the disk; the log must not be
                 written again.
         """
@@ -200,11 +187,11 @@ class CommitLog:
 
     def begin_write(self, plan: WritePlan) -> AppendFile | None:
         """
-        Write a plan without making it durable. Once its file is synced, call `end_write`.
+        Write a plan without making it durable. Call `end_write` when its file is synced.
 
         Returns:
-            The file. None if the plan begins a segment, bytes have to be reserved, or the disk is
-            full; then `write` the plan.
+            The file to sync. None if nothing was written, because the plan begins a segment, bytes
+            must be reserved first, or the disk is full; then call `write`.
 
         Raises:
             FlushFailedError: see `write`.
@@ -213,7 +200,7 @@ class CommitLog:
         (base, buffers), file = plan.chunks[0], self._active
         if len(plan.chunks) > 1 or file is None or base != self._bases[-1]:
             return None
-        if self._reserves and file.reserved < plan.end - plan.start:
+        if self._can_reserve and file.reserved < plan.end - plan.start:
             return None
         size = file.size
         try:
@@ -226,22 +213,22 @@ class CommitLog:
         return file
 
     def end_write(self, plan: WritePlan) -> None:
-        """Note that a plan is durable."""
+        """Record that a plan is durable, and add its records to the trail."""
         self.end = plan.end
-        for (base, _), traces in zip(plan.chunks, plan.traces, strict=True):
-            if traces:
-                self._trail.add(base, traces)
+        for (base, _), buffers in zip(plan.chunks, plan.trail_chunks, strict=True):
+            if buffers:
+                self._trail.add(base, buffers)
 
     def _reserve(self, plan: WritePlan, file: AppendFile) -> None:
-        """Reserve bytes for a small plan and for later ones, if the disk has them."""
+        """Try to reserve bytes for a small plan and for later ones."""
         length = plan.end - plan.start
-        if not self._reserves or length > SMALL_BYTES_MAX or file.reserved >= length:
+        if not self._can_reserve or length > SMALL_BYTES_MAX or file.reserved >= length:
             return
         try:
             file.reserve(max(length, min(RESERVED_BYTES, self._segment_bytes - file.size)))
         except StorageError as error:
             log.debug("cannot reserve disk space for the log: %s", error.message)
-        self._reserves = file.reserved >= length
+        self._can_reserve = file.reserved >= length
 
     def _protect(self, sealed: list[int]) -> None:
         for base in sealed:
@@ -251,15 +238,14 @@ class CommitLog:
                 log.warning("cannot make a sealed segment read-only: %s", error.message)
 
     def _segment(self, base: int) -> AppendFile:
+        """Return the open file of the active segment, or begin the segment at `base`."""
         if self._active is not None and base == self._bases[-1]:
             return self._active
         self._close_active(cut=True)
-        self._reserves = True
+        self._can_reserve = True
         file = self._active = self._files.open_append(segment_path(base))
         if base == self._bases[-1] and file.size != self.end - base:
-            text = (
-                f"{segment_path(base)} has {file.size} bytes, and the log ends at {self.end - base}"
-            )
+            text = f"{segment_path(base)} has {file.size} bytes, not {self.end - base}"
             raise StorageError(text, path=segment_path(base))
         self._files.sync_folder(FOLDER)
         if base != self._bases[-1]:
@@ -267,7 +253,7 @@ class CommitLog:
         return self._active
 
     def _close_active(self, *, cut: bool) -> None:
-        """Close the last segment. With `cut`, cut off the bytes that are reserved for it."""
+        """Close the last segment; if `cut`, truncate its reserved bytes."""
         file, self._active = self._active, None
         if file is None:
             return
@@ -278,7 +264,7 @@ class CommitLog:
             file.close()
 
     def _undo(self, plan: WritePlan) -> None:
-        """Cut the log at the end of the previous plan, durably, or raise FlushFailedError."""
+        """Truncate the log to the end of the previous plan, durably. Raises FlushFailedError."""
         self._close_active(cut=False)
         try:
             while self._bases[-1] > plan.chunks[0][0]:
@@ -294,8 +280,8 @@ class CommitLog:
 
     def read(self, position: int, length: int) -> bytes:
         """
-        Return up to `length` bytes at `position`, which must lie in one segment; there are fewer at
-        the segment's end.
+        Return `length` bytes at `position`, or fewer at the end of the segment. The range must lie
+        in one segment.
 
         Raises:
             CorruptLogError: the segment is missing.
@@ -304,8 +290,8 @@ class CommitLog:
 
     def read_each(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """
-        Return the bytes of each (position, length), sorted by position. Each range must lie in one
-        segment.
+        Return the bytes of each (position, length). The ranges must be sorted by position, and each
+        must lie in one segment.
 
         Raises:
             CorruptLogError: a segment is missing.
@@ -315,18 +301,16 @@ class CommitLog:
             first = len(parts)
             base, limit = self._segment_of(ranges[first][0])
             last = bisect_left(ranges, limit, first + 1, key=_start)
-            here = [(start - base, length) for start, length in ranges[first:last]]
-            parts += self._read_segment(base, here)
+            in_segment = [(start - base, length) for start, length in ranges[first:last]]
+            parts += self._read_segment(base, in_segment)
         return parts
 
     def _segment_of(self, position: int) -> tuple[int, int]:
-        """Return the base of the segment that contains `position`, and the position at which the
-        next segment begins.
-        """
+        """Return the base of the segment that contains `position`, and the base of the next one."""
         bases = self._bases
         if position < bases[0]:
             raise CorruptLogError(
-                f"the commit log begins at position {bases[0]}, behind {position}",
+                f"the commit log begins at position {bases[0]}, after {position}",
                 position=position,
             )
         index = bisect_right(bases, position)
@@ -344,37 +328,37 @@ class CommitLog:
             ) from error
 
     def segment_end(self, position: int) -> int:
-        """Return the position at which the segment that contains `position` ends."""
+        """Return the end of the segment that contains `position`."""
         bases = self._bases
         index = bisect_right(bases, position)
         return bases[index] if index < len(bases) else self.end
 
-    def drop_first(self) -> None:
+    def remove_first_segment(self) -> None:
         """
-        Remove the first segment, durably. It must not be the segment that is being written.
+        Remove the oldest segment, durably. It must not be the active one.
 
         Raises:
-            StorageError: the segment is no longer read, but its files may exist; the next call
-                removes them first.
+            StorageError: the segment is no longer read, but its files may still exist; the next
+                call deletes them first.
         """
         self.finish_drop()
         assert len(self._bases) > 1
-        self._leaving = self._bases[0]
+        self._undeleted = self._bases[0]
         self._bases = self._bases[1:]
         self.finish_drop()
 
     def finish_drop(self) -> None:
         """
-        Remove the remaining files of a dropped segment, so that later segments may be removed
-        without making a gap.
+        Delete the remaining files of a removed segment. Until then no later segment is removed,
+        because that would leave a gap.
 
         Raises:
             StorageError: the files may still exist; the next call tries again.
         """
-        if self._leaving is not None:
-            self._remove_files(self._leaving)
+        if self._undeleted is not None:
+            self._remove_files(self._undeleted)
             self._files.sync_folder(FOLDER)
-            self._leaving = None
+            self._undeleted = None
 
     def _remove_files(self, base: int) -> None:
         for path in (trail_path(base), segment_path(base)):
@@ -385,13 +369,15 @@ class CommitLog:
         """Close the files."""
         self._trail.close()
         file = self._active
-        # After a failed plan nothing is written any more.
-        whole = file is not None and file.size == self.end - self._bases[-1]
+        # Do not truncate after a failed plan: nothing may be written then.
+        is_clean = file is not None and file.size == self.end - self._bases[-1]
         try:
-            self._close_active(cut=whole)
+            self._close_active(cut=is_clean)
         except StorageError as error:
-            log.warning("cannot cut reserved bytes now, the next start will: %s", error.message)
+            log.warning(
+                "cannot truncate reserved bytes; the next start will do it: %s", error.message
+            )
 
 
-def _start(range_: tuple[int, int]) -> int:
-    return range_[0]
+def _start(position_and_length: tuple[int, int]) -> int:
+    return position_and_length[0]

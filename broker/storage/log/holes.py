@@ -1,4 +1,4 @@
-"""Holes in the log: lost records, as recovery reports them. Pure."""
+"""Holes in the log, as recovery reports them. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 from ....protocol.record import Header
 
 
-class Trace(NamedTuple):
-    """A record that was durable in the log: its header, and its body if the trail keeps it."""
+class LostRecord(NamedTuple):
+    """What is known about a lost record: its header, and its body if the trail has it."""
 
     header: Header
     body: bytes | None
@@ -17,26 +17,26 @@ class Trace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hole:
-    """Positions `[start, end)` whose durable records are all damaged or missing."""
+    """Positions `[start, end)` whose durable records are damaged or missing."""
 
     start: int
     end: int
     reason: str
-    traces: tuple[Trace, ...] = ()
-    """The known lost records, in the order of the log."""
+    lost_records: tuple[LostRecord, ...] = ()
+    """The lost records that are known, in the order of the log."""
     explained: bool = False
-    """True if `traces` contains all lost records."""
+    """True if `lost_records` contains all of them."""
     damage: tuple[int, int] | None = None
-    """The positions of the whole damage, of which this hole is a part."""
+    """The positions of the damaged region, if this hole is one of several parts of it."""
 
 
 class Visitor(Protocol):
-    """Receives the records and the holes of a log, in order."""
+    """Receives the records and holes of a log, in order."""
 
     def record(self, header: Header, body: memoryview) -> None:
-        """Take a whole record. The body is valid only during the call."""
+        """Handle an intact record. The body is valid only during the call."""
         ...
 
     def hole(self, hole: Hole) -> None:
-        """Take a hole, whose records are lost."""
+        """Handle a hole, whose records are lost."""
         ...

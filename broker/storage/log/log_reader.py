@@ -1,9 +1,9 @@
-"""Reads the log where it is known what stands there: batches that the index finds, and the headers
-of a segment's records.  Disk, through `Files`.
+"""Reads the recovered log: batches that the index finds, and the headers of a segment's records.
+Does disk I/O through `Files`.
 
 Invariants
-    Every batch is checked, and compared with its unit in the index, before it is served.
-    Adjacent batches in the log are read with one call.
+    Before a batch is served, its checksum is verified and its header compared with its unit in the
+    index. Batches that are adjacent in the log are read with one call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ....protocol.record import HEADER_BYTES, Header, Kind, is_batch, read_heade
 from ..files import Files
 from ..index.interface import ConsumeQueues, Unit
 from .commit_log import CommitLog, segment_path
-from .recovery import whole_records
+from .recovery import intact_records
 from .trail import TrailCursor
 
 WINDOW_BYTES = 1 << 16
@@ -24,11 +24,11 @@ _DESCRIBING = (Kind.PARTITION, Kind.STATE)
 
 def segment_headers(files: Files, base: int, *, start: int = 0) -> Iterator[Header]:
     """
-    Yield every header of the segment that begins at `base`, in order. Damaged records are skipped,
-    and bodies are not read.
+    Yield the headers of the segment that begins at `base`, in order. Damaged records are skipped;
+    bodies are not read.
 
     Args:
-        start: the position of the first record to read; 0 means the beginning of the segment.
+        start: the position of the first record to read; 0 is the beginning of the segment.
     """
     path = segment_path(base)
     size = files.size(path) or 0
@@ -45,52 +45,52 @@ def segment_headers(files: Files, base: int, *, start: int = 0) -> Iterator[Head
         if start:
             at += start
             continue
-        following = next(whole_records(files, base, base + at + 1), None)
-        if following is None:
+        next_header = next(intact_records(files, base, base + at + 1), None)
+        if next_header is None:
             return
-        at = following.position - base
+        at = next_header.position - base
 
 
 def partitions_described(files: Files, base: int, *, end: int) -> set[int] | None:
     """
-    Return the partitions that have a PARTITION or STATE record in the segment `[base, end)`,
-    including damaged records.
+    Return the ids of partitions that have a PARTITION or STATE record in the segment `[base, end)`,
+    damaged records included.
 
     Returns:
-        None if the segment is damaged and its trail does not have every lost record.
+        None if records are damaged that the trail does not have.
     """
     described: set[int] = set()
     trail = TrailCursor(files, base)
     at = base
     for header in segment_headers(files, base):
-        if not _note_damaged(trail, at, header.position, described):
+        if not _add_damaged(trail, at, header.position, described):
             return None
-        _note(header, described)
+        _add_described(header, described)
         at = header.position + header.length
-    return described if _note_damaged(trail, at, end, described) else None
+    return described if _add_damaged(trail, at, end, described) else None
 
 
-def _note_damaged(trail: TrailCursor, start: int, end: int, described: set[int]) -> bool:
-    """Add the partitions of the lost records in `[start, end)`. Return False if the trail does not
-    have all of them.
+def _add_damaged(trail: TrailCursor, start: int, end: int, described: set[int]) -> bool:
+    """Add the partitions that the damaged records in `[start, end)` describe. Return False if the
+    trail does not have all of these records.
     """
     if start == end:
         return True
     for header, _ in trail.between(start, end):
         if header.position != start:
             return False
-        _note(header, described)
+        _add_described(header, described)
         start += header.length
     return start == end
 
 
-def _note(header: Header, described: set[int]) -> None:
+def _add_described(header: Header, described: set[int]) -> None:
     if header.kind in _DESCRIBING:
         described.add(header.partition_id)
 
 
 class BatchReader:
-    """Reads batches by offset, with the index and the log."""
+    """Reads batches by offset, through the index."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues) -> None:
         self._log = log
@@ -98,25 +98,24 @@ class BatchReader:
 
     def read(self, partition_id: int, offset: int, end: int, bytes_max: int) -> tuple[bytes, int]:
         """
-        Read whole batches: at least one, and up to `bytes_max` bytes.
+        Read batches: at least one, and up to `bytes_max` bytes.
 
-        The first batch contains the message at `offset`; the last begins below offset `end`.
+        The first batch contains the message at `offset`; the last begins before offset `end`.
 
         Returns:
-            The batches, and the offset after their last message. They end before a damaged batch.
+            The batches up to the first damaged one, and the offset after their last message.
 
         Raises:
-            CorruptLogError: the first batch is damaged. The details `offset` and `end_offset` are
-                those of the batch.
+            CorruptLogError: the first batch is damaged. Its details have the batch's offsets.
         """
         units = self._queues.find(partition_id, offset, end=end, bytes_max=bytes_max)
         if not units or units[0].base_offset > offset:
             raise CorruptLogError(
-                f"the index of partition {partition_id} lacks offset {offset}",
+                f"the index of partition {partition_id} does not have offset {offset}",
                 partition_id=partition_id,
             )
         parts: list[bytes] = []
-        upto = offset
+        next_offset = offset
         runs = list(self._runs(units))
         ranges = [(run[0].position, run[-1].end_position - run[0].position) for run in runs]
         for run, data in zip(runs, self._log.read_each(ranges), strict=True):
@@ -124,7 +123,7 @@ class BatchReader:
             for unit in run:
                 if not _matches(data, unit.position - start, partition_id, unit):
                     parts.append(data[: unit.position - start])
-                    if upto == offset:
+                    if next_offset == offset:
                         raise CorruptLogError(
                             f"the batch at position {unit.position} is damaged",
                             position=unit.position,
@@ -132,13 +131,13 @@ class BatchReader:
                             offset=unit.base_offset,
                             end_offset=unit.next_offset,
                         )
-                    return b"".join(parts), upto
-                upto = unit.next_offset
+                    return b"".join(parts), next_offset
+                next_offset = unit.next_offset
             parts.append(data)
-        return parts[0] if len(parts) == 1 else b"".join(parts), upto
+        return parts[0] if len(parts) == 1 else b"".join(parts), next_offset
 
     def _runs(self, units: list[Unit]) -> Iterator[list[Unit]]:
-        """Yield runs of units that are adjacent in a segment."""
+        """Yield runs of units whose batches are adjacent in a segment."""
         first = 0
         while first < len(units):
             limit = self._log.segment_end(units[first].position)
@@ -152,7 +151,7 @@ class BatchReader:
 
 
 def _matches(data: bytes, start: int, partition_id: int, unit: Unit) -> bool:
-    # Times are not compared: the index stores times that never fall.
+    # Times are not compared: the index may have raised them, so that they never decrease.
     return is_batch(
         data,
         start,

@@ -1,17 +1,16 @@
-"""The trail of a segment: its durable records without their messages. Disk, through `Files`.
+"""The trail of a segment: the durable records without messages. Does disk I/O through `Files`.
 
-    log/{position}.trail      headers of 96 bytes as they are in the log, one after another;
-                              records that are not messages have their bodies as well, up to
-                              OWN_BYTES_MAX
+    log/{position}.trail      the records' headers of 96 bytes, as in the log;
+                              small records that are not batches also have their bodies
 
-The trail is a file of its own, so damage of the log does not affect it. It shows which records a
-damaged region had, restores those that are not messages, and proves that a missing tail was durable
-once. A record is added to the trail after the sync of the log. The trail itself is not synced: if
-some or all of its entries are missing, recovery is only more cautious.
+The trail is a separate file, which damage of the log does not affect. It shows which records a
+damaged region had, restores those that are not batches, and proves that a missing tail had become
+durable. A record is added to the trail after the log is synced. The trail itself is not synced: if
+entries are missing, recovery is only more cautious.
 
 Invariants
-    Every record in the trail was durable in the log. An entry counts only if its checksum and
-    position are right.
+    Every record in the trail was durable in the log. Entries with a wrong checksum or position are
+    ignored.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from collections.abc import Iterator, Sequence
 from ....protocol.errors import StorageError
 from ....protocol.record import HEADER_BYTES, MAGIC, Header, Kind, read_header, read_record
 from ..append_file import Buffer
-from ..files import AppendFile, Files
-from .holes import Trace
+from ..files import AppendFile, Files, file_numbers
+from .holes import LostRecord
 
 log = logging.getLogger("keylane.broker")
 
 SUFFIX = ".trail"
-OWN_BYTES_MAX = 4096
-"""The length in bytes above which the trail has only the header of a record, such as a cursor with
-thousands of ranges.
+WHOLE_RECORD_BYTES_MAX = 4096
+"""The length, in bytes, up to which the trail keeps the whole record. A cursor with thousands of
+ranges is longer.
 """
 READ_BYTES = 4 << 20
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
@@ -42,26 +41,19 @@ def trail_path(base: int) -> str:
 
 
 def trail_bases(files: Files) -> list[int]:
-    """Return the positions at which segments with a trail begin, sorted. The segment itself may be
-    missing.
+    """Return the sorted bases of the segments that have a trail; the segment itself may
+    be missing.
     """
-    return [
-        int(name[:20])
-        for name in files.list("log")
-        if len(name) == 20 + len(SUFFIX)
-        and name.endswith(SUFFIX)
-        and name[:20].isascii()
-        and name[:20].isdecimal()
-    ]
+    return file_numbers(files.list("log"), digits=20, suffix=SUFFIX)
 
 
-def bytes_kept(kind: int, length: int) -> int:
-    """Return the number of bytes that the trail keeps of a record of `length` bytes."""
-    return HEADER_BYTES if kind == Kind.MESSAGES or length > OWN_BYTES_MAX else length
+def trail_bytes(kind: int, length: int) -> int:
+    """Return how many bytes of a record of `length` bytes the trail keeps."""
+    return HEADER_BYTES if kind == Kind.MESSAGES or length > WHOLE_RECORD_BYTES_MAX else length
 
 
 class TrailWriter:
-    """Writes trails. A failed write ends the trail of that segment, and nothing else."""
+    """Writes trails. A failed write only ends the trail of that segment."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -69,7 +61,7 @@ class TrailWriter:
         self._file: AppendFile | None = None
 
     def add(self, base: int, pieces: Sequence[Buffer]) -> None:
-        """Add records that have become durable in the segment that begins at `base`."""
+        """Add records that have become durable in the segment at `base`."""
         try:
             if base != self._base:
                 self.close()
@@ -78,7 +70,7 @@ class TrailWriter:
             if self._file is not None:
                 self._file.append(pieces)
         except StorageError as error:
-            log.warning("the log's trail has a gap: %s", error.message)
+            log.warning("cannot write the trail of the log: %s", error.message)
             self._end_file()
 
     def _end_file(self) -> None:
@@ -93,56 +85,58 @@ class TrailWriter:
 
 
 class TrailCursor:
-    """Reads the trail of a segment once for any number of regions that are requested in order."""
+    """Reads the trail of a segment region by region; regions that are requested in order need a
+    single pass.
+    """
 
     def __init__(self, files: Files, base: int) -> None:
         self._files = files
         self._base = base
-        self._traces: Iterator[Trace] | None = None
-        self._next: Trace | None = None
-        self._passed = 0
+        self._entries: Iterator[LostRecord] | None = None
+        self._pushed_back: LostRecord | None = None
+        self._read_until = 0
 
-    def between(self, start: int, end: int) -> Iterator[Trace]:
-        """Yield the records in the trail that begin in `[start, end)`, in the order of the log."""
-        if self._traces is None or start < self._passed:
-            self._traces = _traces(self._files, self._base, 0)
-            self._next = None
-        self._passed = end
+    def between(self, start: int, end: int) -> Iterator[LostRecord]:
+        """Yield the entries of records that begin in `[start, end)`, in the order of the log."""
+        if self._entries is None or start < self._read_until:
+            self._entries = _read_entries(self._files, self._base, 0)
+            self._pushed_back = None
+        self._read_until = end
         while True:
-            trace = self._next or next(self._traces, None)
-            self._next = None
-            if trace is None:
+            entry = self._pushed_back or next(self._entries, None)
+            self._pushed_back = None
+            if entry is None:
                 return
-            if trace.header.position >= end:
-                self._next = trace
+            if entry.header.position >= end:
+                self._pushed_back = entry
                 return
-            if trace.header.position >= start:
-                yield trace
+            if entry.header.position >= start:
+                yield entry
 
 
 def durable_end(files: Files, base: int) -> int:
-    """Return the position up to which the segment was durable according to its trail, or `base` if
-    it has none.
+    """Return the position up to which the trail proves the segment durable; `base` if there is no
+    trail.
     """
     size = files.size(trail_path(base)) or 0
     last = base
-    for trace in _traces(files, base, max(0, size - 4 * OWN_BYTES_MAX)):
-        last = max(last, trace.header.position + trace.header.length)
+    for entry in _read_entries(files, base, max(0, size - 4 * WHOLE_RECORD_BYTES_MAX)):
+        last = max(last, entry.header.position + entry.header.length)
     return last
 
 
-def _traces(files: Files, base: int, at: int) -> Iterator[Trace]:
-    """Yield the entries from byte `at` of the trail on. Bytes that are not an entry are skipped."""
+def _read_entries(files: Files, base: int, at: int) -> Iterator[LostRecord]:
+    """Yield the entries of a trail from byte `at` on, skipping bytes that are not an entry."""
     path = trail_path(base)
     size = files.size(path) or 0
     while at < size:
-        data = files.pread(path, at, READ_BYTES + OWN_BYTES_MAX)
+        data = files.pread(path, at, READ_BYTES + WHOLE_RECORD_BYTES_MAX)
         start = data.find(_MAGIC_BYTES)
         while 0 <= start < READ_BYTES:
-            trace = _trace(data, start)
-            if trace is not None and trace.header.position >= base:
-                yield trace
-                start += bytes_kept(trace.header.kind, trace.header.length)
+            entry = _parse_entry(data, start)
+            if entry is not None and entry.header.position >= base:
+                yield entry
+                start += trail_bytes(entry.header.kind, entry.header.length)
                 if data[start : start + 4] == _MAGIC_BYTES:
                     continue
             else:
@@ -151,12 +145,13 @@ def _traces(files: Files, base: int, at: int) -> Iterator[Trace]:
         at += READ_BYTES if start < 0 else max(start, 1)
 
 
-def _trace(data: bytes, start: int) -> Trace | None:
+def _parse_entry(data: bytes, start: int) -> LostRecord | None:
+    """Return the entry at `start`, or None if its checksum is wrong or it is incomplete."""
     header = read_header(data, start)
     if not isinstance(header, Header):
         return None
-    if bytes_kept(header.kind, header.length) == HEADER_BYTES < header.length:
-        return Trace(header, None)
+    if trail_bytes(header.kind, header.length) == HEADER_BYTES < header.length:
+        return LostRecord(header, None)
     if not isinstance(read_record(data, start), Header):
         return None
-    return Trace(header, data[start + HEADER_BYTES : start + header.length])
+    return LostRecord(header, data[start + HEADER_BYTES : start + header.length])

@@ -241,7 +241,7 @@ def test_look_at_a_folder_that_is_no_brokers_advises_to_name_the_right_one():
     """
     with pytest.raises(DataFolderError, match="is not a broker's data folder") as refused:
         read_identity(SimDisk())
-    assert "Name the folder that the broker was started with" in refused.value.hint
+    assert "the folder that the broker was started with" in refused.value.hint
 
 
 def test_second_broker_is_refused_while_the_folder_is_locked(tmp_path):

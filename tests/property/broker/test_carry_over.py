@@ -121,14 +121,14 @@ async def test_segment_stays_while_a_full_disk_takes_no_copy_of_its_facts():
     desk = await filled(disk, clock)
     bases = segment_bases(disk)
     reserve = Reserve(disk)
-    reserve.keep()
+    reserve.ensure()
     disk.room = 10
     with pytest.raises(StorageError):
         await desk.store.carry_over.drop_first_segment()
     assert segment_bases(disk) == bases
     assert disk.size(segment_path(bases[0]))
     assert copy.copy(desk.store.log.bases) == bases
-    assert reserve.give_up()
+    assert reserve.release()
     clock.advance(RETRY_FULL_MS)
     assert await desk.store.carry_over.drop_first_segment() == bases[1]
     assert images(open_store(disk, segment_bytes=SEGMENT)) == images(desk.store)

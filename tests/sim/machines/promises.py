@@ -42,8 +42,8 @@ class DurableEnds:
     def __init__(self, store: Store) -> None:
         partitions = store.state.partitions.items()
         self._ends = {number: partition.readable_offset for number, partition in partitions}
-        self._then = store._stored
-        store._stored = self._stored  # type: ignore[method-assign]
+        self._then = store._on_stored
+        store._on_stored = self._stored  # type: ignore[method-assign]
 
     def _stored(self, partition: Any, entry: Any) -> None:
         self._ends[entry.partition_id] = entry.base_offset + entry.count

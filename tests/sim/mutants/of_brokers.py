@@ -67,7 +67,7 @@ def parts_need_no_owner(patches: Patches) -> None:
         request = self._request
         begun = request.answers_max < PULL_ANSWERS_MAX
         nothing = request.offset == partition.readable_offset and not partition.ended
-        if begun and nothing and now_ms < self._until_ms:
+        if begun and nothing and now_ms < self._deadline_ms:
             self.wait(now_ms)
             return True
         return real_answer(self, partition, bytes_max, now_ms)

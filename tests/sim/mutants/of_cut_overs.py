@@ -61,10 +61,10 @@ def holds_are_forgotten_at_a_restart(patches: Patches) -> None:
     """Retention knows only of holds that were set since the broker was started."""
 
     def left_ms(self: Any, partition: Any, body: Any) -> int:
-        known = (partition.partition_id, body.job) in self._ends_ms
+        known = (partition.partition_id, body.job) in self._expiries_ms
         return int(real(self, partition, body)) if known else 0
 
-    real = patches.set(MessageHolds, "_left_ms", left_ms)
+    real = patches.set(MessageHolds, "_remaining_ms", left_ms)
 
 
 def groups_read_while_they_are_placed(patches: Patches) -> None:
@@ -91,7 +91,7 @@ def hidden_rows_wait_for_no_one(patches: Patches) -> None:
         is_free = partition.facts.hidden and not partition.groups
         return partition.readable_offset if is_free else wanted
 
-    real = patches.set(Cleaning, "_groups_need", needed)
+    real = patches.set(Cleaning, "_needed_by_groups", needed)
 
 
 def repeated_tasks_store_their_rows_again(patches: Patches) -> None:

@@ -35,7 +35,7 @@ def reset_leaves_one_out(patches: Patches) -> None:
         beyond = cursor < partition.readable_offset
         return real(store, partition, group, cursor + beyond)
 
-    real = patches.set(set_cursor, "_submit", submit)
+    real = patches.set(set_cursor, "_submit_cursor", submit)
 
 
 def reset_keeps_what_was_drained(patches: Patches) -> None:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from keylane.broker.storage.files import RealFiles
-from keylane.broker.storage.index.kinds import mark
+from keylane.broker.storage.index.kinds import mark_incomplete
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
 from keylane.broker.storage.snapshot import FOLDER as SNAPSHOTS
 from keylane.protocol import endpoints
@@ -239,7 +239,7 @@ class Run:
 
     def distrust_index(self) -> None:
         """Leave the index as interrupted work on it does."""
-        mark(RealFiles(self.data), self.kind)
+        mark_incomplete(RealFiles(self.data), self.kind)
 
 
 def _stop(pid: int) -> None:

@@ -13,22 +13,22 @@ OLD = replace(NEW, version=6)
 
 def test_older_news_are_passed_over_while_newer_are_told() -> None:
     newest = NewestNews()
-    assert newest.take(NEW, 0)
-    assert not newest.take(OLD, 1_000)
-    assert newest.take(NEW, 9_000)
-    assert not newest.take(OLD, 9_000 + OLDER_AFTER_MS - 1)
+    assert newest.accept(NEW, 0)
+    assert not newest.accept(OLD, 1_000)
+    assert newest.accept(NEW, 9_000)
+    assert not newest.accept(OLD, 9_000 + OLDER_AFTER_MS - 1)
 
 
 def test_older_news_count_when_nothing_newer_was_told_for_long() -> None:
     """The database was restored from a backup."""
     newest = NewestNews()
-    newest.take(NEW, 0)
-    assert newest.take(OLD, OLDER_AFTER_MS)
-    assert newest.take(OLD, OLDER_AFTER_MS + 1)
-    assert newest.take(NEW, OLDER_AFTER_MS + 2)
+    newest.accept(NEW, 0)
+    assert newest.accept(OLD, OLDER_AFTER_MS)
+    assert newest.accept(OLD, OLDER_AFTER_MS + 1)
+    assert newest.accept(NEW, OLDER_AFTER_MS + 2)
 
 
 def test_news_count_when_they_are_of_another_cluster() -> None:
     newest = NewestNews()
-    newest.take(NEW, 0)
-    assert newest.take(replace(OLD, cluster="d"), 1)
+    newest.accept(NEW, 0)
+    assert newest.accept(replace(OLD, cluster="d"), 1)

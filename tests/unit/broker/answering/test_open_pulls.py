@@ -291,7 +291,7 @@ async def test_pull_whose_time_is_over_when_it_was_woken_is_answered_once(desk):
     call = begin(desk, answers_max=4)
     (pull,) = desk.service._pulls.open.values()
     desk.service._waiting.wake(1)
-    pull._time_is_over()
+    pull._on_timeout()
     answer, _ = await call.done
     assert (answer.more, answer.upto) == (False, 0)
     await append(desk, 0)

@@ -217,7 +217,7 @@ async def test_append_is_refused_when_too_many_bytes_wait_for_their_check(gated,
     monkeypatch.setattr(unpack_checks, "WAITING_BYTES_MAX", 2 * len(data))
     waiting = [asyncio.create_task(desk.append(data)) for _ in range(2)]
     await turns()
-    with pytest.raises(OverloadedError, match="wait for their check"):
+    with pytest.raises(OverloadedError, match="waiting to be checked"):
         await desk.append(data)
     gate.opened.set()
     assert [(await each).base_offset for each in waiting] == [0, 0]

@@ -107,7 +107,7 @@ def filled(count: int, **settings) -> SimDisk:
 
 def test_large_hole_is_told_in_parts(monkeypatch):
     """A lost segment is told a few records at a time, and comes to one range for each partition."""
-    monkeypatch.setattr(recovery, "TRACES_MAX", 10)
+    monkeypatch.setattr(recovery, "LOST_RECORDS_MAX", 10)
     disk = filled(200, segment_bytes=8_000)
     disk.contents[segment_path(0)].data[:] = bytes(8_000)
     disk.contents[segment_path(0)].sync()

@@ -162,7 +162,7 @@ async def test_broker_that_is_busy_for_a_moment_can_seal(office, monkeypatch):
     """More waits for the disk than it takes at once: that passes by itself, and is no reason to
     wait with a plan.
     """
-    monkeypatch.setattr(group_commit, "OWN_QUEUED_BYTES_MAX", 0)
+    monkeypatch.setattr(group_commit, "CONTROL_QUEUED_BYTES_MAX", 0)
     office.store.commit._queued_bytes_max = 1
     told = asyncio.Event()
     office.store.append(1, memoryview(batch()), lambda _error: told.set())

@@ -182,7 +182,7 @@ async def test_segment_is_begun_at_the_next_check_when_the_disk_had_no_room(monk
     with monkeypatch.context() as full:
         full.setattr(house.disk, "open_append", refuse)
         assert await house.cleaning.check() == 0
-    assert "no new segment could be begun" in caplog.text
+    assert "cannot begin a new segment" in caplog.text
     house.clock.advance(10_000)
     await house.desk.append(batch(sequence=4))
     assert len(house.store.log.bases) == 1
@@ -417,7 +417,7 @@ async def test_removal_that_failed_is_finished_though_nothing_else_is_due():
     house.cleaning._limits = type(house.cleaning._limits)(retention_ms=0, retention_bytes=0)
     assert await house.cleaning.check() == 0
     assert segment_bases(house.disk) == bases[1:]
-    assert not house.store.log.leaving
+    assert not house.store.log.has_undeleted
 
 
 async def test_reader_that_is_overtaken_is_told():

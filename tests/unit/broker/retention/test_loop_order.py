@@ -201,7 +201,7 @@ async def test_group_that_comes_while_it_is_decided(moment):
     house = CommitWatchedBroker(disk)
     await house.fill()
     cleaning = house.cleaning
-    name = {"decided": "_floor", "written": "_behind"}[moment]
+    name = {"decided": "_floor", "written": "_first_offsets_at"}[moment]
     real = getattr(cleaning, name)
     cursors = []
 

@@ -1,4 +1,4 @@
-"""Snapshots: whole or as good as not there, the newest whole one counts, and old ones go."""
+"""Snapshots: a damaged one counts as missing, the newest full one counts, old ones are removed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 
 from keylane.broker.storage.snapshot import (
-    CHANGES_MAX,
+    INCREMENTAL_MAX,
     Extra,
     Snapshots,
     encode_chunk,
@@ -18,10 +18,10 @@ from keylane.testing.machines.disk import Crashed, SimDisk
 Images = dict[int, bytes]
 
 
-def put(snapshots: Snapshots, position: int, images: Images, *, whole: bool | None = None) -> None:
+def put(snapshots: Snapshots, position: int, images: Images, *, full: bool | None = None) -> None:
     snapshots.write(
         [encode_chunk(list(images.items()))] if images else [],
-        whole=snapshots.wants_whole() if whole is None else whole,
+        full=snapshots.is_full_due() if full is None else full,
         clean=False,
         position=position,
         extra=Extra({9: position}, ["p"]),
@@ -38,14 +38,14 @@ def names(disk: SimDisk) -> list[int]:
     return [int(name[:10]) for name in disk.list("snapshot")]
 
 
-def test_changes_on_top_of_a_whole_one():
-    """The first is whole, the next ones hold changes, and together they are the newest state."""
+def test_incremental_snapshots_after_a_full_one():
+    """The first is full, the next ones are incremental; together they are the newest state."""
     disk = SimDisk()
     snapshots = Snapshots(disk)
     assert loaded(disk) == (0, {})
-    assert snapshots.wants_whole()
+    assert snapshots.is_full_due()
     put(snapshots, 100, {1: b"one", 2: b"two"})
-    assert not snapshots.wants_whole()
+    assert not snapshots.is_full_due()
     put(snapshots, 200, {2: b"TWO"})
     put(snapshots, 300, {})
     assert loaded(disk) == (300, {1: b"one", 2: b"TWO"})
@@ -54,27 +54,27 @@ def test_changes_on_top_of_a_whole_one():
 
 
 def test_old_ones_go():
-    """The newest whole one, the whole one before it and what follows each are kept, and nothing
+    """The newest full one, the full one before it and what follows each are kept, and nothing
     else.
     """
     disk = SimDisk()
     snapshots = Snapshots(disk)
     for number in range(1, 9):
-        put(snapshots, number, {number: b"x"}, whole=number in {1, 3, 6})
+        put(snapshots, number, {number: b"x"}, full=number in {1, 3, 6})
     assert names(disk) == [3, 4, 5, 6, 7, 8]
 
 
-def test_whole_one_is_due_after_many_changes():
-    """Changes that outgrow the whole one, or are too many files, ask for a new whole one."""
+def test_full_snapshot_is_due_after_many_changes():
+    """Incremental snapshots that outgrow the full one, or are too many, make a full one due."""
     snapshots = Snapshots(SimDisk())
     put(snapshots, 1, {1: bytes(1000)})
     put(snapshots, 2, {1: bytes(2 << 20)})
-    assert snapshots.wants_whole()
+    assert snapshots.is_full_due()
     put(snapshots, 3, {1: bytes(1000)})
-    for number in range(CHANGES_MAX):
-        assert not snapshots.wants_whole(), number
+    for number in range(INCREMENTAL_MAX):
+        assert not snapshots.is_full_due(), number
         put(snapshots, 4 + number, {1: b""})
-    assert snapshots.wants_whole()
+    assert snapshots.is_full_due()
 
 
 @pytest.mark.parametrize("what", ["flip", "cut", "zero", "empty", "longer"])
@@ -86,7 +86,7 @@ def test_damage_of_the_newest(what):
         snapshots = Snapshots(disk)
         put(snapshots, 10, {1: b"one", 2: b"two"})
         put(snapshots, 20, {1: b"ONE"})
-        put(snapshots, 30, {2: b"TWO", 3: bytes(50)}, whole=rng.random() < 0.5)
+        put(snapshots, 30, {2: b"TWO", 3: bytes(50)}, full=rng.random() < 0.5)
         data = disk.contents["snapshot/0000000003.snap"].data
         at = rng.randrange(len(data))
         match what:
@@ -105,13 +105,13 @@ def test_damage_of_the_newest(what):
         assert loaded(disk) == (20, {1: b"ONE", 2: b"two"})
         again = Snapshots(disk)
         again.load(lambda _number, _image: None)
-        assert again.wants_whole()
+        assert again.is_full_due()
         put(again, 40, {1: b"1"})
         assert loaded(disk) == (40, {1: b"1"})
 
 
 def test_load_gives_nothing_when_every_snapshot_is_damaged_or_deleted():
-    """Without a whole one there is none: the state is made from the log."""
+    """Without a full snapshot there is none: the state is rebuilt from the log."""
     disk = SimDisk()
     snapshots = Snapshots(disk)
     put(snapshots, 10, {1: b"one"})
@@ -139,11 +139,11 @@ def test_other_files_are_left_alone():
     """Names that are no snapshot's are neither read nor removed."""
     disk = SimDisk()
     snapshots = Snapshots(disk)
-    put(snapshots, 1, {1: b"x"}, whole=True)
+    put(snapshots, 1, {1: b"x"}, full=True)
     disk.open_append("snapshot/notes.txt").append([b"mine"])
     disk.open_append("snapshot/0000000001.snap.bak").append([b"mine"])
     for number in range(2, 6):
-        put(snapshots, number, {1: b"x"}, whole=True)
+        put(snapshots, number, {1: b"x"}, full=True)
     assert loaded(disk) == (5, {1: b"x"})
     assert {"notes.txt", "0000000001.snap.bak"} < set(disk.list("snapshot"))
 
@@ -157,7 +157,7 @@ def test_crash_at_every_operation_of_a_snapshot():
             put(snapshots, 10, {1: b"one"})
             disk.crash_at = disk.steps + crash_at
             try:
-                put(snapshots, 20, {1: b"two"}, whole=True)
+                put(snapshots, 20, {1: b"two"}, full=True)
             except Crashed:
                 state = loaded(disk.after_crash(random.Random(seed)))
                 assert state in [(10, {1: b"one"}), (20, {1: b"two"})]

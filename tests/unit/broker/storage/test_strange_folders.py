@@ -51,7 +51,7 @@ async def test_segment_that_the_log_never_reached_is_refused(text, snapshot):
         for name in disk.list("snapshot"):
             disk.remove(f"snapshot/{name}")
     before = log_of(disk)
-    with pytest.raises(DataFolderError, match=r"99999999\.log is not a part of the log"):
+    with pytest.raises(DataFolderError, match=r"99999999\.log does not belong to the log"):
         open_store(disk)
     assert log_of(disk) == before
 
@@ -81,7 +81,7 @@ def test_file_in_a_folders_place_is_named(name, index, tmp_path):
     files = RealFiles(tmp_path / "data")
     files.lock()
     (tmp_path / "data" / name).write_bytes(b"mine")
-    with pytest.raises(DataFolderError, match=f"{name} has to be a folder"):
+    with pytest.raises(DataFolderError, match=f"{name} is not a folder"):
         open_store(files, index=index)
     files.close()
     assert (tmp_path / "data" / name).read_bytes() == b"mine"

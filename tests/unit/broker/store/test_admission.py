@@ -129,7 +129,7 @@ async def test_append_is_refused_when_its_turn_takes_too_long(disk: SlowDisk, mo
     disk.commits.release()
     await first
     assert not disk.store.commit._admission.waiting
-    assert not disk.store.commit._admission.promised_bytes
+    assert not disk.store.commit._admission.reserved_bytes
 
 
 async def test_append_that_waits_hears_of_a_failed_disk(disk: SlowDisk):
@@ -171,7 +171,7 @@ async def test_line_gives_the_room_of_a_caller_that_left_to_the_next():
     tasks[1].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert order == ["c"]
-    assert (queue.waiting, queue.promised_bytes) == (0, 0)
+    assert (queue.waiting, queue.reserved_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("refused", [True, False], ids=["refused", "repeat"])
@@ -219,5 +219,5 @@ async def test_line_lets_no_append_pass_one_that_came_before_it():
     queue.admit()
     await asyncio.gather(older, newer)
     assert order == ["older", "newer"]
-    assert (queue.waiting, queue.promised_bytes) == (0, 0)
+    assert (queue.waiting, queue.reserved_bytes) == (0, 0)
     assert queue.empty

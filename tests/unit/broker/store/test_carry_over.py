@@ -16,7 +16,7 @@ from keylane.broker.partition.partition import LOST_MAX, HostedPartition
 from keylane.broker.partition.records import CursorBody, encode_body
 from keylane.broker.storage.log.commit_log import segment_path
 from keylane.broker.storage.log.trail import trail_path
-from keylane.broker.store.carry_over import PRODUCERS_TOGETHER, STATE_BYTES_MAX
+from keylane.broker.store.carry_over import PRODUCERS_PER_RECORD, STATE_BYTES_MAX
 from keylane.broker.store.store import Store
 from keylane.protocol.ids import MAX_I64
 from keylane.protocol.limits import ACK_RANGES_MAX, PRODUCERS_PER_PARTITION_MAX
@@ -177,8 +177,8 @@ def test_every_record_of_the_largest_partition_fits():
     for number in range(PRODUCERS_PER_PARTITION_MAX):
         state = ProducerState((1 << 32) - 1, MAX_I64, (stored,) * REMEMBERED_BATCHES)
         partition.producers[MAX_I64 - number] = state
-    parts = list(images_of_parts(partition, together=PRODUCERS_TOGETHER))
-    assert len(parts) == PRODUCERS_PER_PARTITION_MAX // PRODUCERS_TOGETHER
+    parts = list(images_of_parts(partition, together=PRODUCERS_PER_RECORD))
+    assert len(parts) == PRODUCERS_PER_PARTITION_MAX // PRODUCERS_PER_RECORD
     assert max(map(len, parts)) <= STATE_BYTES_MAX
     ranges = [(MAX_I64 - 4 * n - 2, MAX_I64 - 4 * n) for n in range(ACK_RANGES_MAX)]
     cursor = encode_body(1, CursorBody("c" * 200, MAX_I64, MAX_I64, ranges))

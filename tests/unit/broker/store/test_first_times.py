@@ -12,7 +12,7 @@ from keylane.broker.control import BrokerControl
 from keylane.broker.partition.image import image_of
 from keylane.broker.partition.state import AHEAD_MS_MAX
 from keylane.broker.storage.log.log_reader import segment_headers
-from keylane.broker.store.store import HELD_MS_MIN
+from keylane.broker.store.store import CLOCK_LAG_WARN_MS
 from keylane.protocol.control import HostPartition
 from keylane.protocol.errors import KeylaneError, Reason
 from keylane.protocol.record import HEADER_BYTES, Kind
@@ -133,10 +133,10 @@ async def test_times_begin_with_the_calendar_when_what_was_told_is_too_far_ahead
 async def test_log_says_so_when_times_are_held_for_long(caplog):
     desk = house_of(SimDisk())
     await control_of(desk).host(child(), {})
-    await control_of(desk).host(child(desk.clock.wall_ms() + HELD_MS_MIN), {})
+    await control_of(desk).host(child(desk.clock.wall_ms() + CLOCK_LAG_WARN_MS), {})
     assert not caplog.text
-    await control_of(desk).host(child(desk.clock.wall_ms() + HELD_MS_MIN + 1_000), {})
-    assert "have one time for 61 s" in caplog.text
+    await control_of(desk).host(child(desk.clock.wall_ms() + CLOCK_LAG_WARN_MS + 1_000), {})
+    assert "get the same time for 61 s" in caplog.text
 
 
 async def test_times_begin_with_the_calendar_when_the_record_is_not_written():

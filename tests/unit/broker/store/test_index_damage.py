@@ -88,7 +88,7 @@ async def test_damage_met_by_a_start(kind, tmp_path):
     damage(tmp_path, kind)
     queues = (await started(files, kind)).store.queues
     with pytest.raises(CorruptIndexError):
-        list(queues.firsts_behind(5000))
+        list(queues.first_offsets_at(5000))
     queues.close()
     for name in files.list("snapshot"):
         files.remove(f"snapshot/{name}")

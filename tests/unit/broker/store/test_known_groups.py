@@ -225,7 +225,7 @@ async def test_counts_are_on_the_disk_before_the_segments_go(monkeypatch):
         raise BrokerReadOnlyError("the disk is full")
 
     house.store.firsts._save = refuse
-    monkeypatch.setattr(house.cleaning._reserve, "give_up", lambda: False)
+    monkeypatch.setattr(house.cleaning._reserve, "release", lambda: False)
     begin = house.store.log.first_position
     with pytest.raises(BrokerReadOnlyError):
         await house.cleaning.check()

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from keylane.broker.storage.append_file import SyncNotTakenError
+from keylane.broker.storage.append_file import SyncNotStartedError
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.kernel_syncs import KernelSyncs
 from keylane.broker.storage.log.commit_log import SMALL_BYTES_MAX
@@ -212,7 +212,7 @@ async def test_fault_of_what_is_told_leaves_the_next_commits(desk, quick, monkey
 
 async def test_commit_goes_to_the_thread_while_the_index_is_copied(desk, quick):
     """The event loop does not wait for a lock."""
-    with desk.store.queues._guard:
+    with desk.store.queues._lock:
         assert not desk.store.queues.dispatches_in_memory
     await turns()
     assert desk.store.queues.dispatches_in_memory
@@ -313,13 +313,13 @@ async def test_sync_of_a_file_that_cannot_be_synced_is_refused_and_not_failed(re
     try:
         file.begin_sync(quick._syncs, told.append)
         quick._syncs.collect()
-    except SyncNotTakenError as error:
+    except SyncNotStartedError as error:
         told.append(error)
     finally:
         file._descriptor = kept
         os.close(reader)
         os.close(writer)
-    assert [type(error) for error in told] == [SyncNotTakenError]
+    assert [type(error) for error in told] == [SyncNotStartedError]
 
 
 async def test_error_of_the_kernels_sync_is_a_failed_flush(real, monkeypatch):

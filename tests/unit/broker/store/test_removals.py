@@ -195,7 +195,7 @@ async def test_call_to_host_is_refused_when_the_partition_was_dropped_before(she
 
 
 async def test_partition_of_another_subject_is_not_dropped(shed: Shed):
-    with pytest.raises(InvalidRequestError, match="is of"):
+    with pytest.raises(InvalidRequestError, match="belongs to subject"):
         await shed.drop(1, subject="other")
     await shed.fill(1)
 

@@ -9,7 +9,7 @@ from keylane.broker.partition.partition import HostedPartition
 from keylane.broker.partition.pull_lock import check_holder
 from keylane.broker.partition.records import CursorBody, FenceBody, encode_body
 from keylane.broker.partition.state import BrokerState
-from keylane.broker.storage.log.holes import Hole, Trace
+from keylane.broker.storage.log.holes import Hole, LostRecord
 from keylane.broker.store.replay import Replay
 from keylane.protocol.errors import (
     CorruptLogError,
@@ -72,12 +72,20 @@ def messages(
 
 def traced(*records: tuple[bytes, bool], start: int = 1000) -> Hole:
     """A hole of which all is known; the bodies only where it is said."""
-    traces = []
+    lost_records = []
     position = start
     for record, whole in records:
-        traces.append(Trace(at(record, position), record[HEADER_BYTES:] if whole else None))
+        lost_records.append(
+            LostRecord(at(record, position), record[HEADER_BYTES:] if whole else None)
+        )
         position += len(record)
-    return Hole(start=start, end=position, reason="no magic", traces=tuple(traces), explained=True)
+    return Hole(
+        start=start,
+        end=position,
+        reason="no magic",
+        lost_records=tuple(lost_records),
+        explained=True,
+    )
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ async def test_snapshot_leaves_out_messages_that_a_full_disk_refused(desk, disk)
 
 async def test_changes_made_during_a_snapshot_are_in_the_next_one(desk, disk, monkeypatch):
     """Appends that come between two slices are in the log behind it, and fold into either state."""
-    monkeypatch.setattr("keylane.broker.store.snapshotter.SLICE", 1)
+    monkeypatch.setattr("keylane.broker.store.snapshotter.PARTITIONS_PER_SLICE", 1)
     for number in range(3, 40):
         await desk.host(number)
     task = asyncio.create_task(desk.store.snapshotter.write())
@@ -257,7 +257,7 @@ async def test_snapshot_pauses_when_it_looks_for_partitions_among_dropped_ones(
     nothing else.
     """
     monkeypatch.setattr(dropped, "RANGES_KEPT", 2)
-    monkeypatch.setattr(snapshotter, "IDS_AT_ONCE", 1)
+    monkeypatch.setattr(snapshotter, "IDS_PER_SLICE", 1)
     state = desk.store.state
     for number in range(10, 22, 2):
         state.dropped.add(DroppedBody([(number, number + 1)], {}))

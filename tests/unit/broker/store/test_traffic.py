@@ -38,7 +38,7 @@ def test_traffic_gives_the_place_of_a_deleted_subject_to_another_when_it_is_gone
     traffic = Traffic()
     traffic.note_stored("a", messages=1, size_bytes=1)
     traffic.note_handed("a", messages=1, size_bytes=1)
-    traffic.note_left("a", 1_000)
+    traffic.note_dropped("a", 1_000)
     assert not traffic.due(1_000 + GONE_MS - 1)
     due = traffic.due(1_000 + GONE_MS)
     traffic.free(due, hosted=[])
@@ -52,7 +52,7 @@ def test_traffic_goes_on_with_the_counts_of_a_subject_when_it_is_made_anew_soon(
     """They begin at 0 only after a gap."""
     traffic = Traffic()
     traffic.note_stored("a", messages=2, size_bytes=1)
-    traffic.note_left("a", 0)
+    traffic.note_dropped("a", 0)
     traffic.note_stored("a", messages=1, size_bytes=1)
     traffic.free(traffic.due(GONE_MS), hosted=["a"])
     assert traffic.stored["a"].messages == 3

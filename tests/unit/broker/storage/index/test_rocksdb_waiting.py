@@ -34,7 +34,7 @@ def no_room(monkeypatch):
 
     def write(tables, batch):
         if full[0]:
-            tables.stuck = True
+            tables.needs_reopen = True
             raise Exception(FULL)  # as the library does
         real(tables, batch)
 

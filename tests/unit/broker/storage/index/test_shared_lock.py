@@ -1,4 +1,4 @@
-"""Threads share the lock, or one thread has it alone; a thread that waits to be alone keeps newer
+"""Threads share the lock, or one thread holds it exclusively; a thread that waits for that keeps newer
 ones out.
 """
 
@@ -48,9 +48,10 @@ def test_threads_share_the_lock():
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [("shared", "alone"), ("alone", "shared"), ("alone", "alone")]
+    ("first", "second"),
+    [("shared", "exclusive"), ("exclusive", "shared"), ("exclusive", "exclusive")],
 )
-def test_thread_waits_when_it_or_another_is_alone(first: str, second: str):
+def test_thread_waits_when_it_or_another_is_exclusive(first: str, second: str):
     lock = SharedLock()
     inside = LockTaker(getattr(lock, first))
     assert inside.inside.wait(END_S)
@@ -60,11 +61,11 @@ def test_thread_waits_when_it_or_another_is_alone(first: str, second: str):
     waiting.leave()
 
 
-def test_new_thread_is_kept_out_when_another_waits_to_be_alone():
+def test_new_thread_is_kept_out_when_another_waits_to_be_exclusive():
     lock = SharedLock()
     reader = LockTaker(lock.shared)
     assert reader.inside.wait(END_S)
-    writer = LockTaker(lock.alone)
+    writer = LockTaker(lock.exclusive)
     assert not writer.inside.wait(QUIET_S)
     newer = LockTaker(lock.shared)
     assert not newer.inside.wait(QUIET_S)
@@ -75,7 +76,7 @@ def test_new_thread_is_kept_out_when_another_waits_to_be_alone():
 
 def test_lock_is_free_when_its_thread_has_failed():
     lock = SharedLock()
-    for enter in (lock.shared, lock.alone):
+    for enter in (lock.shared, lock.exclusive):
         with pytest.raises(ValueError, match="failed"), enter():
             raise ValueError("failed")
-    LockTaker(lock.alone).leave()
+    LockTaker(lock.exclusive).leave()

@@ -128,7 +128,7 @@ def test_damage_is_a_hole_when_a_barrier_follows():
     recovered = scan_log(disk_with(segments), visits)
     assert (recovered.end, recovered.cut_bytes) == (3 * LENGTH, 0)
     assert (visits.records, visits.holes) == ([0, 2 * LENGTH], [(LENGTH, 2 * LENGTH)])
-    assert recovered.unproven == 2 * LENGTH
+    assert recovered.maybe_unsynced_from == 2 * LENGTH
 
 
 def test_damage_is_a_hole_when_a_durable_record_follows():
@@ -203,5 +203,5 @@ def test_log_is_refused_when_its_segments_are_gone():
 def test_last_segment_is_refused_when_it_is_of_another_log():
     """It begins behind the end of the log, and has no whole record of that position."""
     segments = log_of(1) | {5 * LENGTH: bytearray(RECORD)}
-    with pytest.raises(DataFolderError, match="not a part of the log"):
+    with pytest.raises(DataFolderError, match="does not belong to the log"):
         scan_log(disk_with(segments), Visits())
