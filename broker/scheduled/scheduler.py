@@ -404,7 +404,7 @@ class Scheduler:
                 self._free(subject)
                 return
             name = f"scheduled-{self._rng.getrandbits(128):032x}"
-            logical = await target.place(subject, batch[0].subject_id)
+            logical = await target.choose_logical_partition(subject, batch[0].subject_id)
             taken = Taken(name, subject, logical, tuple(each.scheduled_id for each in messages))
             await self._writer.submit(
                 [taken], then=lambda place: self._schedule_index.begin(taken, place.segment)

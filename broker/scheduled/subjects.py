@@ -13,7 +13,7 @@ from ...protocol.http.posted import PostedMessage
 class Subjects(Protocol):
     """The subjects that receive messages whose time has come."""
 
-    async def place(self, subject: str, subject_id: int) -> int:
+    async def choose_logical_partition(self, subject: str, subject_id: int) -> int:
         """
         Return a logical partition whose partition accepts messages now.
 
