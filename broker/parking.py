@@ -138,7 +138,7 @@ class Parking:
         if any(isinstance(change, _NOT_FOR_OWNERS) for change in changes):
             raise InvalidRequestError("an owner may not make this change")
         await self._apply(partition, group, changes, request.next_tries)
-        if group.in_flight is not None and group.in_flight.acked_since(group.acked):
+        if group.in_flight is not None and group.in_flight.remove_acked(group.acked):
             # A message that must be handled alone may be next.
             self._store.wake(partition.partition_id)
         return ParkedChanged(group.parked_version), b""
@@ -184,7 +184,7 @@ class Parking:
         """
         if not group.lock.shared:
             return True
-        return group.handed_out().redrives(session, self._clock.boot_ms())
+        return group.handed_out().is_redriver(session, self._clock.boot_ms())
 
     async def _handle_read(self, request: ReadParked, _payload: memoryview) -> Handled:
         _, group = owned(self._store.state, request, self._clock.boot_ms())

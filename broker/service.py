@@ -250,7 +250,7 @@ class BrokerService:
         check_holder(group.lock, token=token, session=session)
         if shared:
             now_ms = self._clock.boot_ms()
-            group.handed_out().enter(request.session, ttl_ms=request.ttl_ms, now_ms=now_ms)
+            group.handed_out().add_session(request.session, ttl_ms=request.ttl_ms, now_ms=now_ms)
         return answer, b""
 
     def _begin_pull(
@@ -274,9 +274,9 @@ class BrokerService:
             now_ms = self._clock.boot_ms()
             group.skip_to(partition.first_offset)
             in_flight = group.handed_out()
-            in_flight.check_entered(session)
+            in_flight.check_not_released(session)
             in_flight.expire(now_ms)
-            if group.suspects.session_ended(in_flight.take_ended(), group.acked):
+            if group.suspects.session_ended(in_flight.pop_unreleased(), group.acked):
                 group.changed()  # durable with the next ack
             ranges = in_flight.hand_out(
                 group.acked,
@@ -295,7 +295,7 @@ class BrokerService:
                 partition, group = self._check_owner(request)
             if ranges or drained or now_ms >= deadline_ms:
                 break
-            due_ms = max(now_ms + 1, min(deadline_ms, in_flight.due_ms))
+            due_ms = max(now_ms + 1, min(deadline_ms, in_flight.next_deadline_ms))
             await self._waiting.wait(partition.partition_id, due_ms - now_ms)
             partition, group = self._check_owner(request)
         data = b""
@@ -384,7 +384,7 @@ class BrokerService:
             if apply_ack(group.acked, ranges):
                 group.changed()
             if group.lock.session == SHARED:
-                group.handed_out().acked(ranges)
+                group.handed_out().remove(ranges)
                 if group.suspects.begun:  # a message that is handled alone may be next
                     self._waiting.wake(partition.partition_id)
         if request.failed:
@@ -438,7 +438,7 @@ class BrokerService:
     async def _release(self, request: Release, _payload: memoryview) -> Handled:
         partition, group = self._check_owner(request)
         if group.lock.shared:
-            group.handed_out().give_back(request.session)
+            group.handed_out().release_session(request.session)
         else:
             release(group.lock)
             group.hangs_no_more()

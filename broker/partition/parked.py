@@ -300,7 +300,7 @@ class Parked:
         parked, ranges = self._keys[key], tuple(ranges)
         before = parked.marks(source, ranges) or [(source, *part, UNKNOWN) for part in ranges]
         at_ms = 0 if failure is None else failure.at_ms
-        mark = Mark(since_ms, at_ms, self._faults.number_of(failure))
+        mark = Mark(since_ms, at_ms, self._faults.intern_failure(failure))
         parked.mark(
             (source, start, end, mark._replace(since_ms=known.since_ms) if keeps_since else mark)
             for _, start, end, known in before
@@ -313,9 +313,9 @@ class Parked:
         if not self._faults.too_many:
             return
         runs = [each for parked in self._keys.values() for each in parked.failures.values()]
-        names = self._faults.keep(set().union(*(each.faults for each in runs)))
+        new_numbers = self._faults.prune(set().union(*(each.faults for each in runs)))
         for each in runs:
-            each.rename(names)
+            each.renumber_faults(new_numbers)
 
     def _own_key(self, key: ParkKey, at_ms: int) -> Undo:
         self._keys[key] = ParkedKey(at_ms)
@@ -501,7 +501,7 @@ class Parked:
     def _adopt_marks(self, parked: ParkedKey, key: AdoptedKey, *, keeps_tries: bool) -> Undo:
         if not is_loose(key.key):
             return _nothing
-        numbers = [self._faults.number(fault) for fault in key.faults]
+        numbers = [self._faults.intern(fault) for fault in key.faults]
         before = [
             known
             for each in key.marks

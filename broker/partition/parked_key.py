@@ -101,7 +101,7 @@ class ParkedKey:
         """
         for source, runs in self.pieces.items():
             if first < runs.runs:
-                for start, end in runs.some(first, count):
+                for start, end in runs.page(first, count):
                     yield source, start, end
                 count -= runs.runs - first
             first = max(first - runs.runs, 0)
@@ -168,7 +168,7 @@ class ParkedKey:
             if runs is None:
                 runs = self.failures[source] = FailureRuns()
                 if known:
-                    *_, (_, last) = known.some(known.runs - 1, 1)
+                    *_, (_, last) = known.page(known.runs - 1, 1)
                     runs.put(known.first, last, UNKNOWN)
             runs.put(start, end, mark, known)
         while too_many_runs(self.failures.values()):
@@ -182,7 +182,7 @@ class ParkedKey:
             if source < after[0]:
                 continue
             offset = after[1] if source == after[0] else 0
-            for low, end in runs.some(runs.place_of(offset), count):
+            for low, end in runs.page(runs.count_runs_before(offset), count):
                 start = max(low, offset)
                 parts = self.marks(source, ((start, end),)) or [(source, start, end, UNKNOWN)]
                 yield from parts
@@ -358,12 +358,12 @@ def keys_of(image: ParkedImage) -> dict[ParkKey, ParkedKey]:
         known.state = state
         known.failure = failure
         for source, starts, ends in pieces:
-            known.pieces[source] = OffsetRuns.of_packed(starts, ends)
+            known.pieces[source] = OffsetRuns.from_packed(starts, ends)
             known.messages += known.pieces[source].messages
     for key, source, end, columns in image.failures:
         if key not in keys:
             raise ValueError(f"failures of key {key!r:.80}, of which nothing is parked")
-        keys[key].failures[source] = FailureRuns.of_packed(columns, end)
+        keys[key].failures[source] = FailureRuns.from_packed(columns, end)
     for key, token in image.tokens:
         if key not in keys:
             raise ValueError(f"the token of key {key!r:.80}, of which nothing is parked")

@@ -217,7 +217,7 @@ class Group:
             and not self.unsaved
             and not self.changing
             and self.lock.expires_at_ms <= now_ms
-            and (self.in_flight is None or self.in_flight.empty(now_ms))
+            and (self.in_flight is None or self.in_flight.is_empty(now_ms))
         )
 
     def skip_to(self, first_offset: int) -> None:
@@ -472,12 +472,12 @@ class HostedPartition:
         """Add a batch to the state, and return the argument of `undo_append`."""
         assert base_offset == self.next_offset
         producers, producer_id = self.producers, header.producer_id
-        before = producers.take(producer_id)
+        before = producers.remove(producer_id)
         undo_time = self.appended_at_ms
         forgotten = None
         if producer_id != NO_PRODUCER:
             if len(producers) >= PRODUCERS_PER_PARTITION_MAX:
-                forgotten = producers.forget()
+                forgotten = producers.evict_oldest()
                 self.clashed.discard(forgotten[0])
             producers[producer_id] = after_append(before, header, base_offset=base_offset)
             self.clashed.discard(producer_id)
@@ -488,7 +488,7 @@ class HostedPartition:
     def undo_append(self, undo: AppendUndo) -> None:
         """Undo the newest append."""
         self.next_offset, self.appended_at_ms, producer_id, before, forgotten = undo
-        self.producers.take(producer_id)
+        self.producers.remove(producer_id)
         if forgotten is not None:
             self.producers = Producers({forgotten[0]: forgotten[1], **self.producers})
         if before is not None:
