@@ -83,10 +83,10 @@ from .answering.request_checks import owned
 from .control import partition_id_of
 from .partition.park_views import (
     adopted_page,
+    changes_for_operator,
     detailed_offsets,
     key_of,
-    listed_keys,
-    operators_change,
+    list_keys_page,
     parked_keys,
     parked_offsets,
 )
@@ -269,7 +269,7 @@ class Parking:
                 more=False,
             )
         retrying = whole_number(params, "retrying", 0, low=0, high=1) == 1
-        return listed_keys(
+        return list_keys_page(
             group.parked,
             group.name,
             first,
@@ -312,7 +312,7 @@ class Parking:
         """
         await check_standing(self._standing)
         partition, group = self._find_group(params, body.group)
-        changes = operators_change(body)
+        changes = changes_for_operator(body)
         parked = group.parked
         if parked is None or parked.get(key_of(body.key_hex)) is None:
             raise NotFoundError(Reason.PARKED_KEY_UNKNOWN, partition_id=partition.partition_id)
@@ -321,7 +321,7 @@ class Parking:
         # The log's end only rises, even over restarts, so no version is used twice.
         parked.version = max(parked.version + 1, self._store.log.end)
         self._store.wake(partition.partition_id)
-        return listed_keys(parked, group.name, 0, 0)
+        return list_keys_page(parked, group.name, 0, 0)
 
     async def _handle_edit(self, request: EditParked, payload: memoryview) -> Handled:
         partition, group = self._group_of(request)

@@ -217,8 +217,8 @@ class BrokerService:
             became_exclusive = group.lock.shared and not shared
             was_released = became_exclusive or group.lock.released or group.lock.session == session
             durable = self._store.raise_fence(partition, group, token=token, session=session)
-            group.hangs_no_more()
-            if group.suspects.next_owner(released=was_released):
+            group.clear_hanging()
+            if group.suspects.on_new_owner(released=was_released):
                 group.changed()
         else:
             durable = self._store.commit.flushed()
@@ -237,7 +237,7 @@ class BrokerService:
                 if shared
                 else (
                     group.suspects.upto,
-                    tuple(group.suspects.left(group.acked)),
+                    tuple(group.suspects.unacked(group.acked)),
                 )
             ),
             () if group.parked is None else tuple(group.parked.adopted_under.items()),
@@ -276,7 +276,7 @@ class BrokerService:
             in_flight = group.handed_out()
             in_flight.check_not_released(session)
             in_flight.expire(now_ms)
-            if group.suspects.session_ended(in_flight.pop_unreleased(), group.acked):
+            if group.suspects.on_session_expired(in_flight.pop_unreleased(), group.acked):
                 group.changed()  # durable with the next ack
             ranges = in_flight.hand_out(
                 group.acked,
@@ -285,7 +285,7 @@ class BrokerService:
                 readable_offset=partition.readable_offset,
                 now_ms=now_ms,
                 in_flight_ms=request.in_flight_ms,
-                alone=group.suspects.alone,
+                alone=group.suspects.isolated,
             )
             drained = partition.ended and group.acked.cursor >= partition.next_offset
             if drained and (saved := self._save(partition, group)) is not None:
@@ -390,14 +390,14 @@ class BrokerService:
         if request.failed:
             check_failed(request, partition)
             self._store.commit.check_room(0, own=True)
-            group.failed(request.failed)
+            group.record_failures(request.failed)
         if request.failing is not None:
             check_failing(request.failing, partition)
             group.note_failing(request.failing)
         if request.begun:
             check_begun(request, partition)
             self._store.commit.check_room(0, own=True)
-            group.begins(request.begun)
+            group.begin_suspects(request.begun)
         if request.held and group.lock.session == SHARED:
             group.handed_out().hold(
                 group.acked,
@@ -441,11 +441,11 @@ class BrokerService:
             group.handed_out().release_session(request.session)
         else:
             release(group.lock)
-            group.hangs_no_more()
+            group.clear_hanging()
             if group.parked is not None:
-                group.parked.given_back()
+                group.parked.on_released()
         self._waiting.wake(partition.partition_id)
-        if not group.lock.shared and group.suspects.released():
+        if not group.lock.shared and group.suspects.on_released():
             group.changed()
             if (saved := self._save(partition, group)) is not None:
                 await saved

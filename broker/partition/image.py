@@ -181,7 +181,7 @@ def _encode_group(group: Group) -> tuple[Any, ...]:
     row = (group.name, lock.fence, lock.session, acked.cursor, acked.ranges)
     parked = b"" if group.parked is None else group.parked.image()
     attempts = [pair for pair in group.attempts.items() if pair[0] not in acked]
-    begun = group.suspects.left(acked)
+    begun = group.suspects.unacked(acked)
     if begun:
         return (*row, group.removed_unread, attempts, parked, begun)
     if parked or attempts:
