@@ -462,12 +462,12 @@ class HostedPartition:
         """Apply an append, and return the argument for `undo_append`."""
         assert base_offset == self.next_offset
         producers, producer_id = self.producers, header.producer_id
-        previous = producers.remove(producer_id)
+        previous = producers.take(producer_id)
         previous_at_ms = self.appended_at_ms
         evicted = None
         if producer_id != NO_PRODUCER:
             if len(producers) >= PRODUCERS_PER_PARTITION_MAX:
-                evicted = producers.evict_oldest()
+                evicted = producers.forget()
                 self.clashed.discard(evicted[0])
             producers[producer_id] = after_append(previous, header, base_offset=base_offset)
             self.clashed.discard(producer_id)
@@ -478,7 +478,7 @@ class HostedPartition:
     def undo_append(self, undo: AppendUndo) -> None:
         """Undo the newest append."""
         self.next_offset, self.appended_at_ms, producer_id, previous, evicted = undo
-        self.producers.remove(producer_id)
+        self.producers.take(producer_id)
         if evicted is not None:
             self.producers = Producers({evicted[0]: evicted[1], **self.producers})
         if previous is not None:
