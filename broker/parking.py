@@ -84,8 +84,8 @@ from .control import partition_id_of
 from .partition.park_views import (
     adopted_page,
     changes_for_operator,
+    decode_key,
     detailed_offsets,
-    key_of,
     list_keys_page,
     parked_keys,
     parked_offsets,
@@ -93,7 +93,7 @@ from .partition.park_views import (
 from .partition.parked import NextTry, Parked
 from .partition.partition import Group, HostedPartition
 from .service import BrokerService
-from .standing import Standing, check_standing
+from .standing import Standing, check_folder_ownership
 from .store.parking import change_parked
 from .store.store import Store
 
@@ -290,7 +290,7 @@ class Parking:
         first = whole_number(params, "first", 0, low=0)
         count = whole_number(params, "count", PARKED_ROWS_MAX, low=1)
         partition, group = self._find_group(params, params.get("group", ""))
-        key: ParkKey = key_of(params.get("key"))
+        key: ParkKey = decode_key(params.get("key"))
         if "tries" in params:
             key = whole_number(params, "tries", 0, low=-TRIES_MAX_MAX, high=TRIES_MAX_MAX)
         if group.parked is None or group.parked.get(key) is None:
@@ -310,11 +310,11 @@ class Parking:
         """Redrive a parked key, or skip some of its messages, durably. A repeated call changes
         nothing.
         """
-        await check_standing(self._standing)
+        await check_folder_ownership(self._standing)
         partition, group = self._find_group(params, body.group)
         changes = changes_for_operator(body)
         parked = group.parked
-        if parked is None or parked.get(key_of(body.key_hex)) is None:
+        if parked is None or parked.get(decode_key(body.key_hex)) is None:
             raise NotFoundError(Reason.PARKED_KEY_UNKNOWN, partition_id=partition.partition_id)
         _check_adoption_finished(parked)
         await self._apply(partition, group, changes)

@@ -60,7 +60,7 @@ from .peers import Peers
 from .scheduled.records import Waits, waits_for
 from .scheduled.schedule_index import ScheduledEntry
 from .scheduled.scheduler import Scheduler
-from .standing import Standing, check_standing
+from .standing import Standing, check_folder_ownership
 from .store.store import DURABLE
 
 ID_BYTES = 16
@@ -184,7 +184,7 @@ class Scheduling:
             KeylaneError: none is stored, or the fate is UNKNOWN.
         """
         check_params(SCHEDULE_MESSAGES, params)
-        await check_standing(self._standing)
+        await check_folder_ownership(self._standing)
         subject = check_name("subject", params["subject"])
         if "deliver_at" not in params:
             raise InvalidRequestError(
@@ -292,7 +292,7 @@ class Scheduling:
 
     async def post_cancel(self, _body: object, params: Params) -> CanceledScheduled:
         """Cancel a message unless it is already delivered, or raise NotFoundError."""
-        await check_standing(self._standing)
+        await check_folder_ownership(self._standing)
         try:
             scheduled_id = bytes.fromhex(params["id"])
         except ValueError:

@@ -70,7 +70,7 @@ from .partition.pull_lock import (
     release,
     take,
 )
-from .standing import Standing, check_standing
+from .standing import Standing, check_folder_ownership
 from .store.group_changes import check_told
 from .store.group_commit import Ended
 from .store.store import DURABLE, Store
@@ -130,7 +130,7 @@ class BrokerService:
         kind = type(request)
         self._check_payload(kind, payload)
         if kind is not Read:
-            await check_standing(self._standing)
+            await check_folder_ownership(self._standing)
         if kind in _LIVE:
             self._budget.last_live_at_ms = self._clock.boot_ms()
         return await self._handlers[kind](request, payload)

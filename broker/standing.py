@@ -40,7 +40,7 @@ class Standing(Protocol):
         ...
 
 
-async def check_standing(standing: Standing | None) -> None:
+async def check_folder_ownership(standing: Standing | None) -> None:
     """Raise WrongBrokerError if the broker group belongs to another folder. Call this before every
     change of state.
     """

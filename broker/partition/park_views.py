@@ -347,7 +347,7 @@ def detailed_offsets(
     )
 
 
-def key_of(key_hex: str | None) -> ParkKey:
+def decode_key(key_hex: str | None) -> ParkKey:
     """Decode a key in hexadecimal, or raise InvalidRequestError; None means no key."""
     try:
         return None if key_hex is None else bytes.fromhex(key_hex)
@@ -362,7 +362,7 @@ def changes_for_operator(request: ChangeParkedKey) -> list[ParkChange]:
     Raises:
         InvalidRequestError: the key is not hexadecimal, or there are no ranges or too many.
     """
-    key = key_of(request.key_hex)
+    key = decode_key(request.key_hex)
     rows = request.retry if request.skip is None else request.skip
     if rows is None:
         return [Redrive(key)]

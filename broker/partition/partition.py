@@ -361,7 +361,7 @@ class HostedPartition:
         limit = last.start if last.end == END_UNKNOWN else MAX_I64
         return last_known.end < start and _end_of(end) < limit
 
-    def check_whole(self) -> None:
+    def check_undamaged(self) -> None:
         """Raise CorruptLogError if the log has lost messages or a fence of the partition."""
         if self.lost or self.fences_lost:
             position = self.lost[0].position if self.lost else -1
@@ -427,7 +427,7 @@ class HostedPartition:
                 `appends.decide_append`.
         """
         if self.lost or self.fences_lost:
-            self.check_whole()
+            self.check_undamaged()
         producer_id = header.producer_id
         try:
             duplicate = decide_append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.partition.park_views import changes_for_operator, key_of, list_keys_page
+from keylane.broker.partition.park_views import changes_for_operator, decode_key, list_keys_page
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.parked import (
@@ -72,4 +72,4 @@ def test_key_is_read_from_hexadecimal(hexed: str | None, key: bytes | None):
 def test_change_of_an_operator_is_refused_when_it_is_impossible(asked: ChangeParkedKey):
     with pytest.raises(InvalidRequestError):
         changes_for_operator(asked)
-    assert key_of("4e") == b"N"
+    assert decode_key("4e") == b"N"
