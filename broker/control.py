@@ -119,7 +119,7 @@ GROUPS_LISTED_MAX = 2_000
 
 class BrokerControl:
     """Answers control calls from a store. `registration`, `retention` and `refusal` return the
-    present problem, or "".
+    current problem, or "".
     """
 
     def __init__(

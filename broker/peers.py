@@ -154,7 +154,8 @@ class Peers:
 
     def _cache_route(self, subject: str, route: Route, fetch_number: int) -> Route:
         """
-        Cache a fetched route unless the cached one is newer. Return the newer of the two.
+        Cache a fetched route unless the cached one is newer. Return the newest known route of the
+        fetched subject.
 
         Versions of one subject only rise. Versions of two subjects with the same name cannot be
         compared, so there the later fetch wins.

@@ -194,7 +194,7 @@ def partition_of(partition_id: int, image: bytes | memoryview) -> HostedPartitio
     Decode a partition.
 
     Raises:
-        CorruptLogError: `image` is not an image.
+        CorruptLogError: `image` is not a valid image.
     """
     return part_of(partition_id, image)[0]
 
@@ -204,7 +204,7 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
     Decode a partition, and which of its producers the image has.
 
     Raises:
-        CorruptLogError: `image` is not an image.
+        CorruptLogError: `image` is not a valid image.
     """
     try:
         decoded = _decode(image)
