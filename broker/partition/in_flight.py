@@ -1,4 +1,4 @@
-"""Tracks the messages in flight of a shared group: each is entry to a session, which must ack it
+"""Tracks the messages in flight of a shared group: each is handed to a session, which must ack it
 before a deadline. Pure.
 
     free ──hand out──▶ in flight, until a deadline ──ack──▶ acked
@@ -88,7 +88,7 @@ class InFlight:
         self._unreleased: list[Range] = []
         """The messages that expired sessions had in flight, until `pop_unreleased` is called."""
         self._redriving_session = ""
-        """The session that is_redriver the parked messages."""
+        """The session that redrives the parked messages."""
 
     @property
     def ranges(self) -> list[InFlightRange]:
@@ -134,7 +134,7 @@ class InFlight:
             alone: the sorted offsets of messages that a session may only have in flight alone.
 
         Returns:
-            The ranges that were entry out; empty if no message is free, or a limit is reached.
+            The ranges that were handed out; empty if no message is free, or a limit is reached.
         """
         self.expire(now_ms)
         if alone and self._has_isolated(session, alone):
@@ -304,7 +304,7 @@ class InFlight:
         self._next_deadline_ms = min(self._next_deadline_ms, now_ms + ttl_ms)
 
     def is_redriver(self, session: str, now_ms: int) -> bool:
-        """Return True if a session is_redriver the parked messages. The first session that calls
+        """Return True if a session redrives the parked messages. The first session that calls
         this does, until it releases or expires.
         """
         lease = self._sessions.get(self._redriving_session)
@@ -333,7 +333,7 @@ class InFlight:
 
     def trim(self, session: str, ranges: Iterable[Range], *, upto: int) -> list[Range]:
         """
-        Free the messages of `ranges` at or above `upto`, because they were entry out but could
+        Free the messages of `ranges` at or above `upto`, because they were handed out but could
         not be read.
 
         Returns:

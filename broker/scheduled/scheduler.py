@@ -432,9 +432,8 @@ class Scheduler:
             messages = await self._read(entries)
             if len(messages) == len(entries):
                 break
-            await asyncio.sleep(
-                UNREADABLE_MS / 1000
-            )  # it may be stored, so the batch must not change
+            # The batch may be stored, so it must not change.
+            await asyncio.sleep(UNREADABLE_MS / 1000)
         await self._store(delivery, messages, target, standing, doubtful=True)
 
     def _requeue_unread(
