@@ -1,4 +1,4 @@
-"""Runs a broker as a program of its own: `python -m keylane.broker`."""
+"""Runs a broker as a separate program: `python -m keylane.broker`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .settings import RELOADED, SOURCES, BrokerSettings
 
 
 def main(arguments: list[str] | None = None, *, prog: str = "keylane.broker") -> int:
-    """Run the program, and return its exit status."""
+    """Run the broker until it is stopped, and return the exit status."""
     if not __debug__:
         print(
             "keylane: refuses to run with python -O: its asserts guard your data", file=sys.stderr
@@ -23,28 +23,28 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.broker") ->
         return 1
     flags = vars(SOURCES.parser(prog, "A broker.").parse_args(arguments))
     config = flags.pop("config")
-    read = partial(SOURCES.read, flags, config, dict(os.environ))
+    read_settings = partial(SOURCES.read, flags, config, dict(os.environ))
     try:
-        settings = read()
+        settings = read_settings()
     except KeylaneError as error:
         print(f"keylane: {error}", file=sys.stderr)
         return 1
-    running: list[RunningBroker] = []
+    running_brokers: list[RunningBroker] = []
 
     def adopt(changed: BrokerSettings) -> None:
-        for broker in running:
+        for broker in running_brokers:
             broker.adopt(changed)
 
     async def serve(stop: asyncio.Event) -> None:
         ready = partial(say_ready, "broker")
-        await run_broker(settings, stop, ready=ready, on_running=running.append)
+        await run_broker(settings, stop, ready=ready, on_running=running_brokers.append)
 
     return run_program(
         serve,
         log_level=settings.log_level,
         log_format=settings.log_format,
         log_fields={"program": "broker", "broker_group": settings.group},
-        on_reload=Reloading(settings, read, RELOADED, adopt).reload,
+        on_reload=Reloading(settings, read_settings, RELOADED, adopt).reload,
         on_stop=partial(say_stop, "broker"),
     )
 

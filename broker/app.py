@@ -1,10 +1,9 @@
-"""Starts and stops a broker's parts in order: data folder, store, server, registration,
+"""Starts and stops the parts of a broker in order: data folder, store, server, registration,
 retention.
 
-Waits at a start for the predecessor: the new program is loaded before the old one is stopped.
-
-Loading the program takes longer than anything else at a start, and happens while the old one still
-serves. Clients then wait only for the end of the old one and the recovery of its folder.
+A new broker process can be started before the old one is stopped. It loads its code, which takes
+longer than the rest of the start, while the old process still serves, and then waits for the old
+one to exit. Clients wait only for that exit and for the recovery of the data folder.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from ..rpc.plane.prompt import DataService
 from ..rpc.server import ControlRoute, Server, document_route
 from ..rpc.threads.worker_thread import WorkerThread
 from .control import BrokerControl
-from .metrics import BrokerMetrics, keep_series
+from .metrics import BrokerMetrics, expire_series_loop
 from .parking import Parking
 from .peers import Peers
 from .posting import MessagePosting
@@ -82,20 +81,20 @@ POLL_S = 0.01
 
 async def wait_for_predecessor(settings: BrokerSettings) -> None:
     """
-    Wait at most `takeover_ms` until no other program uses the data folder and the port.
+    Wait at most `takeover_ms` until no other process uses the data folder and the port.
 
-    Nothing is reserved here: the first program to take them has them, and the other one is refused.
+    This reserves neither: the first process to take them wins, and any other is refused.
 
     Raises:
-        AddressError: this address can never become free for the broker.
+        AddressError: the broker can never listen on this address.
     """
-    told = False
-    with suppress(TimeoutError):  # the start reports what is in use
+    is_logged = False
+    with suppress(TimeoutError):  # starting then fails with the precise error
         async with asyncio.timeout(settings.takeover_ms / 1000):
             while is_locked(str(settings.data)) or not _is_free(settings):
-                if not told and settings.takeover_ms:
+                if not is_logged and settings.takeover_ms:
                     log.warning("ready to take over: stop the broker that uses %s", settings.data)
-                told = True
+                is_logged = True
                 await asyncio.sleep(POLL_S)
 
 
@@ -110,12 +109,12 @@ def _is_free(settings: BrokerSettings) -> bool:
 
 
 SWITCH_S = 0.0005
-"""Time in seconds after which a thread may take over from a busy event loop when its disk operation
-has ended. With Python's default of 5 ms the disk would idle.
+"""The interpreter's thread switch interval in seconds: how long a thread whose disk operation has
+ended waits for a busy event loop. With Python's default of 5 ms the disk would idle.
 """
 GC_THRESHOLDS = (10_000, 4, 200)
-"""The thresholds of the garbage collector. Messages make no reference cycles, so it rarely needs to
-run.
+"""The thresholds of the garbage collector. Messages create no reference cycles, so it rarely needs
+to run.
 """
 
 
@@ -127,7 +126,7 @@ class RunningBroker:
     identity: FolderIdentity
     store: Store
     adopt: Callable[[BrokerSettings], None]
-    """Applies those settings that may change in a running broker: `settings.RELOADED`."""
+    """Applies the settings that may change in a running broker: `settings.RELOADED`."""
 
 
 class _Folder(NamedTuple):
@@ -140,23 +139,22 @@ class _Folder(NamedTuple):
 
 
 class Pools(NamedTuple):
-    """The threads for blocking work of the store and of the scheduled messages."""
+    """Run blocking calls of the store and of the scheduled messages in threads."""
 
     commit: RunBlocking
     read: RunBlocking
     background: RunBlocking
     scheduled: RunBlocking
     quick: QuickSync | None = None
-    """Makes small commits durable without the thread `commit`; None if the kernel cannot do that.
-    """
+    """Syncs small commits without the `commit` thread; None if the kernel does not support it."""
 
 
 Listen = Callable[
     [Sequence[ControlRoute], DataService, ServerMetrics, Guard | None],
     AbstractAsyncContextManager[str],
 ]
-"""Serves routes and the data plane until its block ends, and yields the address, host:port. The
-guard is None if every caller may do everything.
+"""Returns a context manager that serves the routes and the data plane, and yields the address as
+host:port. The guard is None if there is no access control.
 """
 
 
@@ -172,7 +170,7 @@ async def running_broker(
     Recover the store, listen, and report to the metaserver; stop in reverse order at the end of the
     block.
 
-    The metaserver need not be reachable. A caller that passes a `network` has to close it.
+    The metaserver need not be reachable. A caller that passes a `network` must close it.
 
     Raises:
         DataFolderError, CorruptLogError, AddressError, ConfigError: the broker cannot start.
@@ -182,7 +180,7 @@ async def running_broker(
     served = ServedNetwork(settings)
     async with contextlib.AsyncExitStack() as stack:
         files = files_of(str(settings.data))
-        stack.callback(files.close)  # called last: the lock outlives all threads
+        stack.callback(files.close)  # called last: the lock must outlive all threads
         clock = clock or SystemClock()
         pools = _pools(stack, settings, clock)
         broker = serving_broker(
@@ -230,11 +228,11 @@ async def _listening(
     metrics.connections = lambda: server.connections
     metrics.connections_max = server.data_connections_max
     await server.start(settings.host, settings.port)
-    watching = asyncio.create_task(metrics.watch_loop())
+    watch_task = asyncio.create_task(metrics.watch_loop())
     try:
         yield server.address
     finally:
-        await _end(watching)
+        await _cancel(watch_task)
         await server.stop()
 
 
@@ -252,14 +250,14 @@ async def serving_broker(
     on_claimed: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[RunningBroker]:
     """
-    Run a broker like `running_broker`, but on given files, threads and network.
+    Run a broker like `running_broker`, but with the given files, threads and network.
 
     Args:
-        rng: draws the broker's id, and the lengths of pauses.
-        names: draws the name of this opening of the folder, and the names of scheduled messages; no
-            two openings may draw the same names.
-        on_claimed: called when the folder is locked and known to belong to this broker, before
-            anything in it is read.
+        rng: draws the broker's id and the backoff pauses.
+        names: draws the name of this opening and the ids of scheduled messages; no two openings
+            may draw the same values.
+        on_claimed: called once the folder is locked and known to belong to this broker, before
+            the store is read.
     """
     async with contextlib.AsyncExitStack() as stack:
         folder = (files, settings, clock, rng, names, pools)
@@ -268,8 +266,8 @@ async def serving_broker(
         stack.push_async_callback(store.close)
 
         def report() -> BrokerHeartbeat:
-            taken, untold = not registration.problem, cleaning.untold
-            return _report(opened, settings, address, untold=untold, taken=taken)
+            is_accepted, untold = not registration.problem, cleaning.untold
+            return _report(opened, settings, address, untold=untold, is_accepted=is_accepted)
 
         meta = MetaClient(network, settings.meta)
         guarding = _guarding(
@@ -305,16 +303,18 @@ async def serving_broker(
             registration.run(),
             cleaning.run(),
             scheduler.run(posting, registration),
-            keep_series(store, clock),
+            expire_series_loop(store, clock),
         ]
-        _begin(stack, loops if guarding is None else [*loops, guarding.audit.run()])
+        _start_loops(stack, loops if guarding is None else [*loops, guarding.audit.run()])
         yield RunningBroker(address, opened.identity, store, cleaning.adopt)
 
 
-def _begin(stack: contextlib.AsyncExitStack, loops: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run loops until the stack is closed."""
+def _start_loops(
+    stack: contextlib.AsyncExitStack, loops: Sequence[Coroutine[Any, Any, None]]
+) -> None:
+    """Run the loops as tasks until the stack is closed."""
     for loop in loops:
-        stack.push_async_callback(_end, asyncio.create_task(loop))
+        stack.push_async_callback(_cancel, asyncio.create_task(loop))
 
 
 def _open(
@@ -327,7 +327,7 @@ def _open(
     *,
     on_claimed: Callable[[], None],
 ) -> _Folder:
-    """Lock the data folder, recover its store, and name the new opening. Blocks."""
+    """Lock the data folder, recover its store, and begin a new opening. Blocks."""
     files.lock()
     identity = claim_folder(files, broker_group=settings.group, rng=rng)
     on_claimed()
@@ -363,11 +363,11 @@ def _guarding(
     pools: Pools,
     address: Callable[[], str],
 ) -> BrokerGuarding | None:
-    """Return the access control of the broker, or None if it has none."""
+    """Return the broker's access control, or None if it is switched off."""
     if not settings.is_guarded:
         return None
     from .access.audit_sending import AuditSending
-    from .access.guarding import BrokerGuarding  # a guarded broker alone needs its library
+    from .access.guarding import BrokerGuarding  # only a guarded broker needs its library
     from .access.judge import CapabilityJudge
 
     judge = CapabilityJudge(
@@ -441,9 +441,7 @@ def _scheduling(
     clock: Clock,
     draw: DrawBits,
 ) -> Scheduling:
-    """Return the object that answers calls about scheduled messages; `service` passes their frames
-    to it.
-    """
+    """Create the handler of scheduled messages, and register it for their frames at `service`."""
     scheduling = Scheduling(
         opened.scheduler,
         peers,
@@ -453,8 +451,8 @@ def _scheduling(
         standing=registration,
         check_writable=lambda: opened.store.commit.check_room(0),
     )
-    service.answer(Schedule, scheduling.schedule)
-    service.answer(CancelScheduled, scheduling.cancel)
+    service.register_handler(Schedule, scheduling.schedule)
+    service.register_handler(CancelScheduled, scheduling.cancel)
     return scheduling
 
 
@@ -466,8 +464,8 @@ def _routes(
     parking: Parking,
     metrics: ServerMetrics,
 ) -> list[ControlRoute]:
-    """Return a route for each endpoint of `endpoints.BROKER`, one for the metrics, and one for the
-    document that describes them all.
+    """Return a route for each endpoint of `endpoints.BROKER`, for the metrics, and for the API
+    document.
     """
     return [
         *control.routes(),
@@ -488,19 +486,22 @@ def _metrics(
     guarding: BrokerGuarding | None,
 ) -> ServerMetrics:
     metrics = ServerMetrics("broker", clock.boot_ns)
-    figures = BrokerMetrics(store, files, clock=clock, waiting=lambda: service.waiting)
-    metrics.add(figures.collect)
+    broker_metrics = BrokerMetrics(store, files, clock=clock, waiting=lambda: service.waiting)
+    metrics.add(broker_metrics.collect)
     if guarding is not None:
         metrics.add(access_figures(guarding.guard, guarding.audit.buffer))
     return metrics
 
 
 def _report(
-    opened: _Folder, settings: BrokerSettings, address: str, *, untold: tuple[int, ...], taken: bool
+    opened: _Folder,
+    settings: BrokerSettings,
+    address: str,
+    *,
+    untold: tuple[int, ...],
+    is_accepted: bool,
 ) -> BrokerHeartbeat:
-    """Return the broker's report. If the last report was accepted (`taken`), earlier openings are
-    left out.
-    """
+    """Return the broker's report. Omit earlier openings if the last report was accepted."""
     identity, store, opening, _ = opened
     reason = store.commit.reason
     return BrokerHeartbeat(
@@ -510,7 +511,7 @@ def _report(
         writable=not reason,
         problem=reason[:SHORT_TEXT_CHARS_MAX],
         opening=opening.opening,
-        opened_after=() if taken else opening.before,
+        opened_after=() if is_accepted else opening.before,
         log_end=store.log.end,
         hosted=len(store.state.partitions),
         highest_id=max(store.state.partitions.ids(), default=0),
@@ -523,7 +524,7 @@ def _report(
 def _own_network(
     stack: contextlib.AsyncExitStack, settings: BrokerSettings, served: ServedNetwork
 ) -> Network:
-    """Return a network that uses the broker's token; the stack closes it."""
+    """Return a network that sends the broker's token. The stack closes it."""
     token = TokenFile(settings.token_file) if settings.token_file else None
     network = served.outgoing(token)
     stack.push_async_callback(network.close)
@@ -544,18 +545,18 @@ def _pools(stack: contextlib.AsyncExitStack, settings: BrokerSettings, clock: Cl
         )
     return Pools(
         commit=commit,
-        read=_in_pool(stack, settings.reader_threads, "read"),
-        background=_in_pool(stack, 1, "background"),
-        scheduled=_in_pool(stack, 1, "scheduled"),
+        read=_thread_pool(stack, settings.reader_threads, "read"),
+        background=_thread_pool(stack, 1, "background"),
+        scheduled=_thread_pool(stack, 1, "scheduled"),
         quick=quick,
     )
 
 
-def _in_pool(
+def _thread_pool(
     stack: contextlib.AsyncExitStack, threads: int, name: str
 ) -> Callable[..., Awaitable[Any]]:
-    """Return a function that runs functions in a pool of `threads` threads; the pool ends with the
-    stack.
+    """Return a function that runs other functions in a new pool of `threads` threads. The stack
+    shuts the pool down.
     """
     pool = ThreadPoolExecutor(threads, name)
     stack.callback(pool.shutdown)
@@ -566,16 +567,14 @@ def _in_pool(
     return run
 
 
-async def _end(task: asyncio.Task[None]) -> None:
+async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
 
 
 def tune_interpreter() -> None:
-    """Tune the whole process for serving. Objects that exist now are left out of all later garbage
-    collections.
-    """
+    """Tune the process for serving, and exclude all existing objects from garbage collection."""
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*GC_THRESHOLDS)
     gc.freeze()
@@ -589,11 +588,10 @@ async def run_broker(
     on_running: Callable[[RunningBroker], None] = lambda _broker: None,
 ) -> None:
     """
-    Serve until `stop` is set, as the only task of the process.
+    Serve until `stop` is set. Tunes the whole process, so it must not have other work.
 
     Args:
-        ready: called with the address once the broker listens there; a metaserver may not have
-            registered it yet.
+        ready: called with the address once the broker listens; it may not be registered yet.
         on_running: called with the broker before `ready` is called.
     """
     async with running_broker(settings) as broker:

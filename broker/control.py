@@ -1,8 +1,7 @@
-"""Answers control calls of a broker: host, describe and seal partitions, set cursors, report
-health.
+"""Answers control calls to a broker: host, describe and seal partitions, set cursors, and others.
 
-Finds where the messages of a partition begin and end, and where a time or a consumer group is in
-it. Plans read this.
+Also finds the bounds of partitions, from which jobs plan their reads: the first and the end offset,
+and the offsets of times and of consumer groups.
 """
 
 from __future__ import annotations
@@ -49,39 +48,37 @@ from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .partition.damage import damage_of
 from .partition.partition import HostedPartition
-from .standing import Standing, check_standing
+from .standing import Standing, check_folder_ownership
 from .store.group_changes import drop_partition, forget_group, know_groups, set_cursor
 from .store.store import DURABLE, Store
 
-LOOKS_MAX = 5
-"""The greatest number of searches for a time that this broker's clock has not reached, if messages
-with earlier times are stored during each search.
-"""
+SEARCHES_MAX = 5
+"""How often the search for a future time is repeated when messages are stored during it."""
 
 
 async def bounds_of(
     store: Store,
     partition: HostedPartition,
-    asked: BoundsOf,
+    request: BoundsOf,
     removed_from_ms: Callable[[int], int | None],
 ) -> PartitionBounds:
     """
     Return the bounds of a partition.
 
-    The index is read first. Messages that are stored meanwhile only widen the bounds, so every
-    offset found lies within them.
+    The times are looked up first. Messages stored meanwhile only widen the bounds, so every offset
+    found lies within them.
 
     Args:
-        removed_from_ms: returns the time from which a message that was stored at a given time may
-            be removed.
+        removed_from_ms: returns the time from which retention may remove a message that was stored
+            at a given time.
 
     Raises:
-        CorruptLogError: the index is damaged there.
+        CorruptLogError: the index of the partition is damaged.
     """
-    offsets = [await _first_at(store, partition, at_ms) for at_ms in asked.at_ms]
+    offsets = [await _first_at(store, partition, at_ms) for at_ms in request.at_ms]
     head = await store.head(partition)
     end = partition.readable_offset
-    groups = (partition.groups.get(group) for group in asked.groups)
+    groups = (partition.groups.get(group) for group in request.groups)
     return PartitionBounds(
         partition_id=partition.partition_id,
         first_offset=partition.first_offset,
@@ -98,13 +95,13 @@ async def bounds_of(
 
 async def _first_at(store: Store, partition: HostedPartition, at_ms: int) -> int:
     """
-    Return the offset of the first message at this time or later. If there is none, return the end
-    offset at the time of the search: messages stored after it are later.
+    Return the offset of the first message at this time or later, or the end offset if there is
+    none.
 
-    If messages were stored during the search, they may be earlier or later than `at_ms`, so the
-    search is repeated.
+    Messages that are stored during the search may be earlier or later than `at_ms`, so the search
+    is then repeated.
     """
-    for _ in range(LOOKS_MAX):
+    for _ in range(SEARCHES_MAX):
         end = partition.readable_offset
         offset = await store.offset_at(partition, at_ms, TimeBound.LOWER)
         if offset is not None:
@@ -115,14 +112,14 @@ async def _first_at(store: Store, partition: HostedPartition, at_ms: int) -> int
 
 
 LISTED_MAX = 500
-"""The number of partitions in an answer. More would block the event loop too long."""
+"""The number of partitions in an answer. More would block the event loop for too long."""
 GROUPS_LISTED_MAX = 2_000
-"""The number of consumer groups at which an answer ends, for the same reason."""
+"""The number of consumer groups after which an answer ends, for the same reason."""
 
 
 class BrokerControl:
-    """Answers control calls from a store; `registration`, `retention` and `refusal` return a
-    problem, or "".
+    """Answers control calls from a store. `registration`, `retention` and `refusal` return the
+    current problem, or "".
     """
 
     def __init__(
@@ -152,7 +149,7 @@ class BrokerControl:
         self._refusal = refusal
         self._scheduled = scheduled
         self._ids: list[int] = []
-        """The sorted ids of hosted partitions at the last listing."""
+        """The sorted ids of the hosted partitions, cached for `_ids_version` of the table."""
         self._ids_version = -1
 
     def routes(self) -> list[ControlRoute]:
@@ -161,12 +158,12 @@ class BrokerControl:
             ControlRoute(endpoints.HOST_PARTITION, self.host),
             ControlRoute(endpoints.PARTITIONS, self.list),
             ControlRoute(endpoints.PARTITION, self.describe),
-            ControlRoute(endpoints.OFFSET_AT, self.offset),
+            ControlRoute(endpoints.OFFSET_AT, self.find_offset),
             ControlRoute(endpoints.PARTITION_BOUNDS, self.bounds),
             ControlRoute(endpoints.SEAL, self.seal),
-            ControlRoute(endpoints.SET_CURSOR, self.cursor),
-            ControlRoute(endpoints.KNOW_GROUPS, self.groups),
-            ControlRoute(endpoints.TELL_GROUPS, self.tell),
+            ControlRoute(endpoints.SET_CURSOR, self.set_cursor),
+            ControlRoute(endpoints.KNOW_GROUPS, self.register_groups),
+            ControlRoute(endpoints.TELL_GROUPS, self.publish_groups),
             ControlRoute(endpoints.FORGET_GROUP, self.forget),
             ControlRoute(endpoints.HOLD, self.hold),
             ControlRoute(endpoints.DROP_PARTITION, self.drop),
@@ -184,7 +181,7 @@ class BrokerControl:
                 f"{body.partition.broker_group!r}, not to {self._broker_group!r}",
                 broker_group=self._broker_group,
             )
-        await check_standing(self._standing)
+        await check_folder_ownership(self._standing)
         partition, durable = self._store.host(body)
         partition.check_unused()
         if body.times_from_ms:
@@ -197,54 +194,55 @@ class BrokerControl:
         return partition.status(now_ms=self._clock.boot_ms())
 
     async def list(self, _body: object, params: Params) -> PartitionStatusList:
-        """Return a page of hosted partitions by id: at most `limit` after `after`, but fewer if
-        they have many groups.
+        """Return a page of the hosted partitions by id: at most `limit` ids above `after`, but
+        fewer if they have many groups.
         """
         after = whole_number(params, "after", -1, low=-1)
         limit = whole_number(params, "limit", LISTED_MAX, low=1, high=LISTED_MAX)
         hosted = self._store.state.partitions
         if self._ids_version != hosted.version:
-            known = set(hosted.ids()) - self._store.state.hosting
-            self._ids = sorted(known)
+            self._ids = sorted(set(hosted.ids()) - self._store.state.hosting)
             self._ids_version = hosted.version
         now_ms = self._clock.boot_ms()
         start = bisect_right(self._ids, after)
-        listed: list[PartitionStatus] = []
-        groups = 0
+        page: list[PartitionStatus] = []
+        group_count = 0
         for partition_id in self._ids[start : start + limit]:
-            listed.append(hosted[partition_id].status(now_ms=now_ms))
-            groups += len(listed[-1].groups)
-            if groups >= GROUPS_LISTED_MAX:
+            page.append(hosted[partition_id].status(now_ms=now_ms))
+            group_count += len(page[-1].groups)
+            if group_count >= GROUPS_LISTED_MAX:
                 break
-        more = start + len(listed) < len(self._ids)
+        has_more = start + len(page) < len(self._ids)
         return PartitionStatusList(
             broker_group=self._broker_group,
-            partitions=listed,
+            partitions=page,
             broker_id=self._broker_id,
-            more_after=listed[-1].partition_id if more else None,
+            more_after=page[-1].partition_id if has_more else None,
             dropped=self._store.state.dropped.subjects if after < 0 else {},
             dropped_id=self._store.state.dropped.highest_id,
         )
 
     async def describe(self, _body: object, params: Params) -> PartitionStatus:
-        """Return a partition with its groups, or with the requested group."""
+        """Return the status of a partition with all its groups, or with the requested one."""
         partition = self._store.state.partition(partition_id_of(params))
         status = partition.status(now_ms=self._clock.boot_ms(), group=params.get("group"))
         return replace(
             status,
-            unsealable=_unsealable(self._store, partition),
+            unsealable=_seal_problem(self._store, partition),
             holds=self._store.holds.views(partition),
         )
 
-    async def offset(self, _body: object, params: Params) -> FoundOffset:
-        """Return the offset of a message by the time at which it was stored."""
+    async def find_offset(self, _body: object, params: Params) -> FoundOffset:
+        """Return the offset of the first message stored at or after a time (bound lower), or after
+        it (bound upper).
+        """
         partition = self._store.state.partition(partition_id_of(params))
         text, bound = params.get("at_ms", ""), params.get("bound", TimeBound.LOWER)
         if bound not in set(TimeBound):
-            raise InvalidRequestError(f"the bound is lower or upper, not {bound[:40]!r}")
+            raise InvalidRequestError(f"bound must be lower or upper, not {bound[:40]!r}")
         at_ms = plain_number(text)
         if at_ms is None or len(text) > 18:
-            raise InvalidRequestError(f"at_ms is milliseconds since 1970, not {text[:40]!r}")
+            raise InvalidRequestError(f"at_ms must be milliseconds since 1970, not {text[:40]!r}")
         offset = await self._store.offset_at(partition, at_ms, TimeBound(bound))
         return FoundOffset(
             offset=offset,
@@ -253,8 +251,8 @@ class BrokerControl:
         )
 
     async def bounds(self, body: AskBounds, _params: Params) -> BoundsList:
-        """Return where partitions begin and end, and where times and groups are in them. Partitions
-        that are not hosted are left out.
+        """Return the bounds of partitions, and the offsets of times and groups in them. Partitions
+        that are not hosted are omitted.
         """
         return BoundsList(
             broker_group=self._broker_group,
@@ -269,10 +267,10 @@ class BrokerControl:
         """
         Seal a partition, durably. A repeated call changes nothing.
 
-        With `?empty=1` a partition with messages is refused, because it is not the one that the
-        caller has hosted.
+        With `?empty=1` the call is refused if the partition has messages, because it is then not
+        the one that the caller has hosted.
         """
-        await check_standing(self._standing)
+        await check_folder_ownership(self._standing)
         partition_id = partition_id_of(params)
         if params.get("empty"):
             self._store.state.partition(partition_id).check_empty()
@@ -281,45 +279,47 @@ class BrokerControl:
         ended_ms = max(partition.appended_at_ms, self._clock.wall_ms())
         return replace(partition.status(now_ms=self._clock.boot_ms()), ended_at_ms=ended_ms)
 
-    async def cursor(self, body: SetCursor, params: Params) -> PartitionStatus:
-        """Set a group's cursor under a new token, durably. The answer contains only that group."""
-        await check_standing(self._standing)
+    async def set_cursor(self, body: SetCursor, params: Params) -> PartitionStatus:
+        """Set a group's cursor under a new token, durably, and return the status with only that
+        group.
+        """
+        await check_folder_ownership(self._standing)
         partition = self._store.state.partition(partition_id_of(params))
         await set_cursor(self._store, partition, body)
         return partition.status(now_ms=self._clock.boot_ms(), group=body.group)
 
-    async def groups(self, body: KnowGroups, params: Params) -> Done:
-        """Register groups that have not read the partition yet, durably, so that retention keeps
+    async def register_groups(self, body: KnowGroups, params: Params) -> Done:
+        """Register groups that have not read the partition yet, durably. Retention then keeps
         messages for them.
         """
-        await check_standing(self._standing)
-        await self._know(partition_id_of(params), body)
+        await check_folder_ownership(self._standing)
+        await self._register(partition_id_of(params), body)
         return Done()
 
-    async def tell(self, body: TellGroups, _params: Params) -> ToldGroups:
-        """Do the same as `groups` for several partitions at once, in one commit. If one is refused,
-        the others are still registered.
+    async def publish_groups(self, body: TellGroups, _params: Params) -> ToldGroups:
+        """Register groups, as `register_groups` does, on several partitions in one commit. The
+        partitions that were refused are in the answer.
         """
-        await check_standing(self._standing)
+        await check_folder_ownership(self._standing)
         outcomes: dict[int, BaseException | None] = {}
         durable: dict[int, asyncio.Future[None]] = {}
-        for told in body.partitions:
+        for each in body.partitions:
             try:
-                durable[told.partition_id] = self._know(told.partition_id, told.know)
+                durable[each.partition_id] = self._register(each.partition_id, each.know)
             except KeylaneError as error:
-                outcomes[told.partition_id] = error
-        written = await asyncio.gather(*durable.values(), return_exceptions=True)
-        outcomes |= zip(durable, written, strict=True)
-        not_told = []
+                outcomes[each.partition_id] = error
+        results = await asyncio.gather(*durable.values(), return_exceptions=True)
+        outcomes |= zip(durable, results, strict=True)
+        failed = []
         for partition_id, failure in outcomes.items():
             if isinstance(failure, KeylaneError):
-                not_told.append(NotTold(partition_id=partition_id, reason=failure.message))
+                failed.append(NotTold(partition_id=partition_id, reason=failure.message))
             elif failure is not None:
                 raise failure
-        return ToldGroups(not_told=tuple(not_told))
+        return ToldGroups(not_told=tuple(failed))
 
-    def _know(self, partition_id: int, know: KnowGroups) -> asyncio.Future[None]:
-        """Register groups like `know_groups`, but raise PartitionUnknownError too."""
+    def _register(self, partition_id: int, know: KnowGroups) -> asyncio.Future[None]:
+        """Register groups with `know_groups`, or raise PartitionUnknownError."""
         return know_groups(
             self._store,
             self._store.state.partition(partition_id),
@@ -332,7 +332,7 @@ class BrokerControl:
         """Forget a deleted consumer group on a partition, durably. A repeated call changes
         nothing.
         """
-        await check_standing(self._standing)
+        await check_folder_ownership(self._standing)
         partition = self._store.state.partition(partition_id_of(params))
         token, durable = forget_group(self._store, partition, body)
         await durable
@@ -340,22 +340,22 @@ class BrokerControl:
 
     async def hold(self, body: SetHold, params: Params) -> Held:
         """Set, renew or end a job's hold, durably."""
-        await check_standing(self._standing)
+        await check_folder_ownership(self._standing)
         partition = self._store.state.partition(partition_id_of(params))
         await self._store.holds.set(partition, body)
         return self._store.holds.answer(partition)
 
     async def drop(self, body: DropPartition, params: Params) -> Done:
         """Drop a partition of a deleted subject, durably. A repeated call changes nothing."""
-        await check_standing(self._standing)
+        await check_folder_ownership(self._standing)
         await drop_partition(
             self._store, partition_id_of(params), body, now_ms=self._clock.boot_ms()
         )
         return Done()
 
     async def _ready(self) -> Health:
-        """Return whether clients should be sent here: the broker is ready by `health`, and a
-        metaserver has accepted it.
+        """Return the readiness for clients: `health`, and a metaserver must have accepted the
+        broker.
         """
         health = await self.health(None, {})
         problem = self._registration()
@@ -364,17 +364,18 @@ class BrokerControl:
         return health
 
     async def health(self, _body: object, _params: Params) -> Health:
-        """Return the health. A broker is ready if it accepts writes and the metaserver does not
+        """Return the health. A broker is ready if it accepts writes, and the metaserver does not
         refuse it.
         """
         read_only = self._store.commit.reason
         refusal = self._refusal()
         reason = read_only or (refusal and f"the metaserver refuses this broker: {refusal}")
-        unsaved = self._store.snapshotter.problem
+        snapshot_problem = self._store.snapshotter.problem
         return Health(
             program="broker",
             ready=not reason,
-            reason=reason or (unsaved and f"no snapshot, and so no retention: {unsaved}"),
+            reason=reason
+            or (snapshot_problem and f"no snapshot, and so no retention: {snapshot_problem}"),
             details={
                 "broker_group": self._broker_group,
                 "broker_id": self._broker_id,
@@ -387,7 +388,7 @@ class BrokerControl:
                 "cut_bytes": self._store.recovered.cut_bytes,
                 "durable": DURABLE,
                 "snapshot_position": self._store.snapshotter.position,
-                "snapshot": unsaved or "written when it is due",
+                "snapshot": snapshot_problem or "written when it is due",
                 "retention": self._retention() or "ok",
                 "damage": damage_of(self._store.state),
                 "commits": self._store.commit.commits,
@@ -396,8 +397,8 @@ class BrokerControl:
         )
 
 
-def _unsealable(store: Store, partition: HostedPartition) -> str:
-    """Return why a seal would be refused, apart from overload; "" if it would be accepted."""
+def _seal_problem(store: Store, partition: HostedPartition) -> str:
+    """Return why a seal would be refused, not counting overload; "" if it would be accepted."""
     if partition.sealed:
         return ""
     try:

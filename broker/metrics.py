@@ -1,7 +1,7 @@
-"""The metrics of a broker for operators: its traffic, its disk, and the lag of each group.
+"""Collects the metrics of a broker: its traffic, its disk, and the lag of each consumer group.
 
-Lag is counted over at most SCANNED_MAX partitions of a scrape, a few at a time, so that it never
-delays clients.
+A scrape counts the lag of at most SCANNED_MAX partitions, a few at a time, to avoid delaying
+clients.
 """
 
 from __future__ import annotations
@@ -26,19 +26,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("keylane.broker")
 SCANNED_MAX = 20_000
 """The number of partitions that are examined in one scrape."""
-AT_ONCE = 500
-"""The number of partitions between two turns of the event loop, which take about a millisecond."""
+SCANNED_PER_TURN = 500
+"""The number of partitions scanned between two yields to the event loop: about a millisecond."""
 AGED_MAX = 1_000
-"""The number of partitions for which one scrape looks up the age of the oldest message that is not
-acked.
-"""
+"""The number of partitions for which one scrape reads the age of the oldest unacked message."""
 SERIES_MS = 10_000
-"""The time in milliseconds between two searches for subjects that are gone."""
+"""The time in milliseconds between two searches for removed subjects."""
 OTHERS: Labels = (("subject", OTHER),)
 
 
-class _Behind(NamedTuple):
-    """A group that has not acked all of a partition."""
+class _Lagging(NamedTuple):
+    """A consumer group with unacked messages on a partition."""
 
     messages: int
     partition_id: int
@@ -49,14 +47,14 @@ class _Behind(NamedTuple):
 
 
 class _LagScan:
-    """The results of one pass over the partitions."""
+    """Accumulates lag and other figures in one pass over the partitions."""
 
     def __init__(self) -> None:
         self.lag: dict[Labels, float] = {}
         self.parked: dict[Labels, float] = {}
         self.removed_unread: dict[Labels, float] = {}
-        self.behind: list[_Behind] = []
-        """A heap of the AGED_MAX partitions and groups with the greatest lag."""
+        self.laggards: list[_Lagging] = []
+        """A heap of the AGED_MAX (partition, group) pairs with the greatest lag."""
         self.locks = 0
         self.scanned = 0
 
@@ -77,7 +75,7 @@ class _LagScan:
                 )
             if messages:
                 cursor = max(group.acked.cursor, partition.first_offset)
-                behind = _Behind(
+                lagging = _Lagging(
                     messages,
                     partition.partition_id,
                     group.name,
@@ -85,28 +83,28 @@ class _LagScan:
                     cursor,
                     partition.readable_offset,
                 )
-                if len(self.behind) < AGED_MAX:
-                    heapq.heappush(self.behind, behind)
+                if len(self.laggards) < AGED_MAX:
+                    heapq.heappush(self.laggards, lagging)
                 else:
-                    heapq.heappushpop(self.behind, behind)
+                    heapq.heappushpop(self.laggards, lagging)
 
 
 class _MonotonicSum:
-    """A sum of counters that may lose some of them, for example those of a deleted subject. It is
-    reported as a counter that never falls.
+    """A sum of counters, reported as a counter that never falls although counters may be removed,
+    for example with a deleted subject.
     """
 
     def __init__(self) -> None:
-        self.told = 0.0
+        self.reported = 0.0
         self._sum = 0.0
 
-    def tell(self, present: float) -> float:
-        """Return the value to report for the present sum: it rises as the sum does, and stays while
-        the sum falls.
+    def update(self, new_sum: float) -> float:
+        """Return the value to report: it rises with the sum, and stays the same when the sum
+        falls.
         """
-        self.told += max(0.0, present - self._sum)
-        self._sum = present
-        return self.told
+        self.reported += max(0.0, new_sum - self._sum)
+        self._sum = new_sum
+        return self.reported
 
 
 def lag_of(partition: HostedPartition, group: Group) -> int:
@@ -122,19 +120,19 @@ class BrokerMetrics:
     ) -> None:
         """
         Args:
-            waiting: returns the number of pulls that wait for messages.
+            waiting: returns the number of waiting pulls.
         """
         self._store = store
         self._files = files
         self._clock = clock
         self._waiting = waiting
-        self._rests: dict[str, _MonotonicSum] = {}
-        """Family of counters → its sample for the subjects that have none of their own."""
+        self._others: dict[str, _MonotonicSum] = {}
+        """Metric family → the combined sample of the subjects without their own."""
 
     async def collect(self) -> Iterable[Metric]:
-        """Return all metrics as they are now."""
+        """Scan the partitions, and return all metrics."""
         scan = await self._scan()
-        ages = await self._store.run_read(self._ages, scan.behind) if scan.behind else {}
+        ages = await self._store.run_read(self._ages, scan.laggards) if scan.laggards else {}
         return [*self._traffic(), *self._state(), *self._groups(scan, ages)]
 
     async def _scan(self) -> _LagScan:
@@ -142,29 +140,30 @@ class BrokerMetrics:
         table = self._store.state.partitions
         now_ms = self._clock.boot_ms()
         ids = table.ids()[:SCANNED_MAX]
-        for start in range(0, len(ids), AT_ONCE):
-            for partition_id in ids[start : start + AT_ONCE]:
+        for start in range(0, len(ids), SCANNED_PER_TURN):
+            for partition_id in ids[start : start + SCANNED_PER_TURN]:
                 partition = table.look(partition_id)
                 if partition is not None:
                     scan.add(partition, now_ms)
             await asyncio.sleep(0)
         return scan
 
-    def _ages(self, behind: list[_Behind]) -> dict[Labels, float]:
-        """Return (subject, group) → the seconds since its oldest message that is not acked was
-        stored. Blocks.
-        """
+    def _ages(self, laggards: list[_Lagging]) -> dict[Labels, float]:
+        """Return (subject, group) → the age of its oldest unacked message in seconds. Blocks."""
         now_ms = self._clock.wall_ms()
         ages: dict[Labels, float] = {}
-        for left in behind:
+        for lagging in laggards:
             try:
                 units = self._store.queues.find(
-                    left.partition_id, left.cursor, end=left.readable_offset, bytes_max=1
+                    lagging.partition_id,
+                    lagging.cursor,
+                    end=lagging.readable_offset,
+                    bytes_max=1,
                 )
             except StorageError:
                 continue  # the damage is reported by the read that needs the message
             if units:
-                labels = (("subject", left.subject), ("group", left.group))
+                labels = (("subject", lagging.subject), ("group", lagging.group))
                 age_s = max(0, now_ms - units[0].appended_at_ms) / 1000
                 ages[labels] = max(ages.get(labels, 0), age_s)
         return ages
@@ -190,9 +189,9 @@ class BrokerMetrics:
             }
             family = f"keylane_broker_{name}_{unit}_total"
             samples = largest(samples)
-            rest = self._rests.setdefault(family, _MonotonicSum())
-            if OTHERS in samples or rest.told:
-                samples[OTHERS] = rest.tell(samples.get(OTHERS, 0))
+            others = self._others.setdefault(family, _MonotonicSum())
+            if OTHERS in samples or others.reported:
+                samples[OTHERS] = others.update(samples.get(OTHERS, 0))
             yield labelled(family, f"{unit.capitalize()} that {text}.", samples, counts=True)
 
     def _state(self) -> Iterable[Metric]:
@@ -228,9 +227,13 @@ class BrokerMetrics:
         yield labelled(
             "keylane_group_lag_messages", "Messages that a group has not acked.", largest(scan.lag)
         )
-        kept = {labels: ages.get(labels, 0.0) for labels in largest(scan.lag) if labels in scan.lag}
+        reported_ages = {
+            labels: ages.get(labels, 0.0) for labels in largest(scan.lag) if labels in scan.lag
+        }
         yield labelled(
-            "keylane_group_lag_seconds", "Age of the oldest message that is not acked.", kept
+            "keylane_group_lag_seconds",
+            "Age of the oldest message that is not acked.",
+            reported_ages,
         )
         yield labelled(
             "keylane_group_parked_messages",
@@ -243,33 +246,33 @@ class BrokerMetrics:
             largest(scan.removed_unread),
         )
         yield gauge("keylane_broker_pull_locks", "Pull locks that are held.", scan.locks)
-        left_out = max(0, len(self._store.state.partitions) - scan.scanned)
+        uncounted = max(0, len(self._store.state.partitions) - scan.scanned)
         yield gauge(
-            "keylane_broker_partitions_left_out", "Partitions whose lag is not counted.", left_out
+            "keylane_broker_partitions_left_out", "Partitions whose lag is not counted.", uncounted
         )
 
 
-async def keep_series(store: Store, clock: Clock) -> None:
-    """Search every SERIES_MS for series of subjects that are gone, until cancelled."""
+async def expire_series_loop(store: Store, clock: Clock) -> None:
+    """Remove the series of dropped subjects every SERIES_MS, until cancelled."""
     while True:
         try:
-            await free_series(store, now_ms=clock.boot_ms())
+            await expire_series(store, now_ms=clock.boot_ms())
         except Exception:
-            log.exception("series of metrics")
+            log.exception("cannot remove the series of dropped subjects")
         await asyncio.sleep(SERIES_MS / 1000)
 
 
-async def free_series(store: Store, *, now_ms: int) -> None:
-    """End the series of subjects whose last partition was dropped `traffic.GONE_MS` ago. Other
-    tasks get turns meanwhile.
+async def expire_series(store: Store, *, now_ms: int) -> None:
+    """Remove the series of subjects whose last partition was dropped `traffic.GONE_MS` ago. Yields
+    to other tasks between partitions.
     """
     due = store.traffic.due(now_ms)
     if not due:
         return
     hosted: set[str] = set()
     ids = store.state.partitions.ids()
-    for start in range(0, len(ids), AT_ONCE):
-        for partition_id in ids[start : start + AT_ONCE]:
+    for start in range(0, len(ids), SCANNED_PER_TURN):
+        for partition_id in ids[start : start + SCANNED_PER_TURN]:
             partition = store.state.partitions.look(partition_id)
             if partition is not None:
                 hosted.add(partition.facts.subject)

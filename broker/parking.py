@@ -1,12 +1,12 @@
-"""Answers requests about the messages that consumer groups have set aside: those of owners by
-frames, and those of operators by HTTP.
+"""Answers requests about the messages that consumer groups have parked: from owners by frames, and
+from operators by HTTP.
 
     ChangeParked ─▶ check ─▶ apply
         ─▶ PARKED record, with the cursor after it, in one commit ─▶ durable
-    TakeParked, of a child's owner ─▶ Freeze, durable ─▶ what the parent has parked, by page
-    EditParked, of an operator ─▶ check ─▶ apply ─▶ PARKED record ─▶ durable
+    TakeParked, from a child's owner ─▶ Freeze, durable ─▶ a page of the parent's parked messages
+    EditParked, from an operator ─▶ check ─▶ apply ─▶ PARKED record ─▶ durable
     POST /v1/partitions/{id}/parked
-        ─▶ the same, and the owner's waiting pull is answered: it asks for the keys again
+        ─▶ the same; then the owner's waiting pull is answered, so it lists the keys again
 
 Invariant
     Nothing is answered before it is durable.
@@ -83,28 +83,28 @@ from .answering.request_checks import owned
 from .control import partition_id_of
 from .partition.park_views import (
     adopted_page,
+    changes_for_operator,
+    decode_key,
     detailed_offsets,
-    key_of,
-    listed_keys,
-    operators_change,
+    list_keys_page,
     parked_keys,
     parked_offsets,
 )
 from .partition.parked import NextTry, Parked
 from .partition.partition import Group, HostedPartition
 from .service import BrokerService
-from .standing import Standing, check_standing
+from .standing import Standing, check_folder_ownership
 from .store.parking import change_parked
 from .store.store import Store
 
 log = logging.getLogger("keylane.broker")
-_NOT_OF_OWNERS = DeadLetterKey | Clear | Edit | Freeze | Redrive | Unneeded
+_NOT_FOR_OWNERS = DeadLetterKey | Clear | Edit | Freeze | Redrive | Unneeded
 LISTED_DEFAULT = 100
 LISTED_MAX = 1_000
 
 
 class Parking:
-    """Answers requests about parked messages from a store. The frames arrive through `service`."""
+    """Answers requests about parked messages. Registers itself for the frames at `service`."""
 
     def __init__(
         self, store: Store, service: BrokerService, *, clock: Clock, standing: Standing | None
@@ -112,37 +112,38 @@ class Parking:
         self._store = store
         self._clock = clock
         self._standing = standing
-        service.answer(ChangeParked, self._change)
-        service.answer(ListParked, self._list)
-        service.answer(ReadParked, self._read)
-        service.answer(TakeParked, self._take)
-        service.answer(LeaveParked, self._leave)
-        service.answer(EditParked, self._edit)
-        service.answer(ReadEdited, self._read_edited)
+        service.register_handler(ChangeParked, self._handle_change)
+        service.register_handler(ListParked, self._handle_list)
+        service.register_handler(ReadParked, self._handle_read)
+        service.register_handler(TakeParked, self._handle_take)
+        service.register_handler(LeaveParked, self._handle_leave)
+        service.register_handler(EditParked, self._handle_edit)
+        service.register_handler(ReadEdited, self._handle_read_edited)
 
     def routes(self) -> list[ControlRoute]:
-        """Return a route for each call of operators."""
+        """Return the routes of the operators' HTTP calls."""
         return [
-            ControlRoute(PARKED, self.listed),
-            ControlRoute(PARKED_OFFSETS, self.offsets),
-            ControlRoute(CHANGE_PARKED, self.changed),
+            ControlRoute(PARKED, self.list_keys),
+            ControlRoute(PARKED_OFFSETS, self.list_offsets),
+            ControlRoute(CHANGE_PARKED, self.change_key),
         ]
 
     # ── owners ────────────────────────────────────────────────────────────────────────────────────
-    async def _change(self, request: ChangeParked, payload: memoryview) -> Handled:
+    async def _handle_change(self, request: ChangeParked, payload: memoryview) -> Handled:
         partition, group = owned(self._store.state, request, self._clock.boot_ms())
         try:
             changes = decode_changes(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise InvalidRequestError(f"unreadable changes: {error}") from error
-        if any(isinstance(change, _NOT_OF_OWNERS) for change in changes):
-            raise InvalidRequestError("no change of an owner")
-        await self._changed(partition, group, changes, request.next_tries)
-        if group.in_flight is not None and group.in_flight.acked_since(group.acked):
-            self._store.wake(partition.partition_id)  # for messages that wait to be handled alone
+        if any(isinstance(change, _NOT_FOR_OWNERS) for change in changes):
+            raise InvalidRequestError("an owner may not make this change")
+        await self._apply(partition, group, changes, request.next_tries)
+        if group.in_flight is not None and group.in_flight.remove_acked(group.acked):
+            # A message that must be handled alone may be next.
+            self._store.wake(partition.partition_id)
         return ParkedChanged(group.parked_version), b""
 
-    def _changed(
+    def _apply(
         self,
         partition: HostedPartition,
         group: Group,
@@ -154,16 +155,16 @@ class Parking:
             self._store, partition, group, changes, at_ms=now_ms, next_tries=next_tries
         )
 
-    async def _list(self, request: ListParked, _payload: memoryview) -> Handled:
+    async def _handle_list(self, request: ListParked, _payload: memoryview) -> Handled:
         _, group = owned(self._store.state, request, self._clock.boot_ms())
         if request.first < 0:
-            raise InvalidRequestError(f"no key {request.first}")
+            raise InvalidRequestError(f"first must not be negative: {request.first}")
         parked = group.parked
         if parked is not None:
-            parked.taking = set()  # its owner asks after it has taken over what its parents have
+            parked.taking = set()  # an owner lists keys after it has adopted those of the parents
         rows = [] if parked is None else parked_keys(parked, request.first)
-        following = request.first + len(rows)
-        more = parked is not None and following < len(parked)
+        next_row = request.first + len(rows)
+        has_more = parked is not None and next_row < len(parked)
         unneeded = () if parked is None else parked.unneeded()
         version = group.parked_version
         if parked is not None and parked.redriving and not self._redrives(group, request.session):
@@ -171,34 +172,35 @@ class Parking:
                 replace(row, state=ParkState.PARKED) if row.state is ParkState.REDRIVING else row
                 for row in rows
             ]
-            # so that it asks again with its next ack: the session that redrives may have ended
+            # An older version makes it list the keys again with its next ack: the session that
+            # redrives may have ended.
             version -= 1
-        answer = ParkedKeys(version, following if more else None, unneeded)
+        answer = ParkedKeys(version, next_row if has_more else None, unneeded)
         return answer, encode_parked(rows)
 
     def _redrives(self, group: Group, session: str) -> bool:
-        """Return True if this session redrives what the group has parked. In a shared group only
-        one session does, because otherwise each would.
+        """Return True if this session redrives the group's parked messages. In a shared group only
+        one of the sessions does.
         """
         if not group.lock.shared:
             return True
-        return group.handed_out().redrives(session, self._clock.boot_ms())
+        return group.handed_out().is_redriver(session, self._clock.boot_ms())
 
-    async def _read(self, request: ReadParked, _payload: memoryview) -> Handled:
+    async def _handle_read(self, request: ReadParked, _payload: memoryview) -> Handled:
         _, group = owned(self._store.state, request, self._clock.boot_ms())
         if request.count < 1 or request.first < 0:
-            raise InvalidRequestError("count is from 1 on, first from 0")
+            raise InvalidRequestError("count must be at least 1, and first at least 0")
         if group.parked is None:
             return ParkedRows((), 0), b""
-        places = parked_offsets(group.parked, request.key, count=request.count, first=request.first)
-        return ParkedRows(tuple(places.rows), places.messages, tuple(places.edited)), b""
+        page = parked_offsets(group.parked, request.key, count=request.count, first=request.first)
+        return ParkedRows(tuple(page.rows), page.messages, tuple(page.edited)), b""
 
-    async def _take(self, request: TakeParked, _payload: memoryview) -> Handled:
+    async def _handle_take(self, request: TakeParked, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)
         partition.check_owners()
         group = partition.groups.get(request.group)
         if not (0 <= request.start < request.end <= LOGICAL_PARTITIONS and request.first >= 0):
-            raise InvalidRequestError("no range of logical partitions, or no row")
+            raise InvalidRequestError("not a range of logical partitions, or not a row")
         if group is None or not group.parked:
             if not (group and partition.ended and group.drained(partition.next_offset)):
                 self._check_folder(partition)
@@ -208,58 +210,56 @@ class Parking:
                 Reason.GROUP_BUSY,
                 f"group {group.name!r} has not handled all of partition {partition.partition_id}",
             )
-        await self._changed(partition, group, [Freeze()])
-        loose = request.start <= partition.facts.partition.range_start < request.end
+        await self._apply(partition, group, [Freeze()])
+        takes_loose = request.start <= partition.facts.partition.range_start < request.end
 
-        def wanted(key: ParkKey) -> bool:
-            # Messages without an order belong to one child: the one that has the parent's first
-            # logical partition.
+        def is_in_range(key: ParkKey) -> bool:
+            # Loose messages go to the child with the parent's first logical partition.
             if not isinstance(key, bytes) or not key:
-                return loose
+                return takes_loose
             return request.start <= logical_partition(key) < request.end
 
-        keys, following = adopted_page(group.parked, wanted, first=request.first)
-        return ParkedTaken(following, tuple(sorted(group.parked.sources))), encode_parked(keys)
+        keys, next_row = adopted_page(group.parked, is_in_range, first=request.first)
+        return ParkedTaken(next_row, tuple(sorted(group.parked.sources))), encode_parked(keys)
 
     def _check_folder(self, partition: HostedPartition) -> None:
         """
-        Raise BusyError if no metaserver has accepted this data folder, because it may be an older
-        copy.
+        Raise BusyError if no metaserver has accepted this data folder: it may be an older copy.
 
-        This is checked when the owner of a child asks about a group that has not drained the parent
-        here. In an accepted copy, nothing more will arrive.
+        Called when the owner of a child asks about a group that has not drained the parent here.
+        In an accepted folder, that means the group has parked nothing.
         """
         if self._standing is not None and not self._standing.accepted:
             raise BusyError(
                 Reason.GROUP_BUSY,
-                f"the broker of partition {partition.partition_id} knows nothing that is parked "
+                f"the broker of partition {partition.partition_id} knows no parked messages "
                 f"there, and {MAYBE_OLDER_COPY}",
             )
 
-    async def _leave(self, request: LeaveParked, _payload: memoryview) -> Handled:
+    async def _handle_leave(self, request: LeaveParked, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)
         partition.check_owners()
         group = partition.groups.get(request.group)
         if not 0 <= request.start < request.end <= LOGICAL_PARTITIONS:
-            raise InvalidRequestError("no range of logical partitions")
+            raise InvalidRequestError("not a range of logical partitions")
         if group is None or group.parked is None or not group.parked.keeps_for_children:
             return ParkedChanged(0), b""
         if request.token < group.lock.fence:
-            # The partition was reset alone after this owner was granted the child, and may have
+            # Only this partition was reset after the owner was granted the child, so it may have
             # parked messages again.
             raise FencedError(token=request.token, current_token=group.lock.fence)
-        loose = request.start <= partition.facts.partition.range_start < request.end
-        change = Unneeded(request.start, request.end, loose)
-        await self._changed(partition, group, [change])
+        takes_loose = request.start <= partition.facts.partition.range_start < request.end
+        change = Unneeded(request.start, request.end, takes_loose)
+        await self._apply(partition, group, [change])
         return ParkedChanged(group.parked_version), b""
 
     # ── operators ─────────────────────────────────────────────────────────────────────────────────
-    async def listed(self, _body: object, params: Params) -> ParkedList:
+    async def list_keys(self, _body: object, params: Params) -> ParkedList:
         """Return a page of the keys that a group has parked on a partition."""
         check_params(PARKED, params)
         first = whole_number(params, "first", 0, low=0)
         count = whole_number(params, "count", LISTED_DEFAULT, low=1, high=LISTED_MAX)
-        partition, group = self._known(params, params.get("group", ""))
+        partition, group = self._find_group(params, params.get("group", ""))
         if group.parked is None:
             return ParkedList(
                 partition_id=partition.partition_id,
@@ -269,24 +269,28 @@ class Parking:
                 more=False,
             )
         retrying = whole_number(params, "retrying", 0, low=0, high=1) == 1
-        tries = self._is_owned(group)
-        return listed_keys(
-            group.parked, group.name, first, count, retrying=retrying, next_tries=tries
+        return list_keys_page(
+            group.parked,
+            group.name,
+            first,
+            count,
+            retrying=retrying,
+            next_tries=self._is_owned(group),
         )
 
     def _is_owned(self, group: Group) -> bool:
-        """Return True while the owner that reported when messages are tried again is there. Any
-        other owner tries them at once.
+        """Return True while a session holds the lock. The reported times of retries are valid only
+        then, because a new owner retries at once.
         """
         return group.lock.holder(self._clock.boot_ms()) is not None
 
-    async def offsets(self, _body: object, params: Params) -> ParkedOffsets:
-        """Return where the parked messages of a key are."""
+    async def list_offsets(self, _body: object, params: Params) -> ParkedOffsets:
+        """Return the partitions and offsets of a key's parked messages."""
         check_params(PARKED_OFFSETS, params)
         first = whole_number(params, "first", 0, low=0)
         count = whole_number(params, "count", PARKED_ROWS_MAX, low=1)
-        partition, group = self._known(params, params.get("group", ""))
-        key: ParkKey = key_of(params.get("key"))
+        partition, group = self._find_group(params, params.get("group", ""))
+        key: ParkKey = decode_key(params.get("key"))
         if "tries" in params:
             key = whole_number(params, "tries", 0, low=-TRIES_MAX_MAX, high=TRIES_MAX_MAX)
         if group.parked is None or group.parked.get(key) is None:
@@ -294,30 +298,33 @@ class Parking:
         after = params.get("after")
         if after is None:
             return parked_offsets(group.parked, key, count=count, first=first)
-        tries = self._is_owned(group)
         return detailed_offsets(
-            group.parked, key, after=_place(after), count=count, next_tries=tries
+            group.parked,
+            key,
+            after=_parse_message_ref(after),
+            count=count,
+            next_tries=self._is_owned(group),
         )
 
-    async def changed(self, body: ChangeParkedKey, params: Params) -> ParkedList:
+    async def change_key(self, body: ChangeParkedKey, params: Params) -> ParkedList:
         """Redrive a parked key, or skip some of its messages, durably. A repeated call changes
         nothing.
         """
-        await check_standing(self._standing)
-        partition, group = self._known(params, body.group)
-        changes = operators_change(body)
+        await check_folder_ownership(self._standing)
+        partition, group = self._find_group(params, body.group)
+        changes = changes_for_operator(body)
         parked = group.parked
-        if parked is None or parked.get(key_of(body.key_hex)) is None:
+        if parked is None or parked.get(decode_key(body.key_hex)) is None:
             raise NotFoundError(Reason.PARKED_KEY_UNKNOWN, partition_id=partition.partition_id)
-        _check_whole(parked)
-        await self._changed(partition, group, changes)
-        # The log's end rises over restarts, so no version is used twice.
+        _check_adoption_finished(parked)
+        await self._apply(partition, group, changes)
+        # The log's end only rises, even over restarts, so no version is used twice.
         parked.version = max(parked.version + 1, self._store.log.end)
         self._store.wake(partition.partition_id)
-        return listed_keys(parked, group.name, 0, 0)
+        return list_keys_page(parked, group.name, 0, 0)
 
-    async def _edit(self, request: EditParked, payload: memoryview) -> Handled:
-        partition, group = self._of_group(request)
+    async def _handle_edit(self, request: EditParked, payload: memoryview) -> Handled:
+        partition, group = self._group_of(request)
         value, at_ms = bytes(payload), self._clock.wall_ms()
         try:
             properties = dict(unpack_properties(request.properties))
@@ -327,8 +334,8 @@ class Parking:
         limit = partition.facts.message_bytes_max or MESSAGE_BYTES_MAX
         check_message_size(len(request.key or b""), len(value), len(packed), limit)
         message = EditedMessage(request.source, request.offset, value, packed)
-        _check_whole(group.parked)
-        await self._changed(partition, group, [Edit(request.key, message)])
+        _check_adoption_finished(group.parked)
+        await self._apply(partition, group, [Edit(request.key, message)])
         log.info(
             "group %s, partition %d: parked message at offset %d of partition %d, %s, was edited: "
             "%d bytes of value, %s",
@@ -338,15 +345,15 @@ class Parking:
         )
         return ParkedEdited(packed), value
 
-    async def _read_edited(self, request: ReadEdited, _payload: memoryview) -> Handled:
-        partition, group = self._of_group(request)
+    async def _handle_read_edited(self, request: ReadEdited, _payload: memoryview) -> Handled:
+        partition, group = self._group_of(request)
         parked = group.parked_on(partition.partition_id)
         edited = parked.edited(request.key, (request.source, request.offset))
         if edited is None:
             return ParkedEdited(None), b""
         return ParkedEdited(edited.properties), edited.value
 
-    def _of_group(self, request: EditParked | ReadEdited) -> tuple[HostedPartition, Group]:
+    def _group_of(self, request: EditParked | ReadEdited) -> tuple[HostedPartition, Group]:
         partition = self._store.state.partition(request.partition_id)
         group = partition.groups.get(request.group)
         if group is None:
@@ -356,7 +363,7 @@ class Parking:
             )
         return partition, group
 
-    def _known(self, params: Params, name: str) -> tuple[HostedPartition, Group]:
+    def _find_group(self, params: Params, name: str) -> tuple[HostedPartition, Group]:
         partition = self._store.state.partition(partition_id_of(params))
         check_name("consumer group", name)
         group = partition.groups.get(name)
@@ -367,22 +374,24 @@ class Parking:
         return partition, group
 
 
-def _check_whole(parked: Parked | None) -> None:
-    """Raise StaleRouteError while only a part of a parent's messages is here: if the owner ends
-    now, the next one takes all of them over again.
+def _check_adoption_finished(parked: Parked | None) -> None:
+    """Raise StaleRouteError while a parent's messages are only partly adopted: if the owner ended
+    now, the next one would adopt all of them again.
     """
     if parked is not None and parked.taking:
         raise StaleRouteError(
             Reason.PARK_MOVED,
-            f"parked messages of partition {min(parked.taking)} are being taken over by partition "
-            f"{parked.own}: ask again",
+            f"partition {parked.own} is adopting the parked messages of partition "
+            f"{min(parked.taking)}: try again",
             partition_id=parked.own,
         )
 
 
-def _place(text: str) -> tuple[int, int]:
-    """Return a partition and an offset from a text such as "7:42", or raise InvalidRequestError."""
-    source, offset = (plain_number(each) for each in text.partition(":")[::2])
+def _parse_message_ref(text: str) -> tuple[int, int]:
+    """Parse a partition and an offset such as "7:42", or raise InvalidRequestError."""
+    source, offset = (plain_number(part) for part in text.partition(":")[::2])
     if source is None or offset is None:
-        raise InvalidRequestError(f"a partition and an offset, as 7:42, not {text!r:.80}")
+        raise InvalidRequestError(
+            f"expected a partition and an offset such as 7:42, not {text!r:.80}"
+        )
     return source, offset

@@ -1,8 +1,7 @@
-"""The other brokers: finds by the metaserver's routes which of them has a partition, and calls
-them.
+"""Forwards data calls to the broker that has the partition, which the metaserver's routes name.
 
-HTTP requests may arrive at any broker. A request about a partition of this broker is answered from
-its own store; for any other partition, the broker that has it is called.
+HTTP requests may arrive at any broker. Requests for partitions of this broker are answered from its
+own store; all others are sent to the broker that hosts the partition.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from ..rpc.race import shared
 from .service import BrokerService
 
 ROUTES_MAX = 10_000
-"""The number of routes that are kept; the most recently used ones stay. A message is stored in an
-open partition, so an old route is refused there.
+"""The number of cached routes; the least recently changed ones are evicted. A stale route is
+harmless: a broker refuses messages for a partition that is not open.
 """
 PEERS_MAX = 1_000
-"""The number of connections that are kept."""
+"""The number of open connections to other brokers."""
 
 
-class _KnownRoute(NamedTuple):
+class _CachedRoute(NamedTuple):
     route: Route
-    question: int
-    """The number of the question that the route answers. Later questions have higher numbers."""
+    fetch_number: int
+    """The number of the fetch that returned the route. Later fetches have higher numbers."""
 
 
 class Peers:
@@ -43,72 +42,77 @@ class Peers:
     def __init__(
         self, service: BrokerService, broker_group: str, meta: Sequence[str], network: Network
     ) -> None:
-        """Create the peers; `meta` has the addresses of the metaservers."""
+        """
+        Args:
+            meta: the addresses of the metaservers.
+        """
         self._service = service
         self._broker_group = broker_group
         self._meta = MetaClient(network, meta)
         self._network = network
-        self._routes: OrderedDict[str, _KnownRoute] = OrderedDict()
-        self._questions = itertools.count()
-        self._asked: dict[str, asyncio.Task[Route]] = {}
-        """Subject → the first question for its route, which all requests share that arrive
-        meanwhile.
-        """
-        self._newest: dict[str, asyncio.Task[Route]] = {}
-        """Subject → a question for its newest route."""
+        self._routes: OrderedDict[str, _CachedRoute] = OrderedDict()
+        self._fetch_numbers = itertools.count()
+        self._pending_fetches: dict[str, asyncio.Task[Route]] = {}
+        """Subject → the fetch of its unknown route, shared by all concurrent requests."""
+        self._pending_creations: dict[str, asyncio.Task[Route]] = {}
+        """Subject → the fetch of its newest route, which may create the subject."""
         self._clients: dict[str, BrokerClient] = {}
 
     async def route(self, subject: str) -> Route:
         """
-        Return the route of a subject, which may be out of date.
+        Return the cached route of a subject, which may be stale, or fetch it.
 
         Raises:
             SubjectUnknownError, InvalidRequestError
-            UnreachableError: the route is not known here, and no metaserver answers.
+            UnreachableError: the route is not cached, and no metaserver answers.
         """
-        kept = self._routes.get(subject)
-        if kept is not None:
-            return kept.route
-        asked = self._asked.get(subject)
-        if asked is None:
-            asked = self._asked[subject] = asyncio.create_task(self.new_route(subject))
-            asked.add_done_callback(lambda _: self._asked.pop(subject))
-        return await shared(asked, "the broker has stopped")
+        cached = self._routes.get(subject)
+        if cached is not None:
+            return cached.route
+        fetch_task = self._pending_fetches.get(subject)
+        if fetch_task is None:
+            fetch_task = self._pending_fetches[subject] = asyncio.create_task(
+                self.fetch_route(subject)
+            )
+            fetch_task.add_done_callback(lambda _: self._pending_fetches.pop(subject))
+        return await shared(fetch_task, "the broker has stopped")
 
     async def route_to_send(self, subject: str) -> Route:
-        """Return the route for a sender: an unknown subject is created if the metaserver allows it,
-        by one call for all senders.
+        """Return the route for sending, which may be stale. An unknown subject is created if
+        auto-create allows it.
         """
         try:
             return await self.route(subject)
         except SubjectUnknownError:
-            return await self.newest_route(subject)
+            return await self.fetch_or_create_route(subject)
 
-    async def newest_route(self, subject: str) -> Route:
+    async def fetch_or_create_route(self, subject: str) -> Route:
         """
         Fetch the route from the metaserver, which creates the subject if auto-create allows it.
         Concurrent callers share one request.
         """
-        asked = self._newest.get(subject)
-        if asked is None:
-            asked = self._newest[subject] = asyncio.create_task(self._ask_newest(subject))
-            asked.add_done_callback(lambda _: self._newest.pop(subject))
-        return await shared(asked, "the broker has stopped")
+        fetch_task = self._pending_creations.get(subject)
+        if fetch_task is None:
+            fetch_task = self._pending_creations[subject] = asyncio.create_task(
+                self._fetch_or_create(subject)
+            )
+            fetch_task.add_done_callback(lambda _: self._pending_creations.pop(subject))
+        return await shared(fetch_task, "the broker has stopped")
 
-    async def _ask_newest(self, subject: str) -> Route:
-        question = next(self._questions)
-        return self._know(subject, await self._meta.route_to_send(subject), question)
+    async def _fetch_or_create(self, subject: str) -> Route:
+        fetch_number = next(self._fetch_numbers)
+        return self._cache_route(subject, await self._meta.route_to_send(subject), fetch_number)
 
-    async def route_of(self, subject: str, subject_id: int) -> Route:
+    async def route_by_id(self, subject: str, subject_id: int) -> Route:
         """
-        Return the route of one subject, not of a later one of its name. The route may be out of
-        date, and no subject is created.
+        Return the route of the subject with this id, not of a later one with the same name. The
+        route may be stale; no subject is created.
 
         Args:
-            subject_id: its id; 0 if it is not known.
+            subject_id: the id, or 0 if it is unknown.
 
         Raises:
-            SubjectDeletedError: it was deleted.
+            SubjectDeletedError: the subject was deleted.
             SubjectUnknownError, UnreachableError
         """
         try:
@@ -116,73 +120,73 @@ class Peers:
         except SubjectUnknownError:
             if not subject_id:
                 raise
-            return await self.new_route(subject, subject_id=subject_id)
+            return await self.fetch_route(subject, subject_id=subject_id)
         if subject_id and route.subject_id != subject_id:
-            return await self.new_route(subject, subject_id=subject_id)
+            return await self.fetch_route(subject, subject_id=subject_id)
         return route
 
-    async def new_route(
+    async def fetch_route(
         self, subject: str, *, known_version: int = -1, wait_ms: int = 0, subject_id: int = 0
     ) -> Route:
         """
-        Ask for the route. The answer waits up to `wait_ms` for a version other than
+        Fetch the route from the metaserver, which waits up to `wait_ms` for a version other than
         `known_version`.
 
-        A later subject of the name counts its versions from the beginning, so the id of a subject
-        whose route is kept is sent as well.
+        Versions start again for a later subject with the same name, so the id of the cached
+        subject is sent along with the version.
 
         Args:
-            subject_id: see `route_of`.
+            subject_id: see `route_by_id`.
         """
-        ask = partial(self._meta.route, subject)
-        kept = self._routes.get(subject)
-        known = subject_id or (kept.route.subject_id if kept is not None else 0)
-        question = next(self._questions)
+        fetch = partial(self._meta.route, subject)
+        cached = self._routes.get(subject)
+        known_id = subject_id or (cached.route.subject_id if cached is not None else 0)
+        fetch_number = next(self._fetch_numbers)
         try:
-            route = await ask(known_version=known_version, wait_ms=wait_ms, subject_id=known)
+            route = await fetch(known_version=known_version, wait_ms=wait_ms, subject_id=known_id)
         except (SubjectDeletedError, SubjectUnknownError):
-            if subject_id or kept is None:
+            if subject_id or cached is None:
                 raise
             self._routes.pop(subject, None)
-            question = next(self._questions)
-            route = await ask()
-        return self._know(subject, route, question)
+            fetch_number = next(self._fetch_numbers)
+            route = await fetch()
+        return self._cache_route(subject, route, fetch_number)
 
-    def _know(self, subject: str, route: Route, question: int) -> Route:
+    def _cache_route(self, subject: str, route: Route, fetch_number: int) -> Route:
         """
-        Keep the answer to a question, unless a newer route is kept. Return the newest known route
-        of its subject.
+        Cache a fetched route unless the cached one is newer. Return the newest known route of the
+        fetched subject.
 
-        The versions of one subject rise. Those of two subjects of one name cannot be compared;
-        there the later question counts.
+        Versions of one subject only rise. Versions of two subjects with the same name cannot be
+        compared, so there the later fetch wins.
         """
-        kept = self._routes.get(subject)
-        if kept is not None:
-            same = kept.route.subject_id == route.subject_id
-            if same and kept.route.version > route.version:
-                return kept.route
-            if not same and kept.question > question:
+        cached = self._routes.get(subject)
+        if cached is not None:
+            is_same_subject = cached.route.subject_id == route.subject_id
+            if is_same_subject and cached.route.version > route.version:
+                return cached.route
+            if not is_same_subject and cached.fetch_number > fetch_number:
                 return route
-        self._routes[subject] = _KnownRoute(route, question)
+        self._routes[subject] = _CachedRoute(route, fetch_number)
         self._routes.move_to_end(subject)
         if len(self._routes) > ROUTES_MAX:
             self._routes.popitem(last=False)
         return route
 
-    def is_here(self, partition: Partition) -> bool:
-        """Return True if the partition belongs to this broker."""
+    def is_local(self, partition: Partition) -> bool:
+        """Return True if this broker hosts the partition."""
         return partition.broker_group == self._broker_group
 
     async def call(
         self, partition: Partition, request: Append | Read, payload: bytes = b""
     ) -> Handled:
         """
-        Answer a request about a partition, here or at its broker.
+        Answer a request for a partition from this broker's store, or send it to another broker.
 
         Raises:
-            KeylaneError: the answer is an error, or there is none.
+            KeylaneError: the request was refused, or the broker did not answer.
         """
-        if self.is_here(partition):
+        if self.is_local(partition):
             return await self._service.handle(request, memoryview(payload))
         address = partition.address
         if address is None:
@@ -197,7 +201,7 @@ class Peers:
 
     async def close(self) -> None:
         """Close the connections to other brokers."""
-        for asked in [*self._asked.values(), *self._newest.values()]:
-            asked.cancel()
+        for fetch_task in [*self._pending_fetches.values(), *self._pending_creations.values()]:
+            fetch_task.cancel()
         for client in self._clients.values():
             await client.close()

@@ -1,17 +1,16 @@
-"""Stores messages that arrive by HTTP, each in the open partition of its key, on whichever broker
-that is.
+"""Stores messages that arrive by HTTP, each in the open partition of its key, on this broker or
+another.
 
-    body ─▶ messages, all checked ─▶ the route ─▶ a batch for each partition ─▶ here, or at its
-        broker ─▶ receipts
-                                        ▲            │ sealed, or not there: wait for a newer route
+    body ─▶ messages, all checked ─▶ route ─▶ a batch for each partition ─▶ its broker ─▶ receipts
+                                        ▲            │ sealed or moved: wait for a newer route
                                         └────────────┘
 
 Invariants
     Messages of a key are in one batch, in the order of the request. A batch is stored whole or not
-    at all. With an idempotency key, every sealed partition of the messages' ranges is asked first:
-    it answers with what an earlier request stored there, and stores nothing, even if it was left
-    behind and its broker has not sealed it. If there was certainly no earlier request, as for the
-    first try of a scheduled delivery, no sealed partition is awaited.
+    at all. With an idempotency key, every partition of the messages' ranges that is sealed by the
+    route is queried first: it returns the receipts of an earlier request, and stores nothing, even
+    if its broker has not sealed it yet. The queries are skipped if there was certainly no earlier
+    request, as for the first attempt of a scheduled delivery.
 """
 
 from __future__ import annotations
@@ -55,16 +54,16 @@ from ..rpc.server import ControlRoute, Params, Reply, check_params, status_of
 from .peers import Peers
 
 WAIT_MS = 10_000
-"""The time in milliseconds that a request waits for a newer route, for example while a partition is
-split.
+"""How long a request waits for a newer route, for example while a partition is split, in
+milliseconds.
 """
 ANYWHERE = -1
-"""A value in place of a logical partition: any open partition will do."""
+"""A special logical partition: the message may go to any open partition."""
 
 
 @dataclass(slots=True)
-class _Post:
-    """The messages of a request, and what is stored of them."""
+class _PostRequest:
+    """The messages of a request, with the receipts of those that are already stored."""
 
     subject: str
     messages: list[PostedMessage]
@@ -74,36 +73,33 @@ class _Post:
     sent_at_ns: Sequence[int]
     """The time at which each message was sent, in nanoseconds since 1970."""
     subject_id: int | None = None
-    """The id of the only subject of the name that may receive the messages, or 0 if it is not
-    known. None means the subject that has the name now, which is created if the metaserver allows
-    it.
+    """The id of the subject that must receive the messages, or 0 if it is unknown. None means the
+    current subject with that name, which auto-create may create.
     """
     tried: bool = True
-    """True if an earlier request with the idempotency key may have stored some of them."""
+    """True if an earlier request with the same idempotency key may have stored some messages."""
     static: bool = False
-    """True if the subject is static, by the route that was followed last."""
+    """True if the subject is static, according to the route used last."""
     receipts: list[PostReceipt | None] = field(init=False)
 
     def __post_init__(self) -> None:
         self.receipts = [None] * len(self.messages)
 
     @property
-    def keyed(self) -> bool:
+    def has_idempotency_key(self) -> bool:
         """True if the request has an idempotency key."""
         return self.producer.producer_id != NO_PRODUCER
 
     def pending(self) -> list[int]:
-        """Return the messages without a receipt, by their index in the request."""
+        """Return the indexes of the messages without a receipt."""
         return [index for index, receipt in enumerate(self.receipts) if receipt is None]
 
     def check_sizes(self, route: Route) -> None:
-        """Raise MessageTooLargeError if a message without a receipt is over the limit of the
-        subject.
-        """
+        """Raise MessageTooLargeError if a message without a receipt exceeds the subject's limit."""
         check_sizes(self.messages, route.message_bytes_max, only=self.pending())
 
     def in_range(self, partition: Partition) -> list[int]:
-        """Return all messages in the range of a partition."""
+        """Return the indexes of all messages in the range of a partition."""
         start, end = partition.range_start, partition.range_end
         return [index for index, logical in enumerate(self.logical) if start <= logical < end]
 
@@ -117,7 +113,7 @@ class MessagePosting:
         self._rng = rng
 
     def route(self) -> ControlRoute:
-        """Return the route of the call."""
+        """Return the route of the endpoint."""
         return ControlRoute(POST_MESSAGES, self.post)
 
     async def post(self, body: bytes, params: Params) -> Posted | Reply:
@@ -135,32 +131,33 @@ class MessagePosting:
         messages = posted_messages(body, params)
         key = params.get(IDEMPOTENCY_KEY)
         producer = KeyedProducer(NO_PRODUCER, 0)
-        keyless = ANYWHERE
+        unkeyed_target = ANYWHERE
         if key is not None:
             producer = keyed_producer(key, messages)
-            keyless = logical_partition(key.encode())  # repeats go to the same partition
-        post = _Post(
+            # A repeated request must go to the same partition.
+            unkeyed_target = logical_partition(key.encode())
+        post = _PostRequest(
             subject,
             messages,
-            [logical_partition(each.key) if each.key else keyless for each in messages],
+            [logical_partition(each.key) if each.key else unkeyed_target for each in messages],
             producer,
             [self._clock.wall_ns()] * len(messages),
         )
         try:
             await self._store(post)
         except KeylaneError as error:
-            return _partly(post, error)
+            return _partly_stored_reply(post, error)
         return Posted(receipts=[receipt for receipt in post.receipts if receipt is not None])
 
-    async def place(self, subject: str, subject_id: int) -> int:
-        """Implement `Subjects.place` of scheduled messages; prefer a partition of this broker, if
-        it has one.
+    async def choose_logical_partition(self, subject: str, subject_id: int) -> int:
+        """Choose a logical partition for scheduled messages, preferably of this broker; see
+        `Subjects.choose_logical_partition`.
         """
-        route = await self._peers.route_of(subject, subject_id)
-        partition = self._any(route.open_partitions())
+        route = await self._peers.route_by_id(subject, subject_id)
+        partition = self._choose_partition(route.open_partitions())
         if partition is None or partition.address is None:
-            route = await self._peers.new_route(subject, subject_id=subject_id)
-            partition = self._any(route.open_partitions())
+            route = await self._peers.fetch_route(subject, subject_id=subject_id)
+            partition = self._choose_partition(route.open_partitions())
         if partition is None:
             raise StaleRouteError(
                 Reason.NO_PARTITION, f"subject {subject!r} has no open partition now"
@@ -178,60 +175,62 @@ class MessagePosting:
         subject_id: int,
         tried: bool,
     ) -> None:
-        """Implement `Subjects.store` of scheduled messages, in the partition of the logical
-        partition.
-        """
+        """Store scheduled messages in the partition of `logical`; see `Subjects.store`."""
         producer = keyed_producer(key, messages)
-        places = [logical] * len(messages)
-        post = _Post(subject, list(messages), places, producer, sent_at_ns, subject_id, tried)
+        targets = [logical] * len(messages)
+        post = _PostRequest(
+            subject, list(messages), targets, producer, sent_at_ns, subject_id, tried
+        )
         await self._store(post)
 
-    async def _store(self, post: _Post) -> None:
-        """Store every message; use newer routes where the known one is out of date."""
-        until_ms = self._clock.boot_ms() + WAIT_MS
+    async def _store(self, post: _PostRequest) -> None:
+        """Store every message, and fetch newer routes while the cached one is stale."""
+        deadline_ms = self._clock.boot_ms() + WAIT_MS
         subject_id = post.subject_id or 0
         if post.subject_id is None:
             route = await self._peers.route_to_send(post.subject)
         else:
-            route = await self._peers.route_of(post.subject, subject_id)
-        confirmed = False
+            route = await self._peers.route_by_id(post.subject, subject_id)
+        limit_confirmed = False
         while True:
-            errors = await self._try(post, route)
+            errors = await self._store_with_route(post, route)
             if not errors:
                 return
-            if not confirmed and all(isinstance(each, MessageTooLargeError) for each in errors):
-                # The limit may have been changed since this route was read, and nothing of these
-                # messages is stored.
-                confirmed = True
+            if not limit_confirmed and all(
+                isinstance(each, MessageTooLargeError) for each in errors
+            ):
+                # The limit may have changed since the route was fetched, and none of these messages
+                # is stored.
+                limit_confirmed = True
                 try:
-                    route = await self._peers.new_route(post.subject, subject_id=subject_id)
+                    route = await self._peers.fetch_route(post.subject, subject_id=subject_id)
                 except UnreachableError:
                     raise errors[0] from None
                 continue
-            final = [error for error in errors if not _is_of_route(error)]
-            left_ms = until_ms - self._clock.boot_ms()
-            if final or left_ms <= 0:
+            final = [error for error in errors if not _is_stale_route(error)]
+            remaining_ms = deadline_ms - self._clock.boot_ms()
+            if final or remaining_ms <= 0:
                 raise max(final or errors, key=lambda error: error.fate is Fate.UNKNOWN)
-            # A broker that is not reached may have moved; only a sealed partition certainly has a
-            # newer route.
-            silent = all(isinstance(error, NotSentError) for error in errors)
-            newer = await self._peers.new_route(
+            # An unreachable broker may have a new address; only a sealed partition certainly
+            # has a newer route.
+            unreachable = all(isinstance(error, NotSentError) for error in errors)
+            newer = await self._peers.fetch_route(
                 post.subject,
-                known_version=-1 if silent else route.version,
-                wait_ms=0 if silent else left_ms,
+                known_version=-1 if unreachable else route.version,
+                wait_ms=0 if unreachable else remaining_ms,
                 subject_id=subject_id,
             )
             if newer == route:
                 raise errors[0]
             route = newer
 
-    async def _try(self, post: _Post, route: Route) -> list[KeylaneError]:
-        """Store the pending messages by this route, and return the errors of the partitions that
-        did not store theirs.
+    async def _store_with_route(self, post: _PostRequest, route: Route) -> list[KeylaneError]:
+        """Store the pending messages with this route, and return the errors of the partitions that
+        failed.
         """
         post.static = route.static
-        if post.keyed and post.tried:
-            earlier = [
+        if post.has_idempotency_key and post.tried:
+            sealed = [
                 (partition, indices)
                 for partition in route.partitions
                 if partition.state is PartitionState.SEALED
@@ -239,31 +238,33 @@ class MessagePosting:
             ]
             errors = [
                 error
-                for error in await self._append_all(post, earlier, sequence=ASKED)
-                if not isinstance(error, SequenceGapError)  # it has nothing of this request
+                for error in await self._append_all(post, sealed, sequence=ASKED)
+                if not isinstance(error, SequenceGapError)  # it stored nothing for this key
             ]
             if errors:
                 return errors
         try:
             post.check_sizes(route)
-            parts = self._parts(post, route).values()
+            parts = self._split_by_partition(post, route).values()
         except (MessageTooLargeError, StaleRouteError) as error:
             return [error]
         return await self._append_all(post, parts)
 
-    def _parts(self, post: _Post, route: Route) -> dict[int, tuple[Partition, list[int]]]:
-        """Return partition id → the open partition and its pending messages."""
+    def _split_by_partition(
+        self, post: _PostRequest, route: Route
+    ) -> dict[int, tuple[Partition, list[int]]]:
+        """Return partition id → the open partition, and the indexes of its pending messages."""
         parts: dict[int, tuple[Partition, list[int]]] = {}
-        still_open = route.open_partitions()
-        anywhere = self._any(still_open)
+        open_partitions = route.open_partitions()
+        any_partition = self._choose_partition(open_partitions)
         by_logical = {
             logical: partition
-            for partition in still_open
+            for partition in open_partitions
             for logical in range(partition.range_start, partition.range_end)
         }
         for index in post.pending():
             logical = post.logical[index]
-            partition = anywhere if logical == ANYWHERE else by_logical.get(logical)
+            partition = any_partition if logical == ANYWHERE else by_logical.get(logical)
             if partition is None:
                 raise StaleRouteError(
                     Reason.NO_PARTITION, f"subject {post.subject!r} has no open partition now"
@@ -271,35 +272,35 @@ class MessagePosting:
             parts.setdefault(partition.partition_id, (partition, []))[1].append(index)
         return parts
 
-    def _any(self, still_open: Iterable[Partition]) -> Partition | None:
-        """Return a partition for messages without a key: one of this broker or, if there is none,
-        one of an available broker.
+    def _choose_partition(self, open_partitions: Iterable[Partition]) -> Partition | None:
+        """Choose a random partition for messages without a key: preferably of this broker, then of
+        a broker with a known address.
         """
         ranked: dict[int, list[Partition]] = defaultdict(list)
-        for partition in still_open:
-            rank = 0 if self._peers.is_here(partition) else 1 + (partition.address is None)
+        for partition in open_partitions:
+            rank = 0 if self._peers.is_local(partition) else 1 + (partition.address is None)
             ranked[rank].append(partition)
         return self._rng.choice(ranked[min(ranked)]) if ranked else None
 
     async def _append_all(
-        self, post: _Post, parts: Iterable[tuple[Partition, list[int]]], *, sequence: int = 0
+        self, post: _PostRequest, parts: Iterable[tuple[Partition, list[int]]], *, sequence: int = 0
     ) -> list[KeylaneError]:
-        answers = await asyncio.gather(
+        results = await asyncio.gather(
             *(self._append(post, partition, indices, sequence) for partition, indices in parts),
             return_exceptions=True,
         )
         errors: list[KeylaneError] = []
-        for answer in answers:
-            if isinstance(answer, KeylaneError):
-                errors.append(answer)
-            elif answer is not None:
-                raise answer
+        for result in results:
+            if isinstance(result, KeylaneError):
+                errors.append(result)
+            elif result is not None:
+                raise result
         return errors
 
     async def _append(
-        self, post: _Post, partition: Partition, indices: list[int], sequence: int
+        self, post: _PostRequest, partition: Partition, indices: list[int], sequence: int
     ) -> None:
-        """Store messages in a partition, and note their receipts."""
+        """Store messages in a partition, and record their receipts."""
         messages = [post.messages[index] for index in indices]
         batch = encode_batch(
             partition_id=partition.partition_id,
@@ -324,19 +325,17 @@ class MessagePosting:
             )
 
 
-def _is_of_route(error: KeylaneError) -> bool:
-    """Return True if the messages may be stored by a newer route: nothing was stored, and the
-    partition is elsewhere.
-    """
+def _is_stale_route(error: KeylaneError) -> bool:
+    """Return True if a retry with a newer route may help, because nothing was stored."""
     return isinstance(error, NotSentError) or error.retry is RetryRule.AFTER_NEW_ROUTE
 
 
-def _partly(post: _Post, error: KeylaneError) -> Reply:
-    """Return the answer if some messages are stored, or raise `error` if none is."""
+def _partly_stored_reply(post: _PostRequest, error: KeylaneError) -> Reply:
+    """Return the reply for a partly stored request, or raise `error` if nothing is stored."""
     stored = len(post.messages) - len(post.pending())
     if not stored:
         raise error
-    partly = ErrorBody.of(
+    error_body = ErrorBody.of(
         DeliveryError(
             Reason.PARTLY_STORED,
             f"{stored} of {counted(len(post.messages), 'message')} are stored; then: "
@@ -346,12 +345,12 @@ def _partly(post: _Post, error: KeylaneError) -> Reply:
         )
     )
     body = PartlyPosted(
-        code=partly.code,
-        name=partly.name,
-        message=partly.message,
-        hint=partly.hint,
-        fate=partly.fate,
-        details=partly.details,
+        code=error_body.code,
+        name=error_body.name,
+        message=error_body.message,
+        hint=error_body.hint,
+        fate=error_body.fate,
+        details=error_body.details,
         receipts=post.receipts,
     )
     return Reply(body, status_of(error))

@@ -1,5 +1,5 @@
-"""Reads messages by HTTP: those of a partition by offset, those of a static subject's logic queue
-by logic offset.
+"""Reads messages by HTTP: from a partition by offset, or from a logic queue of a static subject by
+logic offset.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from .peers import Peers
 
 COUNT_DEFAULT = 100
 READ_BYTES = 1 << 20
-"""The number of bytes of the batches for one answer. One larger batch is read whole."""
+"""The size of the batches that are read for one answer, in bytes. A larger single batch is read
+whole.
+"""
 FIRST = -1
-"""A value in place of an offset: the first one that is stored."""
+"""A special offset: that of the first stored message."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """The parameters of a request; exactly one of `partition_id` and `queue` is not None."""
+class _ReadRequest:
+    """The parameters of a request; at most one of `partition_id` and `queue` is given."""
 
     subject: str
     partition_id: int | None
     queue: int | None
     offset: int
-    """The offset, which is a logic offset if a queue is asked for. FIRST means the first one that
-    is stored.
-    """
+    """An offset of the partition, a logic offset of the queue, or FIRST."""
     count: int
 
 
@@ -61,68 +61,70 @@ class MessageReading:
         self._peers = peers
 
     def route(self) -> ControlRoute:
-        """Return the route of the call."""
+        """Return the route of the endpoint."""
         return ControlRoute(READ_MESSAGES, self.read)
 
     async def read(self, _body: object, params: Params) -> MessagePage:
         """
-        Return a page of messages.
+        Return a page of messages. If the cached route is stale, fetch a newer one and retry once.
 
         Raises:
             InvalidRequestError, SubjectUnknownError, PartitionUnknownError, ConflictError,
             NotFoundError
-            OffsetOutOfRangeError: nothing is stored at this offset; its details have the first one
-                and the end.
+            OffsetOutOfRangeError: nothing is stored at this offset; the details have the first and
+                the end offset.
             UnreachableError: the broker of the partition does not answer.
         """
-        asked = _asked(params)
+        request = _parse_request(params)
         await take_room(2 * READ_BYTES)
-        route = await self._peers.route(asked.subject)
+        route = await self._peers.route(request.subject)
         try:
-            page = await self._read_by(route, asked)
+            page = await self._read_with_route(route, request)
         except KeylaneError as error:
-            stale = isinstance(error, NotSentError | OffsetOutOfRangeError)
-            stale = stale or error.reason is Reason.QUEUE_UNKNOWN
-            if not stale and error.retry is not RetryRule.AFTER_NEW_ROUTE:
+            may_be_stale = isinstance(error, NotSentError | OffsetOutOfRangeError)
+            may_be_stale = may_be_stale or error.reason is Reason.QUEUE_UNKNOWN
+            if not may_be_stale and error.retry is not RetryRule.AFTER_NEW_ROUTE:
                 raise
-            newer = await self._peers.new_route(asked.subject)
+            newer = await self._peers.fetch_route(request.subject)
             if newer == route:
                 raise
         else:
-            if asked.queue is None or not page.sealed or page.messages:
+            if request.queue is None or not page.sealed or page.messages:
                 return page
-            # The queue may continue in a partition that the known route lacks.
-            newer = await self._peers.new_route(asked.subject)
+            # The queue may continue in a partition that the cached route lacks.
+            newer = await self._peers.fetch_route(request.subject)
             if newer == route:
                 return page
-        return await self._read_by(newer, asked)
+        return await self._read_with_route(newer, request)
 
-    async def _read_by(self, route: Route, asked: _Asked) -> MessagePage:
-        partition, offset = _located(route, asked)
-        shift = partition.logic_start if asked.queue is not None else 0
-        physical = offset if offset == FIRST else offset - shift
+    async def _read_with_route(self, route: Route, request: _ReadRequest) -> MessagePage:
+        partition, offset = _locate(route, request)
+        logic_start = partition.logic_start if request.queue is not None else 0
+        physical = offset if offset == FIRST else offset - logic_start
         try:
             answer, data = await self._read_from(partition, physical)
         except OffsetOutOfRangeError as error:
-            if not shift or error.first_offset is None or error.next_offset is None:
+            if not logic_start or error.first_offset is None or error.next_offset is None:
                 raise
-            raise outside(offset, shift + error.first_offset, shift + error.next_offset) from None
+            raise outside(
+                offset, logic_start + error.first_offset, logic_start + error.next_offset
+            ) from None
         start = answer.first_offset if physical == FIRST else physical
-        messages = _messages(data, partition, start=start, count=asked.count)
-        following = start + len(messages)
+        messages = _messages(data, partition, start=start, count=request.count)
+        next_offset = start + len(messages)
         return MessagePage(
-            subject=asked.subject,
+            subject=request.subject,
             partition_id=partition.partition_id,
             messages=messages,
-            next_offset=_behind_loss(route, partition, asked, following, answer)
-            or shift + following,
-            first_offset=shift + answer.first_offset,
-            end_offset=shift + answer.next_offset,
+            next_offset=_offset_after_loss(route, partition, request, next_offset, answer)
+            or logic_start + next_offset,
+            first_offset=logic_start + answer.first_offset,
+            end_offset=logic_start + answer.next_offset,
             sealed=answer.sealed,
         )
 
     async def _read_from(self, partition: Partition, offset: int) -> tuple[Batches, bytes]:
-        """Return batches from an offset on. FIRST means the first one that is stored."""
+        """Return the batches from an offset, or from the first stored message if it is FIRST."""
         try:
             request = Read(partition.partition_id, max(offset, 0), READ_BYTES)
             answer, data = await self._peers.call(partition, request)
@@ -135,14 +137,14 @@ class MessageReading:
         return answer, data
 
 
-def _asked(params: Params) -> _Asked:
+def _parse_request(params: Params) -> _ReadRequest:
     check_params(READ_MESSAGES, params)
     subject = check_name("subject", params["subject"])
     if "partition" in params and "queue" in params:
-        raise InvalidRequestError("give a partition or a queue, not both")
+        raise InvalidRequestError("give either a partition or a queue, not both")
     queue = whole_number(params, "queue", FIRST)
     partition_id = whole_number(params, "partition", FIRST)
-    return _Asked(
+    return _ReadRequest(
         subject,
         None if queue != FIRST or partition_id == FIRST else partition_id,
         None if queue == FIRST else queue,
@@ -151,29 +153,29 @@ def _asked(params: Params) -> _Asked:
     )
 
 
-def _located(route: Route, asked: _Asked) -> tuple[Partition, int]:
-    """Return the partition that contains what is asked for, and the offset there, which is a logic
-    offset if a queue is asked for.
+def _locate(route: Route, request: _ReadRequest) -> tuple[Partition, int]:
+    """Return the requested partition, or the one of the requested queue that has the offset; and
+    the offset, unchanged.
     """
-    if asked.queue is not None:
-        return _located_in_queue(route, asked.queue, asked.offset)
+    if request.queue is not None:
+        return _locate_in_queue(route, request.queue, request.offset)
     ids = [partition.partition_id for partition in route.partitions]
-    if asked.partition_id is None:
+    if request.partition_id is None:
         raise InvalidRequestError(
-            f"give a partition of subject {asked.subject!r}: {listed(ids)}; or, of a static "
-            f"subject, a queue"
+            f"give a partition of subject {request.subject!r}: {listed(ids)}; or a queue, if the "
+            f"subject is static"
         )
     for partition in route.partitions:
-        if partition.partition_id == asked.partition_id:
-            return partition, asked.offset
+        if partition.partition_id == request.partition_id:
+            return partition, request.offset
     raise PartitionUnknownError(
-        f"subject {asked.subject!r} has partitions {listed(ids)}, not {asked.partition_id}",
-        partition_id=asked.partition_id,
-        subject=asked.subject,
+        f"subject {request.subject!r} has partitions {listed(ids)}, not {request.partition_id}",
+        partition_id=request.partition_id,
+        subject=request.subject,
     )
 
 
-def _located_in_queue(route: Route, queue: int, offset: int) -> tuple[Partition, int]:
+def _locate_in_queue(route: Route, queue: int, offset: int) -> tuple[Partition, int]:
     if not route.static:
         raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=route.subject)
     chain = _chain(route, queue)
@@ -187,12 +189,12 @@ def _located_in_queue(route: Route, queue: int, offset: int) -> tuple[Partition,
         )
     if offset == FIRST:
         return chain[0], FIRST
-    before = [partition for partition in chain if partition.logic_start <= offset]
-    return (before or chain)[-1 if before else 0], offset
+    candidates = [partition for partition in chain if partition.logic_start <= offset]
+    return candidates[-1] if candidates else chain[0], offset
 
 
 def _chain(route: Route, queue: int) -> list[Partition]:
-    """Return the partitions of a queue that have data, by logic offset."""
+    """Return the partitions of a queue that have data, in logic order."""
     chain = [
         partition
         for partition in route.partitions
@@ -202,21 +204,21 @@ def _chain(route: Route, queue: int) -> list[Partition]:
     return sorted(chain, key=lambda partition: (partition.logic_start, partition.partition_id))
 
 
-def _behind_loss(
-    route: Route, partition: Partition, asked: _Asked, following: int, answer: Batches
+def _offset_after_loss(
+    route: Route, partition: Partition, request: _ReadRequest, next_offset: int, answer: Batches
 ) -> int | None:
-    """Return the logic offset after a loss, if the next read of a queue is there; otherwise
-    None.
+    """Return where the queue continues after a loss, as a logic offset, if the partition was read
+    to its end and a loss follows; otherwise None.
     """
-    if asked.queue is None or not answer.sealed or following < answer.next_offset:
+    if request.queue is None or not answer.sealed or next_offset < answer.next_offset:
         return None
-    chain = _chain(route, asked.queue)
+    chain = _chain(route, request.queue)
     later = chain[chain.index(partition) + 1 :]
     return later[0].logic_start if later and is_behind_loss(later[0]) else None
 
 
 def _messages(data: bytes, partition: Partition, *, start: int, count: int) -> list[MessageView]:
-    """Return at most `count` messages of batches, from offset `start` on."""
+    """Return at most `count` messages of the batches, beginning at offset `start`."""
     views: list[MessageView] = []
     for position, header in batch_starts(data):
         batch = columns(data, header, position)

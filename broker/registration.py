@@ -1,7 +1,7 @@
-"""Reports a broker to the metaserver, at regular intervals. Network, through `MetaClient`.
+"""Reports a broker to the metaserver at regular intervals. Network I/O, through `MetaClient`.
 
-news, or a quarter of the ttl since the last report ─▶ reported at the next interval
-no news ─▶ that report is left out
+report changed, or a quarter of the ttl has passed ─▶ send it at the next interval
+report unchanged ─▶ skip this interval
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ log = logging.getLogger("keylane.broker")
 
 WAITS = Backoff(first_ms=50, max_ms=1_000)
 FIRST_REPORT_MS_MAX = 2_000
-"""The longest time that a client's call waits for the broker's first report."""
+"""The longest time in milliseconds that a client's call waits for the broker's first report."""
 START_MS = 5_000
-"""The time after the start, in milliseconds, during which a metaserver that does not answer is
-logged at INFO, not WARNING.
+"""How long after the start an unreachable metaserver is logged at INFO instead of WARNING, in
+milliseconds.
 """
 
 
 class Metaserver(Protocol):
-    """The part of a `MetaClient` that registration needs."""
+    """The methods of `MetaClient` that registration needs."""
 
     async def broker_heartbeat(
         self, body: BrokerHeartbeat, *, within_ms: int | None = None
     ) -> BrokerWelcome:
-        """Report a broker. Each metaserver gets its share of `within_ms`."""
+        """Report a broker. `within_ms` is the timeout, shared by all metaservers that are tried."""
         ...
 
 
 class Registration:
-    """The loop of heartbeats; `problem` says why the last heartbeat failed."""
+    """The heartbeat loop; `problem` says why the last heartbeat failed."""
 
     def __init__(
         self,
@@ -64,11 +64,12 @@ class Registration:
     ) -> None:
         """
         Args:
-            on_accepted: called once, when a metaserver has accepted the first report.
-            on_missed: called when the metaserver says that this broker may lack a consumer group.
-            on_fence: called with the highest token that was granted before an operator accepted
-                this data folder; clients are served after the call.
-            on_access: called with what every answer says about access control.
+            on_accepted: called once, when a metaserver accepts a report for the first time.
+            on_missed: called when the metaserver says that this broker may have missed the creation
+                of a consumer group.
+            on_fence: called with the highest token granted before an operator accepted this data
+                folder; no client is served until it returns.
+            on_access: called with the news about access control in each answer.
         """
         self._meta = meta
         self._report = report
@@ -79,28 +80,26 @@ class Registration:
         self._on_fence = on_fence
         self._on_access = on_access
         self._accepted = asyncio.Event()
-        self._began_ms = self._boot_ms()
-        self._reported = False
-        self._troubles = LogFilter()
+        self._started_ms = self._boot_ms()
+        self._was_accepted = False
+        self._failure_log = LogFilter()
         self._level = logging.INFO
-        """The level of the last log line about a failure; the line about its end has the same
-        level.
-        """
+        """The level of the last logged failure. The recovery is logged at the same level."""
         self.problem = "not reported yet"
         self.refusal = ""
-        """Why the metaserver refuses this broker and sends no client to it; "" if it does not
-        refuse it, or does not answer.
+        """Why the metaserver refuses this broker and sends no clients to it; "" if it does not, or
+        does not answer.
         """
         self.set_aside = ""
         """Why the broker group belongs to another data folder; "" unless the metaserver says so."""
         self.cluster_version = ""
-        """The lowest version of all members, by the last answer; "" if it is not known."""
-        self.asked = False
-        """True once the first report was answered or has failed; before that `set_aside` is not
-        known.
+        """The lowest version of all members, as of the last answer; "" if unknown."""
+        self.has_reported = False
+        """True once the first report has been answered or has failed. Until then `set_aside` is
+        unknown.
         """
-        self._heard = asyncio.Event()
-        """An event that is set together with `asked`, for callers that wait."""
+        self._first_report_ended = asyncio.Event()
+        """Set together with `has_reported`."""
 
     @property
     def accepted(self) -> bool:
@@ -111,22 +110,22 @@ class Registration:
         """Wait until `accepted` is true."""
         await self._accepted.wait()
 
-    async def wait_asked(self) -> None:
-        """Wait for the end of the first report, but at most FIRST_REPORT_MS_MAX; then serve without
-        a metaserver.
+    async def wait_reported(self) -> None:
+        """Wait until the first report has ended, at most FIRST_REPORT_MS_MAX; after that the broker
+        serves without a metaserver.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_REPORT_MS_MAX / 1000):
-                await self._heard.wait()
-        self._note_asked()
+                await self._first_report_ended.wait()
+        self._set_reported()
 
-    def _note_asked(self) -> None:
-        self.asked = True
-        self._heard.set()
+    def _set_reported(self) -> None:
+        self.has_reported = True
+        self._first_report_ended.set()
 
     async def run(self) -> None:
-        """Report at once, and then, while there is news, at the interval that the metaserver gives,
-        until cancelled.
+        """Send reports until cancelled: one at once, then at the metaserver's interval, skipping
+        unchanged ones.
         """
         pauses = WAITS.pauses(self._rng)
         within_ms = None
@@ -142,78 +141,78 @@ class Registration:
             except KeylaneError as error:
                 self.problem = error.message
                 if isinstance(error, FolderRefusedError):
-                    self.problem += f"; {_way_out(error)}"
+                    self.problem += f"; {_hint_of(error)}"
                 if isinstance(error, RefusedError) and error.retry is RetryRule.NEVER:
                     self.refusal = self.problem
-                self._tell(error)
+                self._log_failure(error)
                 if isinstance(error, FolderRefusedError):
                     self.set_aside = error.message
                     self._accepted.clear()
-                self._note_asked()
+                self._set_reported()
                 wait_ms = pauses.next_ms()
             else:
                 pauses.reset()
-                self._note_registered()
+                self._log_recovery()
                 if welcome.groups_missed and self._on_missed is not None:
                     self._on_missed()
                 self.set_aside = ""
                 self.cluster_version = welcome.cluster_version
-                self._note_asked()
+                self._set_reported()
                 self._accepted.set()
-                if not self._reported and self._on_accepted is not None:
+                if not self._was_accepted and self._on_accepted is not None:
                     await self._on_accepted()
-                self._reported = True
+                self._was_accepted = True
                 self.problem = self.refusal = ""
                 wait_ms, ttl_ms = welcome.heartbeat_ms, welcome.ttl_ms
-                if welcome.access is None:  # else any answer may take a right back
+                if welcome.access is None:  # otherwise any answer may revoke a right
                     quiet_ms = quiet_limit_ms(ttl_ms)
             report = await self._next_report(report, wait_ms, quiet_ms=quiet_ms)
             if ttl_ms:
-                # If all metaservers but one hang, that one must receive the report before the
-                # broker's ttl ends.
-                left_ms = ttl_ms - max(wait_ms, quiet_ms) - wait_ms
-                within_ms = max(left_ms, ttl_ms // 4)
+                # If all metaservers but one hang, the remaining one must still receive the report
+                # before the broker's ttl ends.
+                remaining_ms = ttl_ms - max(wait_ms, quiet_ms) - wait_ms
+                within_ms = max(remaining_ms, ttl_ms // 4)
 
     async def _next_report(
-        self, said: BrokerHeartbeat, wait_ms: int, *, quiet_ms: int
+        self, last_report: BrokerHeartbeat, wait_ms: int, *, quiet_ms: int
     ) -> BrokerHeartbeat:
         """
-        Return the next report after `wait_ms`. A report that equals `said` is left out until
+        Wait `wait_ms`, and return the next report. Skip reports equal to `last_report` until
         `quiet_ms` have passed.
 
-        A report with earlier openings, or with partitions that lack groups, is never left out,
-        because a metaserver acts on it.
+        Reports with earlier openings, or with partitions that lack groups, are never skipped,
+        because the metaserver acts on them.
         """
         began_ms = self._boot_ms()
         await asyncio.sleep(wait_ms / 1000)
         report = self._report()
-        asks = bool(report.opened_after or report.untold)
+        needs_reply = bool(report.opened_after or report.untold)
         for _ in range(quiet_ms // max(1, wait_ms) - 1):
-            late = self._boot_ms() - began_ms >= quiet_ms  # as after a suspend
-            if asks or late or report != said:
+            is_overdue = self._boot_ms() - began_ms >= quiet_ms  # for example after a suspend
+            if needs_reply or is_overdue or report != last_report:
                 break
             await asyncio.sleep(wait_ms / 1000)
             report = self._report()
         return report
 
-    def _tell(self, error: KeylaneError) -> None:
-        """Log each problem once. A broker may start before its metaserver, so at first a missing
-        answer is logged at INFO.
+    def _log_failure(self, error: KeylaneError) -> None:
+        """Log each problem once. A broker may start before its metaserver, so an unreachable one
+        is logged at INFO at first.
         """
-        starting = not self._reported and self._boot_ms() - self._began_ms < START_MS
+        starting = not self._was_accepted and self._boot_ms() - self._started_ms < START_MS
         level = self._level = (
             logging.INFO if starting and isinstance(error, UnreachableError) else logging.WARNING
         )
-        if line := self._troubles.met(error.message, self._boot_ms(), level):
-            hint = f"; {_way_out(error)}" if isinstance(error, FolderRefusedError) else ""
-            log.log(level, "cannot register with the metaserver: %s%s", line, hint)
+        if text := self._failure_log.met(error.message, self._boot_ms(), level):
+            hint = f"; {_hint_of(error)}" if isinstance(error, FolderRefusedError) else ""
+            log.log(level, "cannot register with the metaserver: %s%s", text, hint)
 
-    def _note_registered(self) -> None:
-        again = " again" if self._reported else ""
-        if failures := self._troubles.over(self._boot_ms(), logging.INFO, logging.WARNING):
+    def _log_recovery(self) -> None:
+        again = " again" if self._was_accepted else ""
+        if failures := self._failure_log.over(self._boot_ms(), logging.INFO, logging.WARNING):
             log.log(self._level, "registered%s after %s", again, failures)
 
 
-def _way_out(error: KeylaneError) -> str:
-    """Return the hint of a refusal, with the name of the broker group that it concerns."""
+def _hint_of(error: KeylaneError) -> str:
+    """Return the hint of a refusal, with the name of the broker group filled in."""
     return error.hint.replace("GROUP", str(error.details.get("broker_group", "GROUP")))

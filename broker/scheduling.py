@@ -1,15 +1,14 @@
-"""Answers calls about later deliveries: frames of producers, and plain HTTP.
+"""Answers requests about scheduled messages: frames of producers, and plain HTTP.
 
     POST /v1/subjects/{subject}/scheduled?deliver_at=…      receipts, each with the id of a message
     POST /v1/scheduled/{id}/cancel                          canceled, delivered, or dropped
-    GET  /v1/scheduled?subject=…                            the next messages that are delivered
+    GET  /v1/scheduled?subject=…                            the messages that are delivered next
 
 The scheduler keeps the messages and delivers them.
 
 Invariant
-    A repeated request for messages that the broker has is answered like the first one, even if they
-    would be refused now: a refusal says that nothing is kept, and the sender would send them again
-    under other ids.
+    A repeated request for messages that the broker already has is answered like the first one, even
+    if it would be refused now: after a refusal the sender would send them again under new ids.
 """
 
 from __future__ import annotations
@@ -61,21 +60,21 @@ from .peers import Peers
 from .scheduled.records import Waits, waits_for
 from .scheduled.schedule_index import ScheduledEntry
 from .scheduled.scheduler import Scheduler
-from .standing import Standing, check_standing
+from .standing import Standing, check_folder_ownership
 from .store.store import DURABLE
 
 ID_BYTES = 16
 LISTED_DEFAULT = 100
-ASKED_AT_ONCE_MAX = 16
-"""The number of subjects of listed messages about which a metaserver is asked at the same time."""
+CONCURRENT_FETCHES_MAX = 16
+"""The number of concurrent route requests for the subjects of listed messages."""
 LATE_MS_MAX = 60_000
-"""The time in milliseconds by which a time in a frame may have passed: the producer has checked it
-by its own calendar, and may have tried for a while.
+"""How long ago the time in a frame may be, in milliseconds: the producer has checked it with its
+own calendar, and may have retried since.
 """
 
 
 class Scheduling:
-    """Answers calls about scheduled messages from a scheduler."""
+    """Answers requests about the messages of a scheduler."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class Scheduling:
     ) -> None:
         """
         Args:
-            draw: draws a random number of the given length in bits, for ids.
+            draw: returns a random number with the given number of bits, for ids.
             check_writable: raises BrokerReadOnlyError while the broker accepts no messages.
         """
         self._scheduler = scheduler
@@ -112,67 +111,64 @@ class Scheduling:
     # ── frames ────────────────────────────────────────────────────────────────────────────────────
     async def schedule(self, request: Schedule, payload: memoryview) -> Handled:
         """
-        Keep the message in the payload until its time, durably.
+        Store the message in the payload durably until its delivery time.
 
         Raises:
             InvalidRequestError, MessageTooLargeError, OverloadedError,
-            SubjectUnknownError, BrokerReadOnlyError: it is not kept.
+            SubjectUnknownError, BrokerReadOnlyError: it is not stored.
         """
         subject = check_name("subject", request.subject)
         _check_id(request.scheduled_id)
-        known = self._scheduler.knows_all([request.scheduled_id])
-        if not known:
+        is_repeat = self._scheduler.knows_all([request.scheduled_id])
+        if not is_repeat:
             self._check_time(request.deliver_at_ms)
         header = check_batch(payload)
         check_lengths(payload, header)
         if header.count != 1 or header.length != len(payload):
             raise InvalidRequestError("a scheduled message is a batch of one message")
         try:
-            cut = columns(payload, header)
+            batch = columns(payload, header)
         except UnpackError as error:
             error.hint = SENDER_HINT
             raise
         key, value, packed = (
-            cut.blob[edges[0] : edges[1]]
-            for edges in (cut.key_edges, cut.value_edges, cut.property_edges)
+            batch.blob[edges[0] : edges[1]]
+            for edges in (batch.key_edges, batch.value_edges, batch.property_edges)
         )
         if key:
             raise InvalidRequestError(Reason.DELIVER_AT_KEY)
         check_message_size(0, len(value), len(packed))
         message = Waits(
-            request.scheduled_id, request.deliver_at_ms, subject, cut.sent_at_ns[0], value, packed
+            request.scheduled_id, request.deliver_at_ms, subject, batch.sent_at_ns[0], value, packed
         )
-        await (self._scheduler.schedule([message]) if known else self._keep(subject, [message]))
+        await (self._scheduler.schedule([message]) if is_repeat else self._add(subject, [message]))
         return Scheduled(self._broker_group, DURABLE), b""
 
     async def cancel(self, request: CancelScheduled, _payload: memoryview) -> Handled:
-        """Cancel a message, so that it is never delivered, unless it already is, or raise
-        NotFoundError.
-        """
+        """Cancel a message unless it is already delivered, or raise NotFoundError."""
         _check_id(request.scheduled_id)
         outcome = await self._scheduler.cancel(request.scheduled_id)
         return ScheduledCanceled(outcome.value), b""
 
     def _check_time(self, deliver_at_ms: int) -> None:
-        # While a calendar that was set forward is not trusted, a time that is right by either
-        # calendar is accepted.
+        # While the calendar is not trusted, accept times that are valid by either calendar.
         now_ms, latest_ms = self._scheduler.calendar.both_ms()
         if not now_ms - LATE_MS_MAX <= deliver_at_ms <= latest_ms + AHEAD_MS_MAX + LATE_MS_MAX:
             raise InvalidRequestError(
                 Reason.DELIVER_AT,
-                f"deliver_at is {shown(deliver_at_ms)}, and by the broker's calendar it is "
+                f"deliver_at is {shown(deliver_at_ms)}, but the broker's calendar says "
                 f"{shown(now_ms)}",
                 deliver_at_ms=deliver_at_ms,
                 now_ms=now_ms,
             )
 
-    async def _keep(self, subject: str, messages: list[Waits]) -> list[bool]:
-        """Keep messages. Return for each of them whether it was already kept."""
+    async def _add(self, subject: str, messages: list[Waits]) -> list[bool]:
+        """Add new messages to the scheduler. Return for each whether it was already there."""
         self._check_writable()
         try:
-            route = await self._peers.newest_route(subject)  # the subject exists
+            route = await self._peers.fetch_or_create_route(subject)  # the subject exists now
             subject_id = route.subject_id
-        except UnreachableError:  # the known route may be of an earlier subject of the name
+        except UnreachableError:  # the cached route may belong to an earlier subject of this name
             route = await self._peers.route_to_send(subject)
             subject_id = 0
         posted = [PostedMessage(b"", each.value, each.packed_properties) for each in messages]
@@ -182,13 +178,13 @@ class Scheduling:
     # ── plain HTTP ────────────────────────────────────────────────────────────────────────────────
     async def post(self, body: bytes, params: Params) -> ScheduledList:
         """
-        Keep the messages of a request until `deliver_at`, durably: all or none.
+        Store the messages of a request durably until `deliver_at`: all or none.
 
         Raises:
-            KeylaneError: none is kept, or its fate is UNKNOWN.
+            KeylaneError: none is stored, or the fate is UNKNOWN.
         """
         check_params(SCHEDULE_MESSAGES, params)
-        await check_standing(self._standing)
+        await check_folder_ownership(self._standing)
         subject = check_name("subject", params["subject"])
         if "deliver_at" not in params:
             raise InvalidRequestError(
@@ -203,50 +199,54 @@ class Scheduling:
         sent_at_ns = self._clock.wall_ns()
         messages = [
             Waits(
-                number, deliver_at_ms, subject, sent_at_ns, message.value, message.packed_properties
+                scheduled_id,
+                deliver_at_ms,
+                subject,
+                sent_at_ns,
+                message.value,
+                message.packed_properties,
             )
-            for number, message in zip(ids, posted, strict=True)
+            for scheduled_id, message in zip(ids, posted, strict=True)
         ]
         if self._scheduler.knows_all(ids):
-            known = await self._scheduler.schedule(messages)
+            duplicates = await self._scheduler.schedule(messages)
         else:
             now_ms, latest_ms = self._scheduler.calendar.both_ms()
             check_deliver_at(deliver_at_ms, now_ms=now_ms, latest_ms=latest_ms)
-            known = await self._keep(subject, messages)
+            duplicates = await self._add(subject, messages)
         return ScheduledList(
             receipts=[
                 ScheduledReceipt(
-                    scheduled_id=number.hex(),
+                    scheduled_id=scheduled_id.hex(),
                     subject=subject,
                     broker_group=self._broker_group,
                     deliver_at_ms=deliver_at_ms,
                     durable=DURABLE,
                     duplicate=duplicate,
                 )
-                for number, duplicate in zip(ids, known, strict=True)
+                for scheduled_id, duplicate in zip(ids, duplicates, strict=True)
             ]
         )
 
     def _ids(
         self, subject: str, messages: list[PostedMessage], deliver_at_ms: int, key: str | None
     ) -> list[bytes]:
-        """Return the ids of messages. A repeated request with the same subject, idempotency key,
-        messages and time gets the same ids.
+        """Return ids for the messages: random ones, or with an idempotency key the same for every
+        repeat of the request.
         """
         if key is None:
             return [self._draw(8 * ID_BYTES).to_bytes(ID_BYTES) for _ in messages]
-        # Keys belong to a subject: a caller who sends to another one may choose the same key,
-        # messages and time.
-        named = f"{subject} {keyed_producer(key, messages)} {deliver_at_ms}"
-        return _derived_ids(named, len(messages))
+        # Another subject may get a request with the same key, messages and time.
+        request_key = f"{subject} {keyed_producer(key, messages)} {deliver_at_ms}"
+        return _derived_ids(request_key, len(messages))
 
     async def soonest(self, _body: object, params: Params) -> ScheduledPage:
-        """Return the next `limit` messages by their times, of all subjects or of one."""
+        """Return the next `limit` messages by delivery time, of all subjects or of one."""
         check_params(SCHEDULED, params)
         limit = whole_number(params, "limit", LISTED_DEFAULT, low=1, high=SCHEDULED_LISTED_MAX)
         now_ms = self._scheduler.calendar.reported_ms()
         count, entries = await self._scheduler.soonest(limit, params.get("subject"))
-        drops = await self._drops(entries)
+        drop_reasons = await self._drop_reasons(entries)
         return ScheduledPage(
             broker_group=self._broker_group,
             count=count,
@@ -258,74 +258,71 @@ class Scheduling:
                     deliver_at_ms=each.deliver_at_ms,
                     size_bytes=each.size,
                     due=each.deliver_at_ms <= now_ms,
-                    drop=drops.get(each.scheduled_id, ""),
+                    drop=drop_reasons.get(each.scheduled_id, ""),
                 )
                 for each in entries
             ],
         )
 
-    async def _drops(self, entries: Sequence[ScheduledEntry]) -> dict[bytes, str]:
-        """Return why messages will be dropped, by their ids. The metaserver is asked once for each
-        subject, as long as it answers.
+    async def _drop_reasons(self, entries: Sequence[ScheduledEntry]) -> dict[bytes, str]:
+        """Return scheduled id → why the message will be dropped. Fetches one route per subject,
+        and stops when the metaserver is unreachable.
         """
-        slots, silent = asyncio.Semaphore(ASKED_AT_ONCE_MAX), asyncio.Event()
+        slots, unreachable = asyncio.Semaphore(CONCURRENT_FETCHES_MAX), asyncio.Event()
 
-        async def ask(subject: str, subject_id: int) -> Route | KeylaneError:
+        async def fetch(subject: str, subject_id: int) -> Route | KeylaneError:
             async with slots:
-                if silent.is_set():
+                if unreachable.is_set():
                     return NotSentError("no metaserver answers")
                 try:
-                    return await self._peers.new_route(subject, subject_id=subject_id)
+                    return await self._peers.fetch_route(subject, subject_id=subject_id)
                 except KeylaneError as error:
                     if isinstance(error, UnreachableError):
-                        silent.set()
+                        unreachable.set()
                     return error
 
         subjects = list({(each.subject, each.subject_id) for each in entries})
-        answers = await asyncio.gather(*(ask(*each) for each in subjects))
-        told = dict(zip(subjects, answers, strict=True))
+        results = await asyncio.gather(*(fetch(*each) for each in subjects))
+        routes = dict(zip(subjects, results, strict=True))
         return {
-            each.scheduled_id: why
+            each.scheduled_id: reason
             for each in entries
-            if (why := _why_dropped(each, told[each.subject, each.subject_id]))
+            if (reason := _drop_reason(each, routes[each.subject, each.subject_id]))
         }
 
     async def post_cancel(self, _body: object, params: Params) -> CanceledScheduled:
-        """Cancel a message, so that it is never delivered, unless it already is, or raise
-        NotFoundError.
-        """
-        await check_standing(self._standing)
+        """Cancel a message unless it is already delivered, or raise NotFoundError."""
+        await check_folder_ownership(self._standing)
         try:
-            number = bytes.fromhex(params["id"])
+            scheduled_id = bytes.fromhex(params["id"])
         except ValueError:
-            number = b""
-        _check_id(number)
-        return CanceledScheduled(outcome=await self._scheduler.cancel(number))
+            scheduled_id = b""
+        _check_id(scheduled_id)
+        return CanceledScheduled(outcome=await self._scheduler.cancel(scheduled_id))
 
 
-def _derived_ids(named: str, count: int) -> list[bytes]:
-    """Return the ids of `count` messages of a request. The same request always gets the same
-    ids.
-    """
+def _derived_ids(request_key: str, count: int) -> list[bytes]:
+    """Return `count` ids that depend only on `request_key`."""
     return [
-        blake2b(f"{named} {number}".encode(), digest_size=ID_BYTES).digest()
+        blake2b(f"{request_key} {number}".encode(), digest_size=ID_BYTES).digest()
         for number in range(count)
     ]
 
 
-def _why_dropped(entry: ScheduledEntry, told: Route | KeylaneError) -> str:
-    """Return why a message will be dropped at its time, by what is known of its subject; "" if it
-    will not be.
+def _drop_reason(entry: ScheduledEntry, route: Route | KeylaneError) -> str:
+    """Return why a message will be dropped at its delivery time, given the route of its subject or
+    the error instead of it; "" if it will be delivered.
     """
-    if isinstance(told, KeylaneError):
-        return "its subject is deleted" if isinstance(told, SubjectDeletedError) else ""
-    if entry.message_bytes > told.message_bytes_max:
-        return message_too_large(entry.message_bytes, told.message_bytes_max).message
+    if isinstance(route, KeylaneError):
+        return "its subject is deleted" if isinstance(route, SubjectDeletedError) else ""
+    if entry.message_bytes > route.message_bytes_max:
+        return message_too_large(entry.message_bytes, route.message_bytes_max).message
     return ""
 
 
 def _check_id(scheduled_id: bytes) -> None:
     if len(scheduled_id) != ID_BYTES:
         raise InvalidRequestError(
-            f"the id of a scheduled message has {ID_BYTES} bytes, {2 * ID_BYTES} hexadecimal digits"
+            f"the id of a scheduled message must have {ID_BYTES} bytes, "
+            f"{2 * ID_BYTES} hexadecimal digits"
         )

@@ -1,9 +1,9 @@
 """Answers the frames of the data plane.
 
-The server begins the frames of a connection in the order of their arrival. Appends and acks are
-decided before the first await, and therefore in that order. Only while a broker starts do frames
-wait earlier than that, until a metaserver has answered whether the broker group belongs to this
-data folder. If appends overtake each other then, the check of their sequence numbers refuses them.
+The server begins the frames of a connection in the order of arrival. Appends and acks are decided
+before the first await, and therefore in that order. The exception is the start of a broker, when
+frames wait until a metaserver has confirmed that the broker group belongs to this data folder. If
+appends overtake each other then, they are refused because of their sequence numbers.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ from .partition.pull_lock import (
     release,
     take,
 )
-from .standing import Standing, check_standing
+from .standing import Standing, check_folder_ownership
 from .store.group_changes import check_told
 from .store.group_commit import Ended
 from .store.store import DURABLE, Store
 
 FrameHandler = Callable[[Any, memoryview], Awaitable[Handled]]
-Beginning = Callable[[Any, memoryview, PromptCall, int], bool]
-"""A callable like `DataService.begin`; its last argument is the time of the boot clock, in
-nanoseconds, at which the request arrived.
+PromptHandler = Callable[[Any, memoryview, PromptCall, int], bool]
+"""A callable like `DataService.begin`. The last argument is the arrival time of the request, in
+nanoseconds of the boot clock.
 """
 _WITH_PAYLOAD = (Append, Schedule, ChangeParked, EditParked)
 _LIVE = frozenset({Append, Pull, PullShared, Ack})
-"""The requests that live clients send all the time."""
+"""The requests that show that live clients use the broker."""
 
 
 class BrokerService:
@@ -95,7 +95,7 @@ class BrokerService:
         self._boot_ns = clock.boot_ns
         self._waiting = LongPolls()
         self._budget = BackgroundBudget()
-        self._background = asyncio.Lock()
+        self._background_turns = asyncio.Lock()
         self._unpack_checks = UnpackChecks(store.run_read)
         self._pulls = OpenPulls(store, self._waiting, clock)
         store.on_change(self._waiting.wake)
@@ -109,46 +109,46 @@ class BrokerService:
             Release: self._release,
             Read: self._read,
         }
-        self._beginnings: dict[type[Request], Beginning] = {
+        self._prompt_handlers: dict[type[Request], PromptHandler] = {
             Append: self._begin_append,
             Pull: self._begin_pull,
             Ack: self._begin_ack,
         }
 
-    def answer(self, kind: type[Request], handler: FrameHandler) -> None:
-        """Register `handler` for the requests of a kind that does not concern a partition."""
+    def register_handler(self, kind: type[Request], handler: FrameHandler) -> None:
+        """Register a handler for the requests of this type, which another object answers."""
         self._handlers[kind] = handler
 
     async def handle(self, request: Request, payload: memoryview) -> Handled:
         """
-        Return the answer to a request, and the answer's payload.
+        Handle a request, and return the answer with its payload.
 
         Raises:
             RefusedError and its subclasses: nothing was done.
-            StorageError and its subclasses: see their fate.
+            StorageError and its subclasses: the fate says whether it was done.
         """
         kind = type(request)
         self._check_payload(kind, payload)
         if kind is not Read:
-            await check_standing(self._standing)
+            await check_folder_ownership(self._standing)
         if kind in _LIVE:
-            self._budget.live_at_ms = self._clock.boot_ms()
+            self._budget.last_live_at_ms = self._clock.boot_ms()
         return await self._handlers[kind](request, payload)
 
     def begin(self, request: Request, payload: memoryview, call: PromptCall) -> bool:
-        """See `DataService.begin`."""
+        """Implement `DataService.begin`."""
         standing = self._standing
-        if standing is not None and (not standing.asked or standing.set_aside):
+        if standing is not None and (not standing.has_reported or standing.set_aside):
             return False
         kind = type(request)
         if payload and kind not in _WITH_PAYLOAD:
             self._check_payload(kind, payload)
-        beginning = self._beginnings.get(kind)
-        if beginning is None:
+        begin = self._prompt_handlers.get(kind)
+        if begin is None:
             return False
         now_ns = self._boot_ns()
-        self._budget.live_at_ms = now_ns // 1_000_000
-        return beginning(request, payload, call, now_ns)
+        self._budget.last_live_at_ms = now_ns // 1_000_000
+        return begin(request, payload, call, now_ns)
 
     @staticmethod
     def _check_payload(kind: type[Request], payload: memoryview) -> None:
@@ -162,17 +162,17 @@ class BrokerService:
             return False
         if self._unpack_checks.waits(request.partition_id, payload):
             return False
-        self._take_append(request, payload, call, began_ns)
+        self._append_batch(request, payload, call, began_ns)
         return True
 
     async def _append(self, request: Append, payload: memoryview) -> Handled:
         call, began_ns = AwaitedCall(self.handle), self._boot_ns()
         unpacks = await self._unpack_checks.wait(request.partition_id, payload)
         async with self._store.commit.turn(len(payload)):
-            self._take_append(request, payload, call, began_ns, unpacks=unpacks)
+            self._append_batch(request, payload, call, began_ns, unpacks=unpacks)
         return await call.answered()
 
-    def _take_append(
+    def _append_batch(
         self,
         request: Append,
         payload: memoryview,
@@ -181,12 +181,12 @@ class BrokerService:
         *,
         unpacks: bool = False,
     ) -> None:
-        """Decide on a batch that has room, and answer once it is durable; `unpacks` means that the
-        batch was already checked to unpack.
+        """Append a batch that was admitted, and answer once it is durable; `unpacks` means that the
+        batch is known to unpack.
         """
         store = self._store
 
-        def ended(error: KeylaneError | None) -> None:
+        def on_durable(error: KeylaneError | None) -> None:
             if error is not None:
                 call.refuse(error)
                 return
@@ -194,7 +194,7 @@ class BrokerService:
             call.answer(Appended(base_offset, DURABLE, duplicate))
 
         base_offset, duplicate = store.append(
-            request.partition_id, payload, ended, in_turn=True, unpacks=unpacks
+            request.partition_id, payload, on_durable, in_turn=True, unpacks=unpacks
         )
 
     async def _acquire(self, request: Acquire | AcquireShared, _payload: memoryview) -> Handled:
@@ -212,13 +212,13 @@ class BrokerService:
         if request.group not in partition.groups:
             check_told(partition, request.group)
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
-            # The messages that sessions of a shared group had in flight say nothing about the group
-            # once it is exclusive: none of those sessions was the only owner.
-            switched = group.lock.shared and not shared
-            ended_well = switched or group.lock.released or group.lock.session == session
+            # What sessions of a shared group had in flight is no evidence once the group is
+            # exclusive: none of those sessions was the only owner.
+            became_exclusive = group.lock.shared and not shared
+            was_released = became_exclusive or group.lock.released or group.lock.session == session
             durable = self._store.raise_fence(partition, group, token=token, session=session)
-            group.hangs_no_more()
-            if group.suspects.next_owner(released=ended_well):
+            group.clear_hanging()
+            if group.suspects.on_new_owner(released=was_released):
                 group.changed()
         else:
             durable = self._store.commit.flushed()
@@ -237,7 +237,7 @@ class BrokerService:
                 if shared
                 else (
                     group.suspects.upto,
-                    tuple(group.suspects.left(group.acked)),
+                    tuple(group.suspects.unacked(group.acked)),
                 )
             ),
             () if group.parked is None else tuple(group.parked.adopted_under.items()),
@@ -250,7 +250,7 @@ class BrokerService:
         check_holder(group.lock, token=token, session=session)
         if shared:
             now_ms = self._clock.boot_ms()
-            group.handed_out().enter(request.session, ttl_ms=request.ttl_ms, now_ms=now_ms)
+            group.handed_out().add_session(request.session, ttl_ms=request.ttl_ms, now_ms=now_ms)
         return answer, b""
 
     def _begin_pull(
@@ -266,17 +266,17 @@ class BrokerService:
         return await self._pulls.read(request)
 
     async def _pull_shared(self, request: PullShared, _payload: memoryview) -> Handled:
-        partition, group = self._owned(request)
+        partition, group = self._check_owner(request)
         bytes_max = check_shared(request)
         session = request.session
-        until_ms = self._clock.boot_ms() + request.wait_ms
+        deadline_ms = self._clock.boot_ms() + request.wait_ms
         while True:
             now_ms = self._clock.boot_ms()
             group.skip_to(partition.first_offset)
             in_flight = group.handed_out()
-            in_flight.check_entered(session)
+            in_flight.check_not_released(session)
             in_flight.expire(now_ms)
-            if group.suspects.session_ended(in_flight.take_ended(), group.acked):
+            if group.suspects.on_session_expired(in_flight.pop_unreleased(), group.acked):
                 group.changed()  # durable with the next ack
             ranges = in_flight.hand_out(
                 group.acked,
@@ -285,19 +285,19 @@ class BrokerService:
                 readable_offset=partition.readable_offset,
                 now_ms=now_ms,
                 in_flight_ms=request.in_flight_ms,
-                alone=group.suspects.alone,
+                alone=group.suspects.isolated,
             )
             drained = partition.ended and group.acked.cursor >= partition.next_offset
             if drained and (saved := self._save(partition, group)) is not None:
-                # The metaserver stores that the partition is drained, so a restart of this broker
-                # must not forget it.
+                # The metaserver will store that the partition is drained, so this broker must not
+                # forget it in a restart.
                 await saved
-                partition, group = self._owned(request)
-            if ranges or drained or now_ms >= until_ms:
+                partition, group = self._check_owner(request)
+            if ranges or drained or now_ms >= deadline_ms:
                 break
-            due_ms = max(now_ms + 1, min(until_ms, in_flight.due_ms))
+            due_ms = max(now_ms + 1, min(deadline_ms, in_flight.next_deadline_ms))
             await self._waiting.wait(partition.partition_id, due_ms - now_ms)
-            partition, group = self._owned(request)
+            partition, group = self._check_owner(request)
         data = b""
         if ranges:
             try:
@@ -305,7 +305,7 @@ class BrokerService:
                 partition.readable_end(start)
                 await take_room(bytes_max)
                 data, upto = await self._store.read(partition, start, bytes_max=bytes_max)
-                partition, group = self._owned(request)
+                partition, group = self._check_owner(request)
                 ranges = in_flight.trim(session, ranges, upto=upto)
             except BaseException:
                 in_flight.trim(session, ranges, upto=0)
@@ -337,27 +337,26 @@ class BrokerService:
         return answer, data
 
     async def _background_turn(self, wanted_bytes: int) -> int:
-        """Wait until a job's read has its turn; return the number of bytes that its answer may
+        """Wait until a job's read may begin, and return the number of bytes that its answer may
         have.
         """
-        async with self._background:
+        async with self._background_turns:
             wait_ms = self._budget.wait_ms(self._clock.boot_ms())
-            await asyncio.sleep(
-                wait_ms / 1000
-            )  # also if it is 0: live requests that have arrived begin first
-        return self._budget.take(wanted_bytes, self._clock.boot_ms())
+            # Even a sleep of 0 lets live requests that have arrived begin first.
+            await asyncio.sleep(wait_ms / 1000)
+        return self._budget.reserve(wanted_bytes, self._clock.boot_ms())
 
     def _begin_ack(self, request: Ack, _payload: memoryview, call: PromptCall, now_ns: int) -> bool:
-        cursor, partition, group = self._decide_ack(request, now_ns // 1_000_000)
+        cursor, partition, group = self._apply_ack(request, now_ns // 1_000_000)
 
-        def ended(error: KeylaneError | None) -> None:
+        def on_saved(error: KeylaneError | None) -> None:
             if error is not None:
                 call.refuse(error)
             else:
                 call.answer(Acked(cursor, group.parked_version))
 
-        if not self._save_then(partition, group, ended):
-            ended(None)
+        if not self._save_then(partition, group, on_saved):
+            on_saved(None)
         return True
 
     async def _ack(self, request: Ack, payload: memoryview) -> Handled:
@@ -365,13 +364,13 @@ class BrokerService:
         self._begin_ack(request, payload, call, self._boot_ns())
         return await call.answered()
 
-    def _decide_ack(self, request: Ack, now_ms: int) -> tuple[int, HostedPartition, Group]:
+    def _apply_ack(self, request: Ack, now_ms: int) -> tuple[int, HostedPartition, Group]:
         """
-        Decide on an ack; `now_ms` is the same as in `owned`.
+        Apply an ack at `now_ms` of the boot clock.
 
         Returns:
-            The cursor, the partition and the group. The progress of the group is to be saved before
-            the cursor is reported.
+            The cursor, the partition and the group. The caller must save the progress of the group
+            before it reports the cursor.
         """
         partition, group = owned(self._store.state, request, now_ms)
         ranges = request.ranges
@@ -385,20 +384,20 @@ class BrokerService:
             if apply_ack(group.acked, ranges):
                 group.changed()
             if group.lock.session == SHARED:
-                group.handed_out().acked(ranges)
+                group.handed_out().remove(ranges)
                 if group.suspects.begun:  # a message that is handled alone may be next
                     self._waiting.wake(partition.partition_id)
         if request.failed:
             check_failed(request, partition)
             self._store.commit.check_room(0, own=True)
-            group.failed(request.failed)
+            group.record_failures(request.failed)
         if request.failing is not None:
             check_failing(request.failing, partition)
             group.note_failing(request.failing)
         if request.begun:
             check_begun(request, partition)
             self._store.commit.check_room(0, own=True)
-            group.begins(request.begun)
+            group.begin_suspects(request.begun)
         if request.held and group.lock.session == SHARED:
             group.handed_out().hold(
                 group.acked,
@@ -409,14 +408,13 @@ class BrokerService:
             )
         return group.acked.cursor, partition, group
 
-    def _save_then(self, partition: HostedPartition, group: Group, ended: Ended) -> bool:
+    def _save_then(self, partition: HostedPartition, group: Group, on_saved: Ended) -> bool:
         """
-        Save a group's progress if it is not durable, for example after an ack that found the disk
-        full.
+        Save a group's progress if it has changed since it was durable, and call `on_saved` then.
 
         Returns:
-            False if the progress is durable. True if `ended` will be called; until then the
-            progress must not be reported.
+            False if the progress is already durable, and `on_saved` is not called. If True, the
+            progress must not be reported before that call.
 
         Raises:
             BrokerReadOnlyError: the progress cannot be made durable now.
@@ -424,30 +422,30 @@ class BrokerService:
         if not group.unsaved:
             return False
         self._store.commit.check_room(0, own=True)
-        self._store.save_progress_then(partition, group, ended)
+        self._store.save_progress_then(partition, group, on_saved)
         return True
 
     def _save(self, partition: HostedPartition, group: Group) -> asyncio.Future[None] | None:
-        """Save like `_save_then`, but return a future instead of calling `ended`; None means that
-        the progress is durable.
+        """Save like `_save_then`, but return a future instead of taking a callback; None if the
+        progress is already durable.
         """
         durable, saves = self._store.commit.waited_for(partial(self._save_then, partition, group))
         return durable if saves else None
 
-    def _owned(self, request: OwnersRequest) -> tuple[HostedPartition, Group]:
+    def _check_owner(self, request: OwnersRequest) -> tuple[HostedPartition, Group]:
         return owned(self._store.state, request, self._clock.boot_ms())
 
     async def _release(self, request: Release, _payload: memoryview) -> Handled:
-        partition, group = self._owned(request)
+        partition, group = self._check_owner(request)
         if group.lock.shared:
-            group.handed_out().give_back(request.session)
+            group.handed_out().release_session(request.session)
         else:
             release(group.lock)
-            group.hangs_no_more()
+            group.clear_hanging()
             if group.parked is not None:
-                group.parked.given_back()
+                group.parked.on_released()
         self._waiting.wake(partition.partition_id)
-        if not group.lock.shared and group.suspects.released():
+        if not group.lock.shared and group.suspects.on_released():
             group.changed()
             if (saved := self._save(partition, group)) is not None:
                 await saved

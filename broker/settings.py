@@ -1,4 +1,4 @@
-"""The settings of a broker, with the reasons for the defaults; an error lists all problems."""
+"""The settings of a broker, with their defaults and the checks of their values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BrokerSettings(ServingSettings):
 
     group: str = field(metadata={"doc": "name of the broker group that it serves"})
     data: Path = field(
-        metadata={"doc": "its data folder, used by no other process; made if missing"}
+        metadata={"doc": "its data folder, used by no other process; created if missing"}
     )
     meta: tuple[str, ...] = field(metadata={"doc": "addresses of metaservers, host:port"})
     port: int = field(default=0, metadata={"doc": "0: any free port"})
@@ -186,11 +186,11 @@ def broker_settings(
     environment: Mapping[str, str] | None = None,
 ) -> BrokerSettings:
     """
-    Return settings from a TOML file, the environment and flags. A flag that is None was not given.
+    Read the settings from a TOML file, the environment and flags. A flag that is None is not set.
 
     Raises:
-        ConfigError: the file is unreadable, names are unknown or missing, or values have wrong
-            types or are impossible. The error lists all problems.
+        ConfigError: the file is unreadable, a name is unknown or missing, or a value is invalid.
+            The error lists all problems.
     """
     return SOURCES.read(flags, config, environment or {})
 
@@ -198,4 +198,4 @@ def broker_settings(
 SOURCES = SettingSources("broker", BrokerSettings, _problems)
 """The sources of a broker's settings."""
 RELOADED = frozenset({"log_level", "retention_ms", "retention_bytes"}) | RELOADED_TLS
-"""The settings that a running broker takes from its file at SIGHUP. The others need a restart."""
+"""The settings that a running broker reloads from its file at SIGHUP. The others need a restart."""

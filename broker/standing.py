@@ -1,8 +1,7 @@
-"""Checks whether the broker group still belongs to this data folder, by the answers of metaservers.
-Pure.
+"""Checks that the broker group still belongs to this data folder, as the metaservers say. Pure.
 
-A broker that is started on an older copy of a folder may have the address of the broker on the
-newer folder, so clients call it.
+A broker that is started on an older copy of a data folder may have the same address as the broker
+of the newer folder, so clients may call it.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from ..protocol.errors import WrongBrokerError
 
 
 class Standing(Protocol):
-    """The part of a `Registration` that knows the standing of a data folder."""
+    """What a `Registration` knows about the data folder: whether the metaservers accept it."""
 
     @property
     def set_aside(self) -> str:
-        """Why the broker group belongs to another folder; "" unless a metaserver says so."""
+        """Why the broker group belongs to another folder; "" if no metaserver has said so."""
         ...
 
     @property
-    def asked(self) -> bool:
-        """True once the first report has ended, answered or not."""
+    def has_reported(self) -> bool:
+        """True once the first report has been answered or has failed."""
         ...
 
     @property
     def accepted(self) -> bool:
-        """True if a metaserver has accepted a report of this opening and refused none since; no old
-        copy is accepted.
+        """True if a metaserver has accepted a report of this opening, and none has refused one
+        since. An older copy of the folder is never accepted.
         """
         ...
 
@@ -36,18 +35,18 @@ class Standing(Protocol):
         """Wait until `accepted` is true."""
         ...
 
-    async def wait_asked(self) -> None:
-        """Wait until `asked` is true."""
+    async def wait_reported(self) -> None:
+        """Wait until `has_reported` is true."""
         ...
 
 
-async def check_standing(standing: Standing | None) -> None:
-    """Raise WrongBrokerError if the broker group belongs to another folder. This is called before
-    state is changed.
+async def check_folder_ownership(standing: Standing | None) -> None:
+    """Raise WrongBrokerError if the broker group belongs to another folder. Call this before every
+    change of state.
     """
     if standing is None:
         return
-    if not standing.asked:
-        await standing.wait_asked()
+    if not standing.has_reported:
+        await standing.wait_reported()
     if standing.set_aside:
         raise WrongBrokerError(f"this broker does not serve its group: {standing.set_aside}")

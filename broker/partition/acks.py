@@ -1,9 +1,9 @@
 """Applies acks to a consumer group's progress on a partition. Pure.
 
 Invariants
-    Only ranges of stored messages are acked. All ranges of a request are acked, or none.
-    The cursor never falls, and never passes a message that is not acked. Only an operator's reset
-    may set it to any offset (`store/group_changes.py`).
+    Only stored messages are acked. A request acks all of its ranges, or none.
+    The cursor never falls, and never passes an unacked message. Only an operator's reset may set
+    it to another offset (`store/group_changes.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...protocol.offsets import AckedOffsets, Range
 
 def decide_ack(acked: AckedOffsets, ranges: Sequence[Range], *, next_offset: int) -> None:
     """
-    Check the ranges of an ack.
+    Check whether the ranges of an ack can be applied.
 
     Raises:
         InvalidRequestError: a range is empty, reversed, or not within `[0, next_offset)`.
@@ -26,22 +26,22 @@ def decide_ack(acked: AckedOffsets, ranges: Sequence[Range], *, next_offset: int
     for start, end in ranges:
         if not 0 <= start < end <= next_offset:
             raise InvalidRequestError(
-                f"cannot ack [{start}, {end}): stored are [0, {next_offset})",
+                f"cannot ack [{start}, {end}): only [0, {next_offset}) is stored",
                 next_offset=next_offset,
             )
     if acked.range_count + len(ranges) > ACK_RANGES_MAX:
-        trial = AckedOffsets(acked.cursor, acked.ranges)
+        result = AckedOffsets(acked.cursor, acked.ranges)
         for start, end in ranges:
-            trial.add(start, end)
-        if trial.range_count > ACK_RANGES_MAX:
+            result.add(start, end)
+        if result.range_count > ACK_RANGES_MAX:
             raise OverloadedError(
                 f"more than {ACK_RANGES_MAX} acked ranges above the cursor", cursor=acked.cursor
             )
 
 
 def apply_ack(acked: AckedOffsets, ranges: Sequence[Range]) -> bool:
-    """Mark the ranges as acked. Return True if one of their offsets was not acked before."""
-    new = False
+    """Mark the ranges as acked. Return True if that acked any new offset."""
+    changed = False
     for start, end in ranges:
-        new |= acked.add(start, end)
-    return new
+        changed |= acked.add(start, end)
+    return changed

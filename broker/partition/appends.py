@@ -1,38 +1,38 @@
-"""Decides by a producer's sequence whether a batch is stored, is a duplicate, or is refused. Pure.
+"""Decides from the producer's sequence whether a batch is stored, a duplicate, or refused. Pure.
 
     sequence == next      store
     sequence >  next      gap: refuse
-    sequence <  next      one of the remembered batches (sequence, count, CRC of the body):
-                          duplicate; else another producer uses this id: refuse
-    higher epoch          begins at 0 again
+    sequence <  next      equal to a remembered batch (sequence, count, CRC of the body): duplicate;
+                          else another producer uses this id: refuse
+    higher epoch          the sequence starts at 0 again
     lower epoch           refuse
 
     no producer (id 0)    store, and remember nothing
-    numbered rows         store; if sequence < next: a remembered batch of another digest: refuse,
-                          else duplicate
-    an idempotency key    its first batch: store; the same epoch and count: duplicate, else refuse;
-                          sequence > 0: as above, and an unknown key is a gap: refuse
+    numbered rows         store; if sequence < next: duplicate, unless the digest of a remembered
+                          batch differs: refuse
+    an idempotency key    the first batch: store; the same epoch and count: duplicate, else refuse;
+                          sequence > 0: the same, but an unknown key is refused as a gap
 
 Invariants
-    A repeated batch is stored once, as long as its producer is among the
-    PRODUCERS_PER_PARTITION_MAX latest. A batch is a duplicate only if its sequence, count and
-    checksum are those of a remembered batch. After a refused batch all later batches of its
-    producer are refused: either they leave a gap, or two producers use their (id, epoch), which
-    then stores nothing more.
+    A repeated batch is stored once, as long as its producer is among the latest
+    PRODUCERS_PER_PARTITION_MAX. A batch is a duplicate only if its sequence, count and checksum
+    equal those of a remembered batch. After a refused batch, all later batches of the producer
+    are refused too: either they leave a gap, or two producers use the same (id, epoch), which then
+    stores nothing more.
 
-A repeated batch has the same bytes as at the first try. A batch that is a part of a remembered
-batch, or spans several, is therefore not a repeat. A batch older than all remembered batches is not
-a repeat either, because a producer has at most BATCHES_IN_FLIGHT_MAX unanswered batches.
+A retry sends the same bytes as the first attempt, so a batch that is part of a remembered batch, or
+spans several, is not a repeat. Neither is a batch older than all remembered batches, because a
+producer has at most BATCHES_IN_FLIGHT_MAX unanswered batches.
 
-Numbered rows (FLAG_NUMBERED) are the rows of a task; when the task is repeated, it writes them
-again from the first one on. A batch below the next sequence therefore counts as stored, however old
-it is, unless the rows differ: a remembered batch that ends where this one ends has a digest of all
-rows up to there, in the place of the epoch. If the digests differ, the repeated task is not the
-same one, and nothing more is stored under its id, as with two producers of one id.
+Numbered rows (FLAG_NUMBERED) are the rows of a task, which a repeated task writes again from the
+first one. A batch below the next sequence therefore counts as stored, however old it is, unless the
+rows differ: numbered batches have a digest of all rows so far instead of an epoch. If the digests
+of two batches with the same end differ, the task is not the same, and nothing more is stored under
+its id, as with two producers of one id.
 
-An idempotency key (`protocol/http/posted.py`) has a producer id of its own, and one batch on a
-partition, whose epoch is a digest of its messages. When remembered ids have to be forgotten, keys
-are forgotten before producers.
+Each idempotency key (`protocol/http/posted.py`) has its own producer id, and one batch per
+partition, whose epoch is a digest of the messages. When ids must be evicted, keys are evicted
+before producers.
 
 Source: Kafka's idempotent producer (KIP-98), which remembers five batches and compares their
 sequences only.
@@ -57,26 +57,24 @@ from ...protocol.limits import BATCHES_IN_FLIGHT_MAX
 from ...protocol.record import FLAG_NUMBERED, Header
 
 REMEMBERED_BATCHES = BATCHES_IN_FLIGHT_MAX
-"""The number of a producer's batches that the broker remembers. A repeat of one is answered with
-the offset of the first try.
+"""The number of batches that the broker remembers per producer. A repeated one is answered with its
+original offset.
 """
 OFFSET_UNKNOWN = -1
 """The offset of a repeated batch of numbered rows that is older than all remembered batches."""
 
 
 class StoredBatch(msgspec.Struct, frozen=True, gc=False):
-    """A stored batch of a producer; `sequence` is the sequence of its first message."""
+    """A stored batch of a producer; `sequence` is that of its first message."""
 
     sequence: int
     message_count: int
     base_offset: int
     body_crc: int
-    """The producer's checksum of the body, which the broker never changes. For numbered rows it is
-    their digest.
-    """
+    """The producer's checksum of the body, or the digest of numbered rows."""
 
     def is_repeated_by(self, header: Header) -> bool:
-        """Return True if the batch of `header` is a repeat of this batch."""
+        """Return True if a batch with this header is a repeat of this batch."""
         return (
             header.sequence == self.sequence
             and header.count == self.message_count
@@ -94,7 +92,7 @@ class ProducerState(msgspec.Struct, frozen=True):
 
 
 class Duplicate(NamedTuple):
-    """The result for a batch that was stored before, at `base_offset`."""
+    """The result for a batch that is already stored, at `base_offset`."""
 
     base_offset: int
 
@@ -106,18 +104,18 @@ def decide_append(
     Decide whether a batch is stored.
 
     Args:
-        clashed: two clients use the producer's present epoch (SequenceReusedError), so it stores
-            nothing more.
+        clashed: two clients use the producer's current epoch (SequenceReusedError), so nothing
+            more is stored in it.
 
     Returns:
-        None if the batch is to be stored, Duplicate if it was stored before.
+        None if the batch must be stored, Duplicate if it is already stored.
 
     Raises:
-        SequenceGapError: the sequence is above the next one, which is `expected`.
+        SequenceGapError: the sequence is above the expected one.
         SequenceReusedError: another batch has this sequence.
         ProducerFencedError: the broker has seen a higher epoch.
-        InvalidRequestError: the idempotency key has a batch of other messages.
-        InvalidRequestError: the sequence does not fit 63 bits.
+        InvalidRequestError: the idempotency key was used for other messages, or the sequence does
+            not fit into 63 bits.
     """
     sequence = header.sequence
     if header.producer_id >= KEYED_IDS:
@@ -150,7 +148,7 @@ def decide_append(
 def _decide_numbered(
     producer: ProducerState | None, header: Header, *, clashed: bool
 ) -> Duplicate | None:
-    """Decide on a batch of numbered rows; the epoch is their digest and fences nothing."""
+    """Decide on a batch of numbered rows, whose epoch is a digest and fences nothing."""
     sequence, end = header.sequence, header.sequence + header.count
     if end > MAX_I64:
         raise InvalidRequestError("the sequence is too large", sequence=sequence)
@@ -172,8 +170,8 @@ def _decide_numbered(
 
 
 def _decide_keyed(producer: ProducerState | None, header: Header) -> Duplicate | None:
-    """Decide on a batch of an idempotency key. A batch with a sequence other than 0 only asks, and
-    is never stored.
+    """Decide on a batch with an idempotency key. A batch with a sequence other than 0 is only a
+    query, and is never stored.
     """
     if producer is None:
         if header.sequence:
@@ -190,31 +188,31 @@ def _decide_keyed(producer: ProducerState | None, header: Header) -> Duplicate |
 
 
 class Producers(dict[int, ProducerState]):
-    """Producer id → state, ordered by append: the producer of the oldest append is first.
-    Idempotency keys among them are found without a search.
+    """Producer id → state, ordered by the last append, the oldest first. Tracks idempotency keys
+    separately, because they are evicted first.
     """
 
     __slots__ = ("_keyed",)
 
     def __init__(self, states: Mapping[int, ProducerState] | None = None) -> None:
         super().__init__(states or {})
-        self._keyed = {number: None for number in self if number >= KEYED_IDS}
+        self._keyed = {producer_id: None for producer_id in self if producer_id >= KEYED_IDS}
         """The ids of idempotency keys, in the same order."""
 
-    def __setitem__(self, number: int, state: ProducerState) -> None:
-        super().__setitem__(number, state)
-        if number >= KEYED_IDS:
-            self._keyed[number] = None
+    def __setitem__(self, producer_id: int, state: ProducerState) -> None:
+        super().__setitem__(producer_id, state)
+        if producer_id >= KEYED_IDS:
+            self._keyed[producer_id] = None
 
-    def take(self, number: int) -> ProducerState | None:
-        """Remove a producer, and return its state if it was here."""
-        if number >= KEYED_IDS:
-            self._keyed.pop(number, None)
-        return self.pop(number, None)
+    def take(self, producer_id: int) -> ProducerState | None:
+        """Remove a producer if it is present, and return its state or None."""
+        if producer_id >= KEYED_IDS:
+            self._keyed.pop(producer_id, None)
+        return self.pop(producer_id, None)
 
     def forget(self) -> tuple[int, ProducerState]:
-        """Forget the idempotency key of the oldest append or, if there are no keys, the producer of
-        the oldest append.
+        """Remove the oldest idempotency key or, if there are none, the oldest producer, and return
+        its id and state.
         """
         oldest = next(iter(self._keyed or self))
         self._keyed.pop(oldest, None)
@@ -224,10 +222,10 @@ class Producers(dict[int, ProducerState]):
 def after_append(
     producer: ProducerState | None, header: Header, *, base_offset: int
 ) -> ProducerState:
-    """Return the producer's state once the batch is stored at `base_offset`."""
-    numbered = bool(header.flags & FLAG_NUMBERED)
+    """Return the producer's state after a batch was stored at `base_offset`."""
+    is_numbered = bool(header.flags & FLAG_NUMBERED)
     epoch, crc = (
-        (0, header.producer_epoch) if numbered else (header.producer_epoch, header.body_crc)
+        (0, header.producer_epoch) if is_numbered else (header.producer_epoch, header.body_crc)
     )
     stored = StoredBatch(header.sequence, header.count, base_offset, crc)
     if producer is None or epoch != producer.epoch:

@@ -1,4 +1,4 @@
-"""Describes damage as text: problems of the log, and the lost messages of each partition. Pure."""
+"""Describes damage for operators: problems of the log, and lost messages by partition. Pure."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from .partition import END_UNKNOWN, LOST_MAX, HostedPartition
 from .state import BrokerState
 
 PARTITIONS_MAX = 100
-"""The number of partitions that get a line each. Further ones are only counted."""
+"""The number of partitions that are listed. Further ones are only counted."""
 
 
 def damage_of(state: BrokerState) -> list[str]:
-    """Return a line for each problem, and for each of the first PARTITIONS_MAX partitions that have
-    lost messages.
+    """Return a line for each problem of the log, and for each of the first PARTITIONS_MAX damaged
+    partitions.
     """
     lines = list(state.problems)
     damaged = sorted(state.damaged)
     for partition_id in damaged[:PARTITIONS_MAX]:
         partition = state.partitions.get(partition_id)
         if partition is not None and partition.lost:
-            lines.append(_line(partition))
+            lines.append(_describe(partition))
     if len(damaged) > PARTITIONS_MAX:
         lines.append(f"{len(damaged) - PARTITIONS_MAX} more partitions have lost messages")
     return lines
 
 
-def _line(partition: HostedPartition) -> str:
+def _describe(partition: HostedPartition) -> str:
     lost = partition.lost
     first = lost[0]
     count = sum(

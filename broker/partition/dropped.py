@@ -1,14 +1,14 @@
-"""The partitions that a broker dropped with their subjects, so that it never hosts their ids again.
-Pure.
+"""Remembers the partitions that a broker has dropped with their subjects; it never hosts their ids
+again. Pure.
 
-a late call to host such a partition      is refused
-a database that is rebuilt from brokers   gives higher ids, and does not restore the rest of a
-                                          deleted subject
+a delayed call to host a dropped partition     is refused
+    a metaserver database rebuilt from brokers     allocates higher ids, and does not restore the
+                                                   remaining partitions of a deleted subject
 
-Subjects may be created and deleted for years, and their ids lie between those of other brokers.
-Beyond `RANGES_KEPT` ranges, the older ones are therefore joined: an id between two of them that is
-not hosted counts as dropped. A call to host such an id would be so late that thousands of later ids
-were dropped here meanwhile.
+Subjects may be created and deleted for years, and the ids of one broker are not contiguous. When
+there are more than `RANGES_KEPT` ranges, the older ones are merged: an id between two of them that
+is not hosted then counts as dropped. A call to host such an id would be so late that thousands of
+later ids have been dropped since.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from ...protocol.offsets import IntervalSet, Range
 from .records import DroppedBody
 
 SUBJECTS_MAX = 1_000
-"""The number of deleted subjects that are kept by name. Those that were deleted earlier are left
-out.
-"""
+"""The number of deleted subjects that are remembered by name, the latest ones."""
 RANGES_MAX = 10_000
-"""The most ranges of ids in a record."""
+"""The greatest number of id ranges in a record."""
 RANGES_KEPT = 10_000
-"""The number of ranges of ids that are kept apart. Half of them, those with the highest ids, stay
-apart when the others are joined.
+"""The number of id ranges above which ranges are merged. The half with the highest ids is never
+merged.
 """
 
 
@@ -39,9 +37,9 @@ class DroppedPartitions:
         self._ids = IntervalSet()
         self._pending: dict[int, DroppedBody] = {}
         """Partition id → its record, for dropped partitions whose record is not durable yet."""
-        self._ranges_joined = 0
-        """The number of ranges that remained after the last join; hosted partitions keep them
-        apart.
+        self._ranges_after_merge = 0
+        """The number of ranges after the last merge, which may be high because hosted partitions
+        lie between them.
         """
         self.version = 0
         """The version, which rises with each durable record."""
@@ -56,8 +54,8 @@ class DroppedPartitions:
         return bool(self._pending or len(self._ids))
 
     def durable(self) -> DroppedPartitions:
-        """Return a copy of the ids whose records are durable. Whatever is deleted because of them
-        is never needed again.
+        """Return a copy with only the durably dropped ids. Data of these partitions may be
+        deleted.
         """
         copy = DroppedPartitions()
         copy._ids = IntervalSet(self._ids)
@@ -69,15 +67,15 @@ class DroppedPartitions:
         return max((end - 1 for _, end in self._ids), default=0)
 
     def begin(self, partition_id: int, body: DroppedBody) -> None:
-        """Note a partition whose record is about to be written."""
+        """Add a partition whose record is about to be written."""
         self._pending[partition_id] = body
 
     def undo(self, partition_id: int) -> None:
-        """Note that the record could not be written."""
+        """Undo `begin`, because the record could not be written."""
         self._pending.pop(partition_id, None)
 
     def add(self, body: DroppedBody) -> None:
-        """Note a durable record."""
+        """Apply a durable record."""
         self.version += 1
         for start, end in body.ranges:
             self._ids.add(start, end)
@@ -90,38 +88,38 @@ class DroppedPartitions:
 
     @property
     def too_many(self) -> bool:
-        """True if there are more ranges than are kept apart; `join` makes them fewer."""
-        return len(self._ids) > max(RANGES_KEPT, self._ranges_joined + RANGES_KEPT // 2)
+        """True if ranges should be merged with `join`."""
+        return len(self._ids) > max(RANGES_KEPT, self._ranges_after_merge + RANGES_KEPT // 2)
 
-    def joining(self) -> Joining:
+    def joining(self) -> RangeMerge:
         """
-        Begin to join ranges with lower ids. Afterwards there are at most `RANGES_KEPT`, and one for
-        each id that keeps two apart.
+        Begin to merge the ranges with lower ids. Afterwards there are at most `RANGES_KEPT`, plus
+        one for each id that separates two ranges.
 
-        It must not be called while the log is replayed: the log may host a partition that is not
-        yet here.
+        Must not be called during the replay of the log, which may still host further
+        partitions.
         """
-        return Joining(list(self._ids))
+        return RangeMerge(list(self._ids))
 
-    def join(self, joining: Joining, others: Iterable[int]) -> None:
+    def join(self, joining: RangeMerge, others: Iterable[int]) -> None:
         """
-        Join the ranges that nothing keeps apart.
+        Merge all ranges that no hosted partition separates.
 
         Args:
-            joining: has been passed every partition that the broker had, or might have again, when
-                the join was begun.
-            others: at least the partitions that were added since, in any order.
+            joining: must have been passed every partition that the broker hosted, or might host
+                again, when `joining` was called.
+            others: at least the partitions that were added since then, in any order.
         """
         joining.keep_apart(others)
         joining.keep_apart(self._pending)
-        joined = IntervalSet()
+        merged = IntervalSet()
         for start, end in merge(self._ids, joining.gaps()):  # in order: each is added at the end
-            joined.add(start, end)
-        self._ids = joined
-        self._ranges_joined = len(joined)
+            merged.add(start, end)
+        self._ids = merged
+        self._ranges_after_merge = len(merged)
 
     def bodies(self) -> Iterator[DroppedBody]:
-        """Yield records of everything, including what is about to be written."""
+        """Yield records of all ids and subjects, including those that are about to be written."""
         ids, subjects = IntervalSet(self._ids), dict(self.subjects)
         for body in self._pending.values():
             for start, end in body.ranges:
@@ -132,24 +130,24 @@ class DroppedPartitions:
             yield DroppedBody(list(ranges[first : first + RANGES_MAX]), {} if first else subjects)
 
 
-class Joining:
-    """Finds which ranges may be joined, looking at a portion of the hosted partitions at a time,
-    because there may be a million.
+class RangeMerge:
+    """Finds the ranges that may be merged. It is passed the hosted partitions in portions, because
+    there may be a million.
     """
 
     def __init__(self, ranges: Sequence[Range]) -> None:
         self._ranges = ranges
         self._starts = [start for start, _ in ranges]
-        self._apart = {0, *range(max(0, len(ranges) - RANGES_KEPT // 2), len(ranges))}
-        """The indexes of ranges that are not joined with the previous one."""
+        self._separate = {0, *range(max(0, len(ranges) - RANGES_KEPT // 2), len(ranges))}
+        """The indexes of ranges that are not merged with the previous one."""
 
-    def keep_apart(self, numbers: Iterable[int]) -> None:
-        """Do not count any of these ids as dropped."""
+    def keep_apart(self, partition_ids: Iterable[int]) -> None:
+        """Keep these ids out of merged ranges, so that they do not count as dropped."""
         starts = self._starts
-        self._apart.update(bisect_right(starts, number) for number in numbers)
+        self._separate.update(bisect_right(starts, partition_id) for partition_id in partition_ids)
 
     def gaps(self) -> Iterator[Range]:
-        """Yield the gap between each two ranges that may be joined, in order."""
-        for number in range(1, len(self._ranges)):
-            if number not in self._apart:
-                yield self._ranges[number - 1][1], self._starts[number]
+        """Yield the gaps before the ranges that may be merged, in order."""
+        for index in range(1, len(self._ranges)):
+            if index not in self._separate:
+                yield self._ranges[index - 1][1], self._starts[index]

@@ -1,14 +1,14 @@
-"""Records how and when each message without an order has failed: runs of offsets with one answer,
-and texts that are kept once. Pure.
+"""Records how and when each loose message has failed: runs of offsets with the same facts, and
+interned error texts. Pure.
 
-    put, forget ─▶ FailureRuns: [from this offset on: since, at, fault, next try],
-                   one row for neighbours with the same answer
-    Failure     ─▶ Faults: a number for each type, text, consumer and count of tries
+    put, forget ─▶ FailureRuns: [first offset, since, at, fault, next try],
+                   one row for adjacent messages with the same facts
+    Failure     ─▶ Faults: a number for each combination of type, text, consumer and attempts
 
 Invariants
-    A run says nothing about offsets that are not parked: it extends over them to the next run.
-    A row that says something has a parked message: `forget` removes the others.
-    Unknown facts are reported as unknown; a message never gets what was said about another.
+    A run extends to the next run; it is meaningless for offsets in between that are not parked.
+    A row with known facts has at least one parked message: `forget` removes the others.
+    Unknown facts are reported as unknown, and never replaced by those of another message.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ class Mark(NamedTuple):
     """The known facts about the messages of a run; 0 means unknown."""
 
     since_ms: int
-    """The time at which they were set aside, by the broker's calendar."""
+    """When they were parked, by the broker's calendar, in milliseconds since 1970."""
     at_ms: int
-    """The time at which they failed last, by the consumer's calendar."""
+    """When they failed last, by the consumer's calendar, in milliseconds since 1970."""
     fault: int
-    """The number of their fault in `Faults`."""
+    """The number of the fault in `Faults`."""
     next_ms: int = 0
-    """The time at which they are tried again, as their owner reported."""
+    """When they are retried, as their owner reported, in milliseconds since 1970."""
 
 
 UNKNOWN = Mark(0, 0, UNKNOWN_FAULT)
-Marked = tuple[int, int, Mark]
-"""The start, the end, and the known facts about the offsets in between."""
+MarkedRange = tuple[int, int, Mark]
+"""The start, the end, and the facts about the messages in between."""
 
 
-class Tries(NamedTuple):
-    """The times at which messages are tried again, by row."""
+class NextTries(NamedTuple):
+    """The times of the next tries of messages, by row."""
 
     starts: array[int]
-    nexts: array[int]
+    next_times: array[int]
     end: int
 
     def rows(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the start, end and time of each row that has a time."""
+        """Yield the start, end and time of each row with a known time."""
         ends = [*self.starts, self.end][1:]
-        for start, end, next_ms in zip(self.starts, ends, self.nexts, strict=True):
+        for start, end, next_ms in zip(self.starts, ends, self.next_times, strict=True):
             if next_ms:
                 yield start, end, next_ms
 
 
 class FailureRuns:
-    """The known facts about the messages of one key and source."""
+    """The facts about the failed messages of one key and source."""
 
     __slots__ = ("_ats", "_end", "_faults", "_head", "_nexts", "_sinces", "_starts")
 
@@ -70,9 +70,9 @@ class FailureRuns:
         self._faults = array("q")
         self._nexts = array("q")
         self._head = 0
-        """The index of the first row that was not removed."""
+        """The index of the first row; the ones before it are removed."""
         self._end = 0
-        """The end offset: nothing is known about offsets from here on."""
+        """The offset after the last run."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -80,105 +80,105 @@ class FailureRuns:
 
     @property
     def end(self) -> int:
-        """The end offset: nothing is known about offsets from here on."""
+        """The offset after the last run."""
         return self._end
 
     @property
     def _columns(self) -> tuple[array[int], ...]:
         return self._starts, self._sinces, self._ats, self._faults, self._nexts
 
-    def _row(self, place: int) -> Mark:
-        """Return the facts in the row at `place`. Before the first row nothing is known."""
-        if place < self._head:
+    def _mark_in_row(self, row: int) -> Mark:
+        """Return the facts in a row, or UNKNOWN if it is before the first one."""
+        if row < self._head:
             return UNKNOWN
-        return Mark(self._sinces[place], self._ats[place], self._faults[place], self._nexts[place])
+        return Mark(self._sinces[row], self._ats[row], self._faults[row], self._nexts[row])
 
     def at(self, offset: int) -> Mark:
-        """Return the known facts about a message."""
+        """Return the facts about one message."""
         if offset >= self._end:
             return UNKNOWN
-        return self._row(bisect_right(self._starts, offset, self._head) - 1)
+        return self._mark_in_row(bisect_right(self._starts, offset, self._head) - 1)
 
-    def within(self, start: int, end: int) -> list[Marked]:
-        """Return the known facts about `[start, end)`, in parts that follow each other."""
-        low, upto = start, min(end, self._end)
-        marked: list[Marked] = []
-        place = bisect_right(self._starts, start, self._head) - 1
-        while low < upto:
-            following = place + 1
-            high = self._starts[following] if following < len(self._starts) else upto
-            marked.append((low, min(high, upto), self._row(place)))
-            low, place = high, following
+    def within(self, start: int, end: int) -> list[MarkedRange]:
+        """Return the facts about `[start, end)`, as contiguous ranges."""
+        low, limit = start, min(end, self._end)
+        marked: list[MarkedRange] = []
+        row = bisect_right(self._starts, start, self._head) - 1
+        while low < limit:
+            next_row = row + 1
+            high = self._starts[next_row] if next_row < len(self._starts) else limit
+            marked.append((low, min(high, limit), self._mark_in_row(row)))
+            low, row = high, next_row
         if low < end:
             marked.append((max(low, start), end, UNKNOWN))
         return marked
 
-    def rows(self, first: int, count: int) -> Iterator[Marked]:
-        """Yield up to `count` rows from the `first`th on, as parts that follow each other."""
+    def rows(self, first: int, count: int) -> Iterator[MarkedRange]:
+        """Yield up to `count` rows, beginning with the `first`th, as contiguous ranges."""
         begin = self._head + first
-        for place in range(begin, min(begin + count, len(self._starts))):
-            last = place + 1 == len(self._starts)
-            end = self._end if last else self._starts[place + 1]
-            yield self._starts[place], end, self._row(place)
+        for row in range(begin, min(begin + count, len(self._starts))):
+            is_last = row + 1 == len(self._starts)
+            end = self._end if is_last else self._starts[row + 1]
+            yield self._starts[row], end, self._mark_in_row(row)
 
-    def put(self, start: int, end: int, mark: Mark, present: OffsetRuns | None = None) -> None:
+    def put(self, start: int, end: int, mark: Mark, parked: OffsetRuns | None = None) -> None:
         """
-        Record these facts about `[start, end)`.
+        Set the facts about `[start, end)`.
 
         Args:
-            present: the messages. A row extends over a gap between them; it no longer names a next
-                try there once its messages have another.
+            parked: the parked messages. If a row only covers a gap between them after the change,
+                its next try is removed.
         """
         first = bisect_left(self._starts, start, self._head)
         last = bisect_left(self._starts, end, first)
         new: list[tuple[int, Mark]] = []
-        if mark != self._row(first - 1):
+        if mark != self._mark_in_row(first - 1):
             new.append((start, mark))
         if end < self._end:
-            follows = last < len(self._starts) and self._starts[last] == end
-            following = self._row(last if follows else last - 1)
-            if following == mark:
-                last += follows
-            elif not follows:
-                new.append((end, following))
+            row_begins = last < len(self._starts) and self._starts[last] == end
+            next_mark = self._mark_in_row(last if row_begins else last - 1)
+            if next_mark == mark:
+                last += row_begins
+            elif not row_begins:
+                new.append((end, next_mark))
         self._splice(first, last, new)
         self._end = max(self._end, end)
-        if present is not None and self.at(end).next_ms:
-            _, behind = present.gap(end, end)
-            if behind is None or end < behind:
-                self.put(end, self._end if behind is None else behind, UNKNOWN)
+        if parked is not None and self.at(end).next_ms:
+            _, next_parked = parked.gap(end, end)
+            if next_parked is None or end < next_parked:
+                self.put(end, self._end if next_parked is None else next_parked, UNKNOWN)
 
     def _splice(self, first: int, last: int, new: list[tuple[int, Mark]]) -> None:
         if first == self._head and len(new) <= last - first:
-            # At the front, the new rows take the place of the last ones.
+            # At the front, overwrite the last of the replaced rows.
             self._head = first = last - len(new)
         rows = [(start, *mark) for start, mark in new]
-        for place, column in enumerate(self._columns):
-            column[first:last] = array("q", [row[place] for row in rows])
+        for index, column in enumerate(self._columns):
+            column[first:last] = array("q", [row[index] for row in rows])
         if self._head >= SHRINK_AT and 2 * self._head > len(self._starts):
             for column in self._columns:
                 del column[: self._head]
             self._head = 0
 
-    def forget(self, start: int, end: int, present: OffsetRuns) -> None:
-        """Forget the facts about those offsets of `[start, end)` where `present` has no message,
-        and about the gap around them.
+    def forget(self, start: int, end: int, parked: OffsetRuns) -> None:
+        """Forget the facts about `[start, end)`, which has no `parked` message any more, and about
+        the gap around it.
         """
-        low, high = present.gap(start, end)
+        low, high = parked.gap(start, end)
         low = min(start, self._starts[self._head]) if low is None and self else low or start
         high = self._end if high is None else high
         if low < high:
             self.put(low, high, UNKNOWN)
 
-    def forget_tries(self) -> Tries:
-        """Forget when messages are tried again, and return the known times."""
-        starts, nexts = self._starts[self._head :], self._nexts[self._head :]
+    def forget_tries(self) -> NextTries:
+        """Forget the times of the next tries, and return them."""
+        starts, next_times = self._starts[self._head :], self._nexts[self._head :]
         self._nexts = array("q", bytes(8 * len(self._starts)))
-        return Tries(starts, nexts, self._end)
+        return NextTries(starts, next_times, self._end)
 
     @property
     def next_ms(self) -> int | None:
-        """The first known time at which one of the messages is tried again."""
+        """The earliest known time of a next try, in milliseconds since 1970, or None."""
         return min((at_ms for at_ms in self._nexts[self._head :] if at_ms), default=None)
 
     @property
@@ -186,42 +186,42 @@ class FailureRuns:
         """The numbers of the faults in the rows."""
         return set(self._faults[self._head :])
 
-    def rename(self, names: dict[int, int]) -> None:
-        """Replace some faults by others."""
-        self._faults = array("q", [names.get(fault, fault) for fault in self._faults])
+    def renumber_faults(self, new_numbers: dict[int, int]) -> None:
+        """Replace the numbers of some faults."""
+        self._faults = array("q", [new_numbers.get(fault, fault) for fault in self._faults])
 
     def coarsen(self) -> None:
         """
-        Keep less about the oldest messages, because there are too many runs.
+        Reduce the number of runs at the cost of details about the oldest messages.
 
-        In the older half, two neighbours with one fault get the later of their times. If that saves
-        too little, the facts about the oldest quarter are forgotten.
+        In the older half, two adjacent rows with the same fault are merged, with the later of their
+        times. If that saves too little, the facts about the oldest quarter are forgotten.
         """
-        before = len(self)
-        half = before // 2
+        row_count = len(self)
+        half = row_count // 2
         rows = list(self.rows(0, half))
-        left: list[tuple[int, Mark]] = []
-        place = 0
-        while place < half:
-            start, _, mark = rows[place]
-            place += 1
-            if place < half and rows[place][2].fault == mark.fault:
-                mark = _later(mark, rows[place][2])
-                place += 1
-            left.append((start, mark))
-        self._splice(self._head, self._head + half, left)
-        if len(self) > before - before // 8:
+        merged: list[tuple[int, Mark]] = []
+        index = 0
+        while index < half:
+            start, _, mark = rows[index]
+            index += 1
+            if index < half and rows[index][2].fault == mark.fault:
+                mark = _merge_marks(mark, rows[index][2])
+                index += 1
+            merged.append((start, mark))
+        self._splice(self._head, self._head + half, merged)
+        if len(self) > row_count - row_count // 8:
             quarter = len(self) // 4
             start = self._starts[self._head]
             self._splice(self._head, self._head + quarter, [(start, UNKNOWN)])
 
     def packed(self) -> tuple[bytes, ...]:
-        """Return the columns as bytes, 8 for each row: starts, since, at, faults, next tries."""
+        """Return the columns as bytes, 8 per row: starts, since, at, faults, next tries."""
         return tuple(column[self._head :].tobytes() for column in self._columns)
 
     @classmethod
-    def of_packed(cls, columns: Iterable[bytes], end: int) -> FailureRuns:
-        """Return the runs that `packed` has encoded, or raise ValueError."""
+    def from_packed(cls, columns: Iterable[bytes], end: int) -> FailureRuns:
+        """Decode the result of `packed`, or raise ValueError."""
         runs = cls()
         packed = list(columns)
         for column, part in zip(runs._columns, packed, strict=True):
@@ -232,7 +232,7 @@ class FailureRuns:
         return runs
 
 
-def _later(mark: Mark, other: Mark) -> Mark:
+def _merge_marks(mark: Mark, other: Mark) -> Mark:
     tries = [at_ms for at_ms in (mark.next_ms, other.next_ms) if at_ms]
     return Mark(
         max(mark.since_ms, other.since_ms),
@@ -243,9 +243,7 @@ def _later(mark: Mark, other: Mark) -> Mark:
 
 
 class Faults:
-    """Types and texts of failures, each kept once under a number; `UNKNOWN_FAULT` is the number of
-    no fault.
-    """
+    """Interns the types and texts of failures under numbers; `UNKNOWN_FAULT` means none."""
 
     __slots__ = ("_by_number", "_chars", "_last", "_numbers")
 
@@ -254,13 +252,13 @@ class Faults:
         self._by_number: dict[int, Fault] = {}
         self._chars = 0
         self._last = UNKNOWN_FAULT
-        """The last number that was given; no number is used twice."""
+        """The last number in use; numbers are never reused."""
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def number(self, fault: Fault | None) -> int:
-        """Return the number of a fault, which may be a new one."""
+    def intern(self, fault: Fault | None) -> int:
+        """Return the number of a fault, and add the fault if it is new."""
         if fault is None:
             return UNKNOWN_FAULT
         number = self._numbers.get(fault)
@@ -276,48 +274,49 @@ class Faults:
         self._last = max(self._last, number)
 
     def get(self, number: int) -> Fault | None:
-        """Return the fault with this number, or None if it is no longer known."""
+        """Return the fault with this number, or None if it was forgotten."""
         return self._by_number.get(number)
 
     def failure(self, mark: Mark) -> Failure | None:
-        """Return the failure that a mark refers to."""
+        """Return the failure that a mark describes, or None if its fault is unknown."""
         fault = self._by_number.get(mark.fault)
         if fault is None:
             return None
         return Failure(fault.kind, fault.text, fault.client, mark.at_ms, fault.attempts)
 
-    def number_of(self, failure: Failure | None) -> int:
-        """Return the number of a failure, regardless of its time."""
-        return UNKNOWN_FAULT if failure is None else self.number(fault_of(failure))
+    def intern_failure(self, failure: Failure | None) -> int:
+        """Return the number of a failure's fault, and add the fault if it is new."""
+        return UNKNOWN_FAULT if failure is None else self.intern(fault_of(failure))
 
     @property
     def too_many(self) -> bool:
-        """True if some faults have to be forgotten."""
+        """True if a limit is exceeded, and `prune` must be called."""
         return len(self._numbers) > FAULTS_MAX or self._chars > FAULT_CHARS_MAX
 
-    def keep(self, used: set[int]) -> dict[int, int]:
+    def prune(self, used: set[int]) -> dict[int, int]:
         """
-        Forget the faults that are not used, and the texts of the oldest, until a quarter of the
-        room is free.
+        Forget unused faults, then the texts of the oldest faults, then the oldest faults, until a
+        quarter of the capacity is free.
 
         Returns:
             Number → the number that replaces it.
         """
         for number in self._by_number.keys() - used:
             self._forget(number)
-        names: dict[int, int] = {}
+        new_numbers: dict[int, int] = {}
         for number, fault in self.all():
-            if fault.text and not self._has_room:
+            if fault.text and not self._is_below_target:
                 self._forget(number)
-                names[number] = self.number(Fault(fault.kind, "", fault.client, fault.attempts))
+                without_text = Fault(fault.kind, "", fault.client, fault.attempts)
+                new_numbers[number] = self.intern(without_text)
         for number, _ in self.all():
-            if not self._has_room:
+            if not self._is_below_target:
                 self._forget(number)
-                names[number] = UNKNOWN_FAULT
-        return {number: names.get(other, other) for number, other in names.items()}
+                new_numbers[number] = UNKNOWN_FAULT
+        return {number: new_numbers.get(new, new) for number, new in new_numbers.items()}
 
     @property
-    def _has_room(self) -> bool:
+    def _is_below_target(self) -> bool:
         return 4 * len(self._numbers) <= 3 * FAULTS_MAX and 4 * self._chars <= 3 * FAULT_CHARS_MAX
 
     def _forget(self, number: int) -> Fault:
@@ -332,7 +331,7 @@ class Faults:
 
     @classmethod
     def of(cls, numbered: Iterable[tuple[int, Fault]]) -> Faults:
-        """Return the faults that `all` has returned."""
+        """Create the object from the result of `all`."""
         faults = cls()
         for number, fault in numbered:
             faults._add(number, fault)
@@ -340,7 +339,7 @@ class Faults:
 
 
 def fault_of(failure: Failure) -> Fault:
-    """Return the part of a failure that failures of several messages may have in common."""
+    """Return the part of a failure that several messages may share."""
     return Fault(failure.kind, failure.text, failure.client, failure.attempts)
 
 
@@ -349,5 +348,5 @@ def _chars(fault: Fault) -> int:
 
 
 def too_many_runs(runs: Iterable[FailureRuns]) -> bool:
-    """Return True if a key has too many runs."""
+    """Return True if the runs of a key exceed FAILURE_RUNS_MAX."""
     return sum(map(len, runs)) > FAILURE_RUNS_MAX

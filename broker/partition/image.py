@@ -1,5 +1,5 @@
-"""The image of a partition: its whole state in few bytes, for snapshots, STATE records and cold
-partitions. Pure.
+"""Encodes the whole state of a partition in few bytes, its image, for snapshots, STATE records and
+cold partitions. Pure.
 
     [subject, name, queue, range_start, range_end, broker_group, parents,
      first_offset, next_offset, appended_at_ms, sealed,
@@ -18,15 +18,14 @@ partitions. Pure.
 
 A group's row ends with [[offset, tries], …] and the image of its parked messages, if there are any,
 followed by [[offset, crashes], …] of begun suspects, if there are any. `removed_unread` is written
-only if it is not 0 or if one of these is written. The array ends after the last of `static`,
-`producers_all`, `body_crcs`, `groups_told`, `forgotten`, `message_bytes_max`, `holds` and `hidden`
-that is not its default. `producers_before` and `producers_all` are written in parts only: a
+if it is not 0 or if one of these follows. The array ends after the last field from `static` on that
+does not have its default. `producers_before` and `producers_all` are only used in parts: a
 partition with many producers has several STATE records, each with some of the producers.
-`body_crcs` are the checksums of the remembered batches, by producer in the order of `producers`.
+`body_crcs` are the checksums of the remembered batches, in the order of `producers`.
 
 Invariants
-    `partition_of(image_of(p))` is `p` as it would be after a restart: without pull locks, which are
-    in memory only.
+    `partition_of(image_of(p))` is `p` after a restart: without pull locks, which are only in
+    memory.
 """
 
 from __future__ import annotations
@@ -90,41 +89,38 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Part(NamedTuple):
-    """The share of a partition's producers in an image: those after the first `before`, out of
-    `total`.
-    """
+    """Which of a partition's `total` producers an image has: those after the first `before`."""
 
     before: int
     total: int
 
 
 PART_FIELDS = 3
-"""The number of optional fields that a part always has: those up to `producers_all`."""
+"""The number of optional fields that every part has: those up to `producers_all`."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Image).decode
-_strings: dict[str, str] = {}
-"""Names of subjects and broker groups, each as one object, because many partitions share few names.
-"""
-STRINGS_MAX = 10_000
+_interned: dict[str, str] = {}
+"""Interned names of subjects and broker groups, because many partitions share few names."""
+INTERNED_MAX = 10_000
 
 
 def image_of(hosted: HostedPartition) -> bytes:
-    """Return the partition as bytes."""
-    groups = [_group_image(group) for group in hosted.groups.values()]
-    return _image(hosted, list(hosted.producers.items()), groups)
+    """Encode a partition with its groups and producers."""
+    groups = [_encode_group(group) for group in hosted.groups.values()]
+    return _encode_image(hosted, list(hosted.producers.items()), groups)
 
 
 def images_of_parts(hosted: HostedPartition, *, together: int) -> Iterator[bytes]:
-    """Yield images of the partition without its consumer groups, each with at most `together`
-    producers, in their order.
+    """Yield images of the partition without its groups, each with at most `together` producers, in
+    order.
     """
     producers = iter(hosted.producers.items())
     count = len(hosted.producers)
     for before in range(0, max(count, 1), together):
-        yield _image(hosted, list(islice(producers, together)), [], Part(before, count))
+        yield _encode_image(hosted, list(islice(producers, together)), [], Part(before, count))
 
 
-def _image(
+def _encode_image(
     hosted: HostedPartition,
     producers: list[tuple[int, ProducerState]],
     groups: list[tuple[Any, ...]],
@@ -146,7 +142,7 @@ def _image(
         hosted.sealed,
         [
             (
-                number,
+                producer_id,
                 state.epoch,
                 state.next_sequence,
                 [
@@ -154,7 +150,7 @@ def _image(
                     for batch in state.latest
                 ],
             )
-            for number, state in producers
+            for producer_id, state in producers
         ],
         groups,
         hosted.lost,
@@ -163,7 +159,7 @@ def _image(
         facts.partitions_wanted,
         facts.retention,
     ]
-    later = [
+    optional = [
         facts.static,
         before,
         total,
@@ -174,18 +170,18 @@ def _image(
         list(hosted.holds.values()),
         facts.hidden,
     ]
-    written = 0 if part is None else PART_FIELDS
-    while len(later) > written and not later[-1]:
-        later.pop()
-    return _encode(fields + later)
+    required = 0 if part is None else PART_FIELDS
+    while len(optional) > required and not optional[-1]:
+        optional.pop()
+    return _encode(fields + optional)
 
 
-def _group_image(group: Group) -> tuple[Any, ...]:
+def _encode_group(group: Group) -> tuple[Any, ...]:
     lock, acked = group.lock, group.acked
     row = (group.name, lock.fence, lock.session, acked.cursor, acked.ranges)
     parked = b"" if group.parked is None else group.parked.image()
     attempts = [pair for pair in group.attempts.items() if pair[0] not in acked]
-    begun = group.suspects.left(acked)
+    begun = group.suspects.unacked(acked)
     if begun:
         return (*row, group.removed_unread, attempts, parked, begun)
     if parked or attempts:
@@ -195,38 +191,38 @@ def _group_image(group: Group) -> tuple[Any, ...]:
 
 def partition_of(partition_id: int, image: bytes | memoryview) -> HostedPartition:
     """
-    Return the partition of an image.
+    Decode a partition.
 
     Raises:
-        CorruptLogError: `image` is not an image.
+        CorruptLogError: `image` is not a valid image.
     """
     return part_of(partition_id, image)[0]
 
 
 def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartition, Part]:
     """
-    Return the partition of an image, and its share of the producers.
+    Decode a partition, and which of its producers the image has.
 
     Raises:
-        CorruptLogError: `image` is not an image.
+        CorruptLogError: `image` is not a valid image.
     """
     try:
         decoded = _decode(image)
-        producers = _producers(decoded)
+        producers = _decode_producers(decoded)
     except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptLogError(
             f"the state of partition {partition_id} is unreadable: {error}",
             partition_id=partition_id,
         ) from error
     facts = HostPartition(
-        subject=_shared(decoded.subject),
+        subject=_intern(decoded.subject),
         partition=Partition(
             partition_id=partition_id,  # type: ignore[arg-type]
             name=decoded.name,  # type: ignore[arg-type]
             queue=decoded.queue,  # type: ignore[arg-type]
             range_start=decoded.range_start,
             range_end=decoded.range_end,
-            broker_group=_shared(decoded.broker_group),  # type: ignore[arg-type]
+            broker_group=_intern(decoded.broker_group),  # type: ignore[arg-type]
             state=PartitionState.OPEN,
             parents=decoded.parents,  # type: ignore[arg-type]
         ),
@@ -235,7 +231,7 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
         retention=decoded.retention,
         static=decoded.static,
         message_bytes_max=decoded.message_bytes_max,
-        hidden=_shared(decoded.hidden),
+        hidden=_intern(decoded.hidden),
     )
     partition = HostedPartition(facts)
     partition.first_offset = decoded.first_offset
@@ -245,8 +241,8 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
     partition.fences_lost = decoded.fences_lost
     partition.producers = producers
     for row in decoded.groups:
-        name = _shared(row.name)
-        partition.groups[name] = _group_of(partition_id, name, row)
+        name = _intern(row.name)
+        partition.groups[name] = _decode_group(partition_id, name, row)
     partition.groups_told = decoded.groups_told
     partition.forgotten = dict(decoded.forgotten)
     partition.holds = {hold.job: hold for hold in decoded.holds}
@@ -256,7 +252,7 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
     )
 
 
-def _group_of(partition_id: int, name: str, row: _GroupImage) -> Group:
+def _decode_group(partition_id: int, name: str, row: _GroupImage) -> Group:
     group = Group(name)
     group.lock.fence = group.durable_fence = row.fence
     group.lock.session = row.session
@@ -267,12 +263,12 @@ def _group_of(partition_id: int, name: str, row: _GroupImage) -> Group:
     group.attempts = dict(row.attempts)
     group.suspects.begun = dict(row.begun)
     if row.parked:
-        group.parked = _parked_of(partition_id, row.parked)
+        group.parked = _decode_parked(partition_id, row.parked)
     group.kept = True
     return group
 
 
-def _parked_of(partition_id: int, image: bytes) -> Parked:
+def _decode_parked(partition_id: int, image: bytes) -> Parked:
     try:
         return Parked.of_image(partition_id, image)
     except (msgspec.MsgspecError, ValueError) as error:
@@ -282,22 +278,22 @@ def _parked_of(partition_id: int, image: bytes) -> Parked:
         ) from error
 
 
-def _shared(text: str) -> str:
-    if len(_strings) >= STRINGS_MAX:
-        _strings.clear()
-    return _strings.setdefault(text, text)
+def _intern(text: str) -> str:
+    if len(_interned) >= INTERNED_MAX:
+        _interned.clear()
+    return _interned.setdefault(text, text)
 
 
-def _producers(decoded: _Image) -> Producers:
-    """Return the producers, or raise ValueError if a batch has no checksum."""
+def _decode_producers(decoded: _Image) -> Producers:
+    """Decode the producers, or raise ValueError if a batch has no checksum."""
     rows = zip(decoded.producers, decoded.body_crcs, strict=True)
     return Producers(
         {
-            number: ProducerState(
+            producer_id: ProducerState(
                 epoch,
-                following,
+                next_sequence,
                 tuple(StoredBatch(*batch, crc) for batch, crc in zip(latest, crcs, strict=True)),
             )
-            for (number, epoch, following, latest), crcs in rows
+            for (producer_id, epoch, next_sequence, latest), crcs in rows
         }
     )

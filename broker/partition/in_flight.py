@@ -1,21 +1,21 @@
-"""The messages in flight of a shared group: they are handed to a session, which has to ack them
+"""Tracks the messages in flight of a shared group: each is handed to a session, which must ack it
 before a deadline. Pure.
 
     free ──hand out──▶ in flight, until a deadline ──ack──▶ acked
      ▲                          │ deadline, release, or session silent for its ttl
      └──────────────────────────┘
 
-A message that is neither acked nor in flight is free. Messages in flight are not stored: after a
-restart every message that is not acked is free. Each acquire, pull and ack renews a session. An ack
-also renews the deadlines of the messages that it names as held: those whose handlers run.
+A message that is neither acked nor in flight is free. This state is in memory only: after a restart
+every unacked message is free. Each acquire, pull and ack renews the session. An ack also extends
+the deadlines of the messages that it lists as held, because their handlers run.
 
 Invariants
     A message is in flight at one session at a time. An acked message is not in flight. A message
-    that is neither acked nor held at its deadline, by the broker's boot clock, is free again. So
-    are all messages of a session that was silent for its ttl. Such a session may still handle them;
-    they are then handled twice. Messages that a silent session had in flight may have ended its
-    process: `take_ended` returns them once. There is no order: the lowest free messages go to the
-    first session that pulls.
+    that is neither acked nor held becomes free at its deadline, by the broker's boot clock. So do
+    all messages of a session that was silent for its ttl. Such a session may still handle them, so
+    they may be handled twice. The messages of a silent session may have crashed its process:
+    `pop_unreleased` returns them once. There is no order: the lowest free messages go to the first
+    session that pulls.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ from ...protocol.errors import FencedError
 from ...protocol.limits import ACK_RANGES_MAX, IN_FLIGHT_PER_SESSION_MAX, IN_FLIGHT_RANGES_MAX
 from ...protocol.offsets import AckedOffsets, Range, outside
 
-RANGES_PER_HANDING_MAX = 1_000
-SILENT_MAX = 1_000
-"""The number of sessions at which each acquire forgets the sessions that were silent for their ttl.
-"""
-LEFT_MAX = 1_000
-"""The number of released sessions that are remembered: far more than have a pull waiting."""
+RANGES_PER_HAND_OUT_MAX = 1_000
+SESSIONS_MAX = 1_000
+"""The number of sessions above which each acquire removes expired sessions."""
+RELEASED_SESSIONS_MAX = 1_000
+"""The number of released sessions that are remembered: far more than can have a waiting pull."""
 NEVER_MS = 1 << 62
 
 
 @dataclass(slots=True, order=True)
-class HandedOut:
+class InFlightRange:
     """Messages `[start, end)` are in flight at `session` until `until_ms`."""
 
     start: int
@@ -48,8 +47,8 @@ class HandedOut:
 
 
 @dataclass(slots=True)
-class LastHeard:
-    """A live session. It counts as silent from `until_ms` on unless it makes another call."""
+class SessionLease:
+    """The lease of a session, which expires at `until_ms` unless the session makes another call."""
 
     ttl_ms: int
     until_ms: int
@@ -59,64 +58,58 @@ class InFlight:
     """The messages of a partition that are in flight for a shared group, under one token."""
 
     __slots__ = (
-        "_due_ms",
-        "_ended",
-        "_heard",
-        "_handed",
-        "_late",
-        "_left",
-        "_look_from",
-        "_redriver",
+        "_next_deadline_ms",
+        "_unreleased",
+        "_sessions",
+        "_ranges",
+        "_late_ranges",
+        "_released_sessions",
+        "_search_from",
+        "_redriving_session",
         "token",
     )
 
     def __init__(self, token: int) -> None:
         self.token = token
-        self._handed: list[HandedOut] = []
-        """The ranges in flight, by start. They do not overlap, and none of their messages is acked.
-        """
-        self._look_from = 0
+        self._ranges: list[InFlightRange] = []
+        """The ranges in flight, sorted, without overlaps and without acked messages."""
+        self._search_from = 0
         """The lowest offset that may be free."""
-        self._due_ms = NEVER_MS
-        """A lower bound of all deadlines, in milliseconds of the boot clock: those of messages in
-        flight, and of sessions that have some.
+        self._next_deadline_ms = NEVER_MS
+        """A lower bound of the deadlines of messages and of their sessions, in milliseconds of the
+        boot clock.
         """
-        self._heard: dict[str, LastHeard] = {}
-        self._left: dict[str, None] = {}
-        """The sessions that have released all their messages, the latest last."""
-        self._late: dict[str, list[Range]] = {}
-        """Session → the messages that it had in flight at a deadline, until it makes a call again
-        or is silent for its ttl.
+        self._sessions: dict[str, SessionLease] = {}
+        self._released_sessions: dict[str, None] = {}
+        """The sessions that have released all their messages, in order of the releases."""
+        self._late_ranges: dict[str, list[Range]] = {}
+        """Session → its messages that reached a deadline, until it makes another call or expires.
         """
-        self._ended: list[Range] = []
-        """The messages that sessions had in flight when they fell silent, until `take_ended` is
-        called.
-        """
-        self._redriver = ""
-        """The session that redrives parked messages."""
+        self._unreleased: list[Range] = []
+        """The messages that expired sessions had in flight, until `pop_unreleased` is called."""
+        self._redriving_session = ""
+        """The session that redrives the parked messages."""
 
     @property
-    def handed_out(self) -> list[HandedOut]:
-        """All ranges in flight, by offset."""
-        return list(self._handed)
+    def ranges(self) -> list[InFlightRange]:
+        """The ranges in flight, by offset."""
+        return list(self._ranges)
 
     @property
-    def due_ms(self) -> int:
-        """The earliest time, in milliseconds, at which a deadline can pass; NEVER_MS while no
-        message is in flight.
+    def next_deadline_ms(self) -> int:
+        """The earliest time at which a deadline can pass, in milliseconds of the boot clock, or
+        NEVER_MS.
         """
-        return self._due_ms if self._handed else NEVER_MS
+        return self._next_deadline_ms if self._ranges else NEVER_MS
 
-    def empty(self, now_ms: int) -> bool:
+    def is_empty(self, now_ms: int) -> bool:
         """Return True if no message is in flight at `now_ms`."""
         self.expire(now_ms)
-        return not self._handed
+        return not self._ranges
 
     def count(self, session: str) -> int:
         """Return the number of messages that a session has in flight."""
-        return sum(
-            handed.end - handed.start for handed in self._handed if handed.session == session
-        )
+        return sum(entry.end - entry.start for entry in self._ranges if entry.session == session)
 
     # ── handing out ───────────────────────────────────────────────────────────────────────────────
     def hand_out(
@@ -131,55 +124,55 @@ class InFlight:
         alone: Sequence[int] = (),
     ) -> list[Range]:
         """
-        Put the lowest free messages in flight at a session: at most `count_max`, with gaps of at
-        most `count_max`.
+        Put the lowest free messages in flight at a session: at most `count_max`, and without gaps
+        of more than `count_max`.
 
         Args:
             acked: the group's progress.
             readable_offset: the offset after the last message that may be read.
-            in_flight_ms: the milliseconds until their deadline.
-            alone: the offsets of messages that must be the only ones a session has in flight;
-                messages above them wait.
+            in_flight_ms: the time until the deadline, in milliseconds.
+            alone: the sorted offsets of messages that a session may only have in flight alone.
 
         Returns:
-            The ranges that are now in flight; empty if no message is free, or a limit is reached.
+            The ranges that were handed out; empty if no message is free, or a limit is reached.
         """
         self.expire(now_ms)
-        if alone and self._is_alone(session, alone):
+        if alone and self._has_isolated(session, alone):
             return []
-        left = min(count_max, IN_FLIGHT_PER_SESSION_MAX - self.count(session))
-        room = min(IN_FLIGHT_RANGES_MAX - len(self._handed), RANGES_PER_HANDING_MAX)
-        if (
-            acked.range_count >= ACK_RANGES_MAX
-        ):  # hand out only messages whose acks raise the cursor
+        remaining = min(count_max, IN_FLIGHT_PER_SESSION_MAX - self.count(session))
+        ranges_max = min(IN_FLIGHT_RANGES_MAX - len(self._ranges), RANGES_PER_HAND_OUT_MAX)
+        if acked.range_count >= ACK_RANGES_MAX:
+            # Hand out only messages whose acks raise the cursor.
             readable_offset = min(readable_offset, acked.next_acked(acked.cursor))
         ranges: list[Range] = []
-        offset = self._look_from
-        while left > 0 and len(ranges) < room:
-            start, end = self._free(acked, offset, readable_offset)
+        offset = self._search_from
+        while remaining > 0 and len(ranges) < ranges_max:
+            start, end = self._next_free(acked, offset, readable_offset)
             offset = start
             if start >= end or (ranges and start - ranges[-1][1] > count_max):
                 break
-            end = min(end, start + left)
-            at = bisect_left(alone, start)
-            if at < len(alone) and alone[at] < end:
-                end = max(alone[at], start + 1)
-                if alone[at] == start and (ranges or self.count(session)):
+            end = min(end, start + remaining)
+            index = bisect_left(alone, start)
+            if index < len(alone) and alone[index] < end:
+                end = max(alone[index], start + 1)
+                if alone[index] == start and (ranges or self.count(session)):
                     break
-                left = end - start
+                remaining = end - start
             offset = end
             ranges.append((start, end))
-            left -= end - start
-        self._look_from = offset
-        self._put(ranges, session, now_ms + in_flight_ms)
+            remaining -= end - start
+        self._search_from = offset
+        self._insert(ranges, session, now_ms + in_flight_ms)
         return ranges
 
-    def _put(self, ranges: list[Range], session: str, until_ms: int) -> None:
+    def _insert(self, ranges: list[Range], session: str, until_ms: int) -> None:
         """Put free messages in flight at a session."""
         for start, end in ranges:
-            insort(self._handed, HandedOut(start, end, session, until_ms))
+            insort(self._ranges, InFlightRange(start, end, session, until_ms))
         if ranges:
-            self._due_ms = min(self._due_ms, until_ms, self._silent_ms(session))
+            self._next_deadline_ms = min(
+                self._next_deadline_ms, until_ms, self._session_until_ms(session)
+            )
 
     def hold(
         self,
@@ -191,218 +184,207 @@ class InFlight:
         in_flight_ms: int,
     ) -> None:
         """
-        Restart the time in flight of messages whose handlers run at a session.
+        Extend the deadline of messages whose handlers run at a session.
 
-        A message that was freed meanwhile, for example by a restart of the broker, is put in flight
-        there again, unless another session has it or it is acked.
+        Messages that have become free, for example through a restart of the broker, are put in
+        flight at the session again, unless another session has them or they are acked.
         """
         self.expire(now_ms)
-        for start, end in ranges if session not in self._left else ():
-            self._cut(start, end, session)
+        for start, end in ranges if session not in self._released_sessions else ():
+            self._remove(start, end, session)
             offset = start
-            while offset < end and len(self._handed) < IN_FLIGHT_RANGES_MAX:
-                low, high = self._free(acked, offset, end)
+            while offset < end and len(self._ranges) < IN_FLIGHT_RANGES_MAX:
+                low, high = self._next_free(acked, offset, end)
                 if low >= high:
                     break
-                self._put([(low, high)], session, now_ms + in_flight_ms)
+                self._insert([(low, high)], session, now_ms + in_flight_ms)
                 offset = high
             if offset < end:
-                self._look_from = min(self._look_from, offset)
+                self._search_from = min(self._search_from, offset)
 
-    def _is_alone(self, session: str, alone: Sequence[int]) -> bool:
-        """Return True if a session has one of these messages in flight."""
+    def _has_isolated(self, session: str, alone: Sequence[int]) -> bool:
+        """Return True if a session has one of these messages in flight alone."""
         return any(
-            handed.session == session and handed.end - handed.start == 1 and handed.start in alone
-            for handed in self._handed
+            entry.session == session and entry.end - entry.start == 1 and entry.start in alone
+            for entry in self._ranges
         )
 
-    def _free(self, acked: AckedOffsets, offset: int, readable_offset: int) -> Range:
-        """Return the first free range at or above `offset`, or an empty range if no message is
-        free.
-        """
+    def _next_free(self, acked: AckedOffsets, offset: int, readable_offset: int) -> Range:
+        """Return the first free range at or above `offset`, or an empty range."""
         while True:
             start = acked.next_unacked(offset)
-            index = bisect_right(self._handed, start, key=lambda handed: handed.start)
-            if not index or self._handed[index - 1].end <= start:
+            index = bisect_right(self._ranges, start, key=lambda entry: entry.start)
+            if not index or self._ranges[index - 1].end <= start:
                 break
-            offset = self._handed[index - 1].end
+            offset = self._ranges[index - 1].end
         end = min(readable_offset, acked.next_acked(start))
-        if index < len(self._handed):
-            end = min(end, self._handed[index].start)
+        if index < len(self._ranges):
+            end = min(end, self._ranges[index].start)
         return start, end
 
     # ── becoming free ─────────────────────────────────────────────────────────────────────────────
     def expire(self, now_ms: int) -> bool:
-        """Free messages past their deadline and messages of silent sessions. Return True if there
-        were any.
+        """Free the messages whose deadline has passed or whose session has expired. Return True if
+        there were any.
         """
-        if now_ms < self.due_ms:
+        if now_ms < self.next_deadline_ms:
             return False
-        silent = self._forget_silent(now_ms)
-        for handed in self._handed:
-            if handed.session in silent:
-                self._ended.append((handed.start, handed.end))
-            elif handed.until_ms <= now_ms:
-                self._late.setdefault(handed.session, []).append((handed.start, handed.end))
+        expired = self._remove_expired_sessions(now_ms)
+        for entry in self._ranges:
+            if entry.session in expired:
+                self._unreleased.append((entry.start, entry.end))
+            elif entry.until_ms <= now_ms:
+                self._late_ranges.setdefault(entry.session, []).append((entry.start, entry.end))
         freed = [
-            handed
-            for handed in self._handed
-            if handed.until_ms <= now_ms or handed.session in silent
+            entry for entry in self._ranges if entry.until_ms <= now_ms or entry.session in expired
         ]
         if freed:
-            self._handed = [
-                handed
-                for handed in self._handed
-                if handed.until_ms > now_ms and handed.session not in silent
+            self._ranges = [
+                entry
+                for entry in self._ranges
+                if entry.until_ms > now_ms and entry.session not in expired
             ]
-            self._look_from = min(self._look_from, *(handed.start for handed in freed))
-        self._due_ms = min(
+            self._search_from = min(self._search_from, *(entry.start for entry in freed))
+        self._next_deadline_ms = min(
             (
-                *(handed.until_ms for handed in self._handed),
+                *(entry.until_ms for entry in self._ranges),
                 *(
-                    self._silent_ms(session)
-                    for session in {handed.session for handed in self._handed}
+                    self._session_until_ms(session)
+                    for session in {entry.session for entry in self._ranges}
                 ),
             ),
             default=NEVER_MS,
         )
         return bool(freed)
 
-    def _silent_ms(self, session: str) -> int:
-        heard = self._heard.get(session)
-        return NEVER_MS if heard is None else heard.until_ms
+    def _session_until_ms(self, session: str) -> int:
+        lease = self._sessions.get(session)
+        return NEVER_MS if lease is None else lease.until_ms
 
-    def _forget_silent(self, now_ms: int) -> set[str]:
-        silent = {
-            session for session, last_heard in self._heard.items() if last_heard.until_ms <= now_ms
-        }
-        for session in silent:
-            del self._heard[session]
-            self._ended += self._late.pop(session, ())
-        return silent
+    def _remove_expired_sessions(self, now_ms: int) -> set[str]:
+        expired = {session for session, lease in self._sessions.items() if lease.until_ms <= now_ms}
+        for session in expired:
+            del self._sessions[session]
+            self._unreleased += self._late_ranges.pop(session, ())
+        return expired
 
-    def take_ended(self) -> list[Range]:
-        """Return the messages that sessions had in flight when they ended without a release, each
-        only once.
-        """
-        ended, self._ended = self._ended, []
-        return ended
+    def pop_unreleased(self) -> list[Range]:
+        """Return, once, the messages that sessions had in flight when they expired."""
+        unreleased, self._unreleased = self._unreleased, []
+        return unreleased
 
-    def enter(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
-        """Note that a session acquires: from now on it may pull, even if it has released its
-        messages earlier.
-        """
-        if len(self._heard) >= SILENT_MAX:
+    def add_session(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
+        """Add a session that acquires. It may pull again even if it has released its messages."""
+        if len(self._sessions) >= SESSIONS_MAX:
             self.expire(now_ms)
-            self._forget_silent(now_ms)
-        self._left.pop(session, None)
-        self._know(session, ttl_ms, now_ms)
+            self._remove_expired_sessions(now_ms)
+        self._released_sessions.pop(session, None)
+        self._add_session(session, ttl_ms, now_ms)
 
     def hear(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
         """
-        Note that a session pulls or acks.
+        Renew a session that pulls or acks.
 
         A session that makes a call after its ttl keeps its messages unless another session has
-        pulled meanwhile.
+        pulled since.
 
         Args:
-            ttl_ms: the ttl for a session that is not known, because it was silent and has not
-                acquired since.
+            ttl_ms: the ttl for a session that has expired and not acquired since.
         """
-        if self._late:
-            self._late.pop(session, None)
-        heard = self._heard.get(session)
-        if heard is None:
-            self._know(session, ttl_ms, now_ms)
+        if self._late_ranges:
+            self._late_ranges.pop(session, None)
+        lease = self._sessions.get(session)
+        if lease is None:
+            self._add_session(session, ttl_ms, now_ms)
         else:
-            heard.until_ms = now_ms + heard.ttl_ms
+            lease.until_ms = now_ms + lease.ttl_ms
 
-    def _know(self, session: str, ttl_ms: int, now_ms: int) -> None:
-        self._heard[session] = LastHeard(ttl_ms, now_ms + ttl_ms)
-        self._due_ms = min(self._due_ms, now_ms + ttl_ms)
+    def _add_session(self, session: str, ttl_ms: int, now_ms: int) -> None:
+        self._sessions[session] = SessionLease(ttl_ms, now_ms + ttl_ms)
+        self._next_deadline_ms = min(self._next_deadline_ms, now_ms + ttl_ms)
 
-    def redrives(self, session: str, now_ms: int) -> bool:
-        """Return True if a session redrives parked messages. This is the first session that asks,
-        until it leaves or is silent for its ttl.
+    def is_redriver(self, session: str, now_ms: int) -> bool:
+        """Return True if a session redrives the parked messages. The first session that calls
+        this does, until it releases or expires.
         """
-        heard = self._heard.get(self._redriver)
-        if heard is None or heard.until_ms <= now_ms:
-            self._redriver = session
-        return self._redriver == session
+        lease = self._sessions.get(self._redriving_session)
+        if lease is None or lease.until_ms <= now_ms:
+            self._redriving_session = session
+        return self._redriving_session == session
 
-    def check_entered(self, session: str) -> None:
-        """Raise FencedError if the session has released its messages, so that its waiting pull
-        takes no more.
+    def check_not_released(self, session: str) -> None:
+        """Raise FencedError if the session has released its messages: its waiting pull must not
+        get more.
         """
-        if session in self._left:
+        if session in self._released_sessions:
             raise FencedError("the session has released its messages", token=self.token)
 
-    def give_back(self, session: str) -> bool:
-        """Free all messages of a session, and let it pull no more. Return True if it had any."""
-        self._heard.pop(session, None)
-        self._late.pop(session, None)
-        self._left[session] = None
-        if len(self._left) > LEFT_MAX:
-            del self._left[next(iter(self._left))]
-        freed = [handed.start for handed in self._handed if handed.session == session]
-        self._handed = [handed for handed in self._handed if handed.session != session]
-        self._look_from = min([self._look_from, *freed])
+    def release_session(self, session: str) -> bool:
+        """Free all messages of a session, and refuse its pulls. Return True if it had any."""
+        self._sessions.pop(session, None)
+        self._late_ranges.pop(session, None)
+        self._released_sessions[session] = None
+        if len(self._released_sessions) > RELEASED_SESSIONS_MAX:
+            del self._released_sessions[next(iter(self._released_sessions))]
+        freed = [entry.start for entry in self._ranges if entry.session == session]
+        self._ranges = [entry for entry in self._ranges if entry.session != session]
+        self._search_from = min([self._search_from, *freed])
         return bool(freed)
 
     def trim(self, session: str, ranges: Iterable[Range], *, upto: int) -> list[Range]:
         """
-        Free the messages of `ranges` at or above `upto`, which were put in flight at a session but
-        not read.
+        Free the messages of `ranges` at or above `upto`, because they were handed out but could
+        not be read.
 
         Returns:
             The parts of `ranges` below `upto`.
         """
-        kept = []
+        trimmed = []
         for start, end in ranges:
             if end > upto:
-                start_free = max(start, upto)
-                self._cut(start_free, end, session)
-                self._look_from = min(self._look_from, start_free)
+                freed_from = max(start, upto)
+                self._remove(freed_from, end, session)
+                self._search_from = min(self._search_from, freed_from)
             if start < upto:
-                kept.append((start, min(end, upto)))
-        return kept
+                trimmed.append((start, min(end, upto)))
+        return trimmed
 
-    def acked(self, ranges: Iterable[Range]) -> None:
-        """Remove acked messages from flight, at any session."""
+    def remove(self, ranges: Iterable[Range]) -> None:
+        """Remove messages that were acked by any session."""
         for start, end in ranges:
-            self._cut(start, end)
+            self._remove(start, end)
 
-    def acked_since(self, acked: AckedOffsets) -> bool:
-        """Remove messages from flight that were acked in another way, as parked messages are.
-        Return True if there were any.
+    def remove_acked(self, acked: AckedOffsets) -> bool:
+        """Remove messages that were acked without an ack request, because they were parked. Return
+        True if there were any.
         """
-        gone = [
+        removed = [
             (offset, offset + 1)
-            for handed in self._handed
-            if acked.unacked(handed.start, handed.end) < handed.end - handed.start
-            for offset in range(handed.start, handed.end)
+            for entry in self._ranges
+            if acked.unacked(entry.start, entry.end) < entry.end - entry.start
+            for offset in range(entry.start, entry.end)
             if offset in acked
         ]
-        self.acked(gone)
-        return bool(gone)
+        self.remove(removed)
+        return bool(removed)
 
-    def _cut(self, start: int, end: int, session: str | None = None) -> None:
-        """Remove `[start, end)` from the messages in flight; with `session`, only from those of
-        that session.
+    def _remove(self, start: int, end: int, session: str | None = None) -> None:
+        """Remove `[start, end)` from the messages in flight; with `session`, only those of that
+        session.
         """
-        flying = self._handed
-        first = bisect_right(flying, start, key=lambda handed: handed.start)
-        first -= bool(first and flying[first - 1].end > start)
-        left: list[HandedOut] = []
+        ranges = self._ranges
+        first = bisect_right(ranges, start, key=lambda entry: entry.start)
+        first -= bool(first and ranges[first - 1].end > start)
+        remaining: list[InFlightRange] = []
         last = first
-        while last < len(flying) and flying[last].start < end:
-            handed = flying[last]
+        while last < len(ranges) and ranges[last].start < end:
+            entry = ranges[last]
             last += 1
-            if session not in {None, handed.session}:
-                left.append(handed)
+            if session not in {None, entry.session}:
+                remaining.append(entry)
                 continue
-            left += [
-                HandedOut(*part, handed.session, handed.until_ms)
-                for part in outside(handed.start, handed.end, start, end)
+            remaining += [
+                InFlightRange(*part, entry.session, entry.until_ms)
+                for part in outside(entry.start, entry.end, start, end)
             ]
-        flying[first:last] = left
+        ranges[first:last] = remaining

@@ -1,10 +1,10 @@
-"""A set of offsets as half-open runs in two arrays, which holds a million offsets in 16 MB: offsets
-are removed at the front and added at the end. Pure.
+"""A set of offsets as half-open runs in two arrays, optimized for removal at the front and addition
+at the end. A million runs take 16 MB. Pure.
 
 Invariants
-    Runs are sorted; between two runs lies at least one offset.
-    Removing the first runs does not move the others: a head index rises, and the arrays shrink now
-    and then.
+    Runs are sorted, with at least one offset between two of them.
+    Removing the first runs does not move the others: a head index rises, and the arrays are
+    compacted occasionally.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHRINK_AT = 1_024
 
 
 class OffsetRuns:
-    """A set of offsets; `messages` is their number."""
+    """A set of offsets; `messages` is its size."""
 
     __slots__ = ("_ends", "_head", "_starts", "messages")
 
@@ -36,7 +36,7 @@ class OffsetRuns:
         return self._head < len(self._starts)
 
     def __iter__(self) -> Iterator[Range]:
-        """Return an iterator over the runs, by offset."""
+        """Iterate over the runs by offset."""
         head = self._head
         return zip(islice(self._starts, head, None), islice(self._ends, head, None), strict=True)
 
@@ -45,37 +45,37 @@ class OffsetRuns:
         """The number of runs."""
         return len(self._starts) - self._head
 
-    def some(self, first: int, count: int) -> Iterator[Range]:
-        """Return an iterator over up to `count` runs from the `first`th on."""
+    def page(self, first: int, count: int) -> Iterator[Range]:
+        """Iterate over up to `count` runs, beginning with the `first`th."""
         low = self._head + first
         return zip(self._starts[low : low + count], self._ends[low : low + count], strict=True)
 
     def within(self, start: int, end: int) -> list[Range]:
-        """Return the parts of `[start, end)` that are in the set."""
+        """Return the intersection with `[start, end)`."""
         first = bisect_right(self._ends, start, self._head)
         last = bisect_left(self._starts, end, first)
         runs = zip(self._starts[first:last], self._ends[first:last], strict=True)
         return [(max(low, start), min(high, end)) for low, high in runs]
 
-    def place_of(self, offset: int) -> int:
-        """Return the number of runs that end at this offset or before it."""
+    def count_runs_before(self, offset: int) -> int:
+        """Return the number of runs that end at or before an offset."""
         return bisect_right(self._ends, offset, self._head) - self._head
 
     def gap(self, start: int, end: int) -> tuple[int | None, int | None]:
-        """Return the end of the run before `[start, end)`, which has no offset in the set, and the
-        start of the run after it.
+        """Return the bounds of the gap around `[start, end)`, which must not intersect the set: the
+        end of the run before it and the start of the run after it, or None.
         """
-        place = bisect_right(self._ends, start, self._head)
-        before = self._ends[place - 1] if place > self._head else None
-        return before, self._starts[place] if place < len(self._starts) else None
+        index = bisect_right(self._ends, start, self._head)
+        low = self._ends[index - 1] if index > self._head else None
+        return low, self._starts[index] if index < len(self._starts) else None
 
     def packed(self) -> tuple[bytes, bytes]:
-        """Return the starts and the ends as bytes, 8 each."""
+        """Return the starts and the ends as bytes, 8 per run."""
         return self._starts[self._head :].tobytes(), self._ends[self._head :].tobytes()
 
     @classmethod
-    def of_packed(cls, starts: bytes, ends: bytes) -> OffsetRuns:
-        """Return the set that `packed` has encoded, or raise ValueError."""
+    def from_packed(cls, starts: bytes, ends: bytes) -> OffsetRuns:
+        """Decode the result of `packed`, or raise ValueError."""
         runs = cls()
         runs._starts.frombytes(starts)
         runs._ends.frombytes(ends)
@@ -86,11 +86,11 @@ class OffsetRuns:
 
     @property
     def first(self) -> int:
-        """The lowest offset; there must be one."""
+        """The lowest offset. The set must not be empty."""
         return self._starts[self._head]
 
     def add(self, start: int, end: int) -> list[Range]:
-        """Add `[start, end)`, and return the parts of it that are new."""
+        """Add `[start, end)`, and return the ranges that are new."""
         starts, ends = self._starts, self._ends
         if not self or start > ends[-1]:
             starts.append(start)
@@ -108,35 +108,35 @@ class OffsetRuns:
         return new
 
     def remove(self, start: int, end: int) -> list[Range]:
-        """Remove `[start, end)`, and return the parts of it that were in the set."""
+        """Remove `[start, end)`, and return the ranges that were in the set."""
         starts, ends = self._starts, self._ends
         first = bisect_right(ends, start, self._head)
         last = bisect_left(starts, end, first)
         if first >= last:
             return []
-        gone = self.within(start, end)
-        left = []
+        removed = self.within(start, end)
+        remaining = []
         if starts[first] < start:
-            left.append((starts[first], start))
+            remaining.append((starts[first], start))
         if ends[last - 1] > end:
-            left.append((end, ends[last - 1]))
-        if first == self._head and len(left) <= last - first:
-            # At the front, the kept parts take the place of the last removed runs.
-            self._head = last - len(left)
-            for place, (low, high) in enumerate(left, self._head):
-                starts[place], ends[place] = low, high
+            remaining.append((end, ends[last - 1]))
+        if first == self._head and len(remaining) <= last - first:
+            # At the front, overwrite the last of the removed runs.
+            self._head = last - len(remaining)
+            for index, (low, high) in enumerate(remaining, self._head):
+                starts[index], ends[index] = low, high
             if self._head >= SHRINK_AT and 2 * self._head > len(starts):
                 del starts[: self._head], ends[: self._head]
                 self._head = 0
         else:
-            starts[first:last] = array("q", (low for low, _ in left))
-            ends[first:last] = array("q", (high for _, high in left))
-        self.messages -= sum(high - low for low, high in gone)
-        return gone
+            starts[first:last] = array("q", (low for low, _ in remaining))
+            ends[first:last] = array("q", (high for _, high in remaining))
+        self.messages -= sum(high - low for low, high in removed)
+        return removed
 
 
 def _gaps(runs: Iterable[Range], start: int, end: int) -> Iterator[Range]:
-    """Yield the parts of `[start, end)` outside of sorted runs."""
+    """Yield the parts of `[start, end)` that lie outside of the sorted runs."""
     for low, high in runs:
         if start < low:
             yield start, min(low, end)

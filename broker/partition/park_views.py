@@ -1,5 +1,5 @@
-"""Shows a group's parked messages to owners, children and operators, and makes the changes that
-operators ask for. Pure.
+"""Builds the views of a group's parked messages for owners, children and operators, and translates
+requests of operators into changes. Pure.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ...protocol.parked import (
     is_loose,
 )
 from .parked import Parked
-from .parked_key import LOOSE_PLACE, ParkedKey, Place, Row, place_of
+from .parked_key import NO_LOGICAL_PARTITION, MessageRef, ParkedKey, Row, logical_partition_of
 
 KEY_ROW_BYTES = 24
 """The approximate length in bytes of a key's row, without the key."""
@@ -44,9 +44,9 @@ MARK_BYTES = 40
 _encode = msgspec.msgpack.Encoder().encode
 
 
-# ── of owners ─────────────────────────────────────────────────────────────────────────────────────
+# ── for owners ────────────────────────────────────────────────────────────────────────────────────
 def parked_keys(parked: Parked, first: int) -> list[ParkedKeyRow]:
-    """Return keys from the `first`th on: up to PARKED_ROWS_MAX, and until they exceed
+    """Return a page of keys beginning with the `first`th, limited by PARKED_ROWS_MAX and
     PARKED_PAGE_BYTES.
     """
     rows: list[ParkedKeyRow] = []
@@ -60,107 +60,105 @@ def parked_keys(parked: Parked, first: int) -> list[ParkedKeyRow]:
 
 
 def parked_offsets(parked: Parked, key: ParkKey, *, count: int, first: int = 0) -> ParkedOffsets:
-    """Return where parked messages of a key are, in up to PARKED_ROWS_MAX ranges: `count` messages,
-    after the first `first` ranges.
+    """Return the sources and offsets of up to `count` parked messages of a key, in up to
+    PARKED_ROWS_MAX ranges, without the first `first` ranges.
     """
     known = parked.get(key)
     if known is None:
         return ParkedOffsets(rows=[], messages=0)
     rows: list[Row] = []
-    left = count
+    remaining = count
     for source, start, end in known.rows(first, PARKED_ROWS_MAX):
-        if left <= 0:
+        if remaining <= 0:
             break
-        rows.append((source, start, min(end, start + left)))
-        left -= end - start
+        rows.append((source, start, min(end, start + remaining)))
+        remaining -= end - start
     edited = known.edited_in(rows)
     return ParkedOffsets(rows=rows, messages=known.messages, edited=edited)
 
 
-# ── of children, and of the group's own log ───────────────────────────────────────────────────────
+# ── for children, and for the broker's log ───────────────────────────────────────────────────────
 def adopted_page(
-    parked: Parked, wanted: Callable[[ParkKey], bool], *, first: int = 0
+    parked: Parked, predicate: Callable[[ParkKey], bool], *, first: int = 0
 ) -> tuple[list[AdoptedKey], int | None]:
     """
-    Return the requested keys of everything that is parked, from the `first`th row on.
+    Return a page of the parked keys for which `predicate` is true, beginning with the `first`th
+    row.
 
-    A page has at most PARKED_ROWS_MAX rows, and ends after the key that exceeds PARKED_PAGE_BYTES.
-    The marks, which say how messages failed, follow all rows; a mark counts as a row. Edited
-    messages follow in the same way, but a page ends before the edited message that would exceed
-    PARKED_PAGE_BYTES, unless that is its first.
-
-    Args:
-        wanted: returns True if the messages of this key are requested.
+    The rows of all keys come first, then the failure marks, then the edited messages; each counts
+    as one row. A page has at most PARKED_ROWS_MAX rows, and ends after the key that exceeds
+    PARKED_PAGE_BYTES. An edited message that would exceed it goes to the next page, unless it is
+    the first of its page.
 
     Returns:
-        The page, and the first row of the next one; None after the last row.
+        The page, and the first row of the next page, or None if it is the last one.
     """
-    return next(_pages(parked, wanted, first))
+    return next(_pages(parked, predicate, first))
 
 
 class _Page:
-    """A page to which keys are added."""
+    """A page that is being built."""
 
     def __init__(self) -> None:
         self.keys: list[AdoptedKey] = []
-        self.room = PARKED_ROWS_MAX
+        self.rows_left = PARKED_ROWS_MAX
         self.size_bytes = 0
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """True if nothing more fits."""
-        return self.room <= 0 or self.size_bytes >= PARKED_PAGE_BYTES
+        return self.rows_left <= 0 or self.size_bytes >= PARKED_PAGE_BYTES
 
     def add(self, adopted: AdoptedKey, rows: int, size_bytes: int) -> None:
-        """Add a key, or a part of a key."""
+        """Add a key, or some rows of a key."""
         self.keys.append(adopted)
-        self.room -= rows
+        self.rows_left -= rows
         self.size_bytes += size_bytes
 
 
 def _pages(
-    parked: Parked, wanted: Callable[[ParkKey], bool], first: int
+    parked: Parked, predicate: Callable[[ParkKey], bool], first: int
 ) -> Iterator[tuple[list[AdoptedKey], int | None]]:
     page, row = _Page(), 0
-    keys = [(key, each) for key, each in parked.items() if wanted(key)]
+    keys = [(key, each) for key, each in parked.items() if predicate(key)]
     for key, each in keys:
         count = each.row_count
-        place = max(first - row, 0)
-        while place < count:
-            if page.full:
-                yield page.keys, row + place
+        index = max(first - row, 0)
+        while index < count:
+            if page.is_full:
+                yield page.keys, row + index
                 page = _Page()
-            part = tuple(each.rows(place, page.room))
+            part = tuple(each.rows(index, page.rows_left))
             of_key = key, each.state, each.since_ms, each.failure
             adopted = AdoptedKey(*of_key, part, token=each.token)
             page.add(adopted, max(len(part), 1), len(_encode(adopted)))
-            place += max(len(part), 1)
+            index += max(len(part), 1)
         row += count
     for key, each in keys:
         count = each.mark_count
-        place = max(first - row, 0)
-        while place < count:
-            if page.full:
-                yield page.keys, row + place
+        index = max(first - row, 0)
+        while index < count:
+            if page.is_full:
+                yield page.keys, row + index
                 page = _Page()
-            faults, marks = _marks(parked, each, place, page.room)
+            faults, marks = _marks(parked, each, index, page.rows_left)
             of_key = key, each.state, each.since_ms, each.failure
             adopted = AdoptedKey(*of_key, (), (), faults, marks, each.token)
             page.add(adopted, len(marks), len(_encode(adopted)))
-            place += len(marks)
+            index += len(marks)
         row += count
     for key, edited in parked.edits():
-        if not wanted(key):
+        if not predicate(key):
             continue
         if row >= first:
-            more = len(edited.value) + len(edited.properties)
-            if page.keys and page.size_bytes + more > PARKED_PAGE_BYTES:
+            size_bytes = len(edited.value) + len(edited.properties)
+            if page.keys and page.size_bytes + size_bytes > PARKED_PAGE_BYTES:
                 yield page.keys, row
                 page = _Page()
             known = parked.get(key)
             assert known is not None
             of_key = key, known.state, known.since_ms, known.failure
-            page.add(AdoptedKey(*of_key, (), (edited,), token=known.token), 0, more)
+            page.add(AdoptedKey(*of_key, (), (edited,), token=known.token), 0, size_bytes)
         row += 1
     yield page.keys, None
 
@@ -168,15 +166,15 @@ def _pages(
 def _marks(
     parked: Parked, key: ParkedKey, first: int, count: int
 ) -> tuple[tuple[Fault, ...], tuple[FailureMark, ...]]:
-    """Return marks of a key from the `first`th on: up to `count`, and until they exceed
+    """Return up to `count` marks of a key beginning with the `first`th, limited by
     PARKED_PAGE_BYTES, but at least one.
     """
     faults = _FaultList(parked)
     marks: list[FailureMark] = []
     for source, start, end, mark in key.mark_rows(first, count):
-        place = faults.place_of(mark.fault)
+        fault_index = faults.index_of(mark.fault)
         marks.append(
-            FailureMark(source, start, end, mark.since_ms, mark.at_ms, place, mark.next_ms)
+            FailureMark(source, start, end, mark.since_ms, mark.at_ms, fault_index, mark.next_ms)
         )
         if faults.size_bytes + MARK_BYTES * len(marks) >= PARKED_PAGE_BYTES:
             break
@@ -184,33 +182,33 @@ def _marks(
 
 
 class _FaultList:
-    """The faults of a page, each once."""
+    """The distinct faults of a page."""
 
     def __init__(self, parked: Parked) -> None:
         self.faults: list[Fault] = []
         self.size_bytes = 0
         self._parked = parked
-        self._places: dict[int, int] = {}
+        self._indexes: dict[int, int] = {}
 
-    def place_of(self, number: int) -> int:
-        """Return the index of a fault in the list, or -1 if the fault is not known."""
-        place = self._places.get(number)
-        if place is None:
+    def index_of(self, number: int) -> int:
+        """Return the index of a fault in the list, adding it if needed, or -1 if it is unknown."""
+        index = self._indexes.get(number)
+        if index is None:
             fault = self._parked.fault(number)
-            place = self._places[number] = -1 if fault is None else len(self.faults)
+            index = self._indexes[number] = -1 if fault is None else len(self.faults)
             if fault is not None:
                 self.faults.append(fault)
                 self.size_bytes += len(_encode(fault))
-        return place
+        return index
 
 
 def changes_of(parked: Parked) -> Iterator[ParkChange]:
     """
-    Yield changes that create this state from an empty one, a page each. Nothing else may happen
+    Yield changes that create this state from an empty one, a page each. No other change may come
     between them.
 
-    They can also be folded over what the earlier log says, and then change nothing. So a log that
-    ends between two of them has lost nothing.
+    Applied to the present state they change nothing, so a log that ends between two of them has
+    lost nothing.
     """
     for keys, _ in _pages(parked, lambda _key: True, 0):
         if keys:
@@ -234,32 +232,32 @@ def passed_on(
     parked: Parked, kept: Collection[tuple[int, int]], range_start: int
 ) -> tuple[tuple[int, int], ...]:
     """
-    Return the lowest own offset of each logical partition that children may have parked, if they
-    keep what they took over.
+    Return the lowest own offset that children may have parked, by logical partition, for children
+    that keep their adopted messages.
 
     Args:
         kept: half-open ranges of logical partitions of these children.
-        range_start: the start of the partition's range. Messages without an order, which are
-            reported under -1, belong to the child that has it.
+        range_start: the start of the partition's range. The child that has it also has the loose
+            messages, which are reported under -1.
     """
     lowest = dict(parked.passed)
     for key, each in parked.items() if parked.frozen else ():
-        place = place_of(key)
+        logical = logical_partition_of(key)
         runs = each.pieces.get(parked.own)
         if runs:
-            lowest[place] = min(runs.first, lowest.get(place, runs.first))
+            lowest[logical] = min(runs.first, lowest.get(logical, runs.first))
 
-    def is_kept(place: int) -> bool:
-        number = range_start if place == LOOSE_PLACE else place
-        return any(start <= number < end for start, end in kept)
+    def is_kept(logical: int) -> bool:
+        owner = range_start if logical == NO_LOGICAL_PARTITION else logical
+        return any(start <= owner < end for start, end in kept)
 
     return tuple(sorted(pair for pair in lowest.items() if is_kept(pair[0])))
 
 
-# ── of operators ──────────────────────────────────────────────────────────────────────────────────
+# ── for operators ─────────────────────────────────────────────────────────────────────────────────
 
 
-def listed_keys(
+def list_keys_page(
     parked: Parked,
     group: str,
     first: int,
@@ -269,40 +267,39 @@ def listed_keys(
     next_tries: bool = True,
 ) -> ParkedList:
     """
-    Return keys that operators know, from the `first`th on: up to `count`, and until they exceed
-    PARKED_PAGE_BYTES.
+    Return up to `count` keys beginning with the `first`th, limited by PARKED_PAGE_BYTES.
 
     Args:
-        retrying: include the messages that wait for retry, by the number of their tries.
-        next_tries: report when they are tried, because their owner is there.
+        retrying: include the messages that wait for retry, by their number of tries.
+        next_tries: include the times of next tries, which are only valid while there is an owner.
     """
     views: list[ParkedView] = []
-    size_bytes, more = 0, False
+    size_bytes, has_more = 0, False
     known = (each for each in parked.items() if retrying or not isinstance(each[0], int))
     for key, each in islice(known, first, None):
         if len(views) == count or size_bytes >= PARKED_PAGE_BYTES:
-            more = True
+            has_more = True
             break
         views.append(_view(parked.own, key, each, next_tries=next_tries))
         size_bytes += len(msgspec.json.encode(views[-1]))
     return ParkedList(
-        partition_id=parked.own, group=group, frozen=parked.frozen, keys=views, more=more
+        partition_id=parked.own, group=group, frozen=parked.frozen, keys=views, more=has_more
     )
 
 
 def _view(own: int, key: ParkKey, parked: ParkedKey, *, next_tries: bool) -> ParkedView:
     source, start, _ = next(parked.rows(0, 1), (own, -1, -1))
     tries = key if isinstance(key, int) else None
-    begun = tries is not None and tries < 0
+    is_begun = tries is not None and tries < 0
     return ParkedView(
         key_hex=key.hex() if isinstance(key, bytes) else None,
-        state=ParkState.REDRIVING if begun else parked.state,
+        state=ParkState.REDRIVING if is_begun else parked.state,
         messages=parked.messages,
         since_ms=parked.since_ms,
         failure=parked.failure,
         first_source=source,
         first_offset=start,
-        tries=-tries - 1 if tries is not None and begun else tries,
+        tries=-tries - 1 if tries is not None and is_begun else tries,
         next_ms=parked.next_ms if next_tries else None,
     )
 
@@ -311,19 +308,18 @@ def detailed_offsets(
     parked: Parked,
     key: ParkKey,
     *,
-    after: Place,
+    after: MessageRef,
     count: int = PARKED_ROWS_MAX,
     next_tries: bool = True,
 ) -> ParkedOffsets:
     """
-    Return where parked messages of a key are, from a place on, and how each of them failed: a range
-    has one failure.
+    Return the ranges of a key's parked messages with their failures; all messages of a range have
+    the same one.
 
     Args:
-        after: a source and an offset in it; the first message that is returned is there or after
-            it.
-        count: the most ranges; there are fewer if their texts exceed PARKED_PAGE_BYTES.
-        next_tries: report when they are tried, because their owner is there.
+        after: the source and offset from which messages are returned, inclusive.
+        count: the maximum number of ranges; the page also ends at PARKED_PAGE_BYTES.
+        next_tries: include the times of next tries, which are only valid while there is an owner.
     """
     known = parked.get(key)
     if known is None:
@@ -331,15 +327,15 @@ def detailed_offsets(
     rows: list[Row] = []
     details: list[ParkedDetail] = []
     faults = _FaultList(parked)
-    more = False
+    has_more = False
     for source, start, end, mark in known.marked_from(after, count + 1):
         if len(rows) >= count or faults.size_bytes >= PARKED_PAGE_BYTES:
-            more = True
+            has_more = True
             break
         rows.append((source, start, end))
-        place = faults.place_of(mark.fault)
+        fault_index = faults.index_of(mark.fault)
         next_ms = mark.next_ms if next_tries else 0
-        details.append((mark.since_ms, mark.at_ms, place, next_ms))
+        details.append((mark.since_ms, mark.at_ms, fault_index, next_ms))
     edited = known.edited_in(rows)
     return ParkedOffsets(
         rows=rows,
@@ -347,40 +343,37 @@ def detailed_offsets(
         edited=edited,
         details=details if is_loose(key) else [],
         faults=faults.faults,
-        more=more,
+        more=has_more,
     )
 
 
-def key_of(key_hex: str | None) -> ParkKey:
-    """Return the key that an operator names, or raise InvalidRequestError if it is not
-    hexadecimal.
-    """
+def decode_key(key_hex: str | None) -> ParkKey:
+    """Decode a key in hexadecimal, or raise InvalidRequestError; None means no key."""
     try:
         return None if key_hex is None else bytes.fromhex(key_hex)
     except ValueError:
-        raise InvalidRequestError(f"a key in hexadecimal, not {key_hex!r:.80}") from None
+        raise InvalidRequestError(f"a key must be hexadecimal, not {key_hex!r:.80}") from None
 
 
-def operators_change(asked: ChangeParkedKey) -> list[ParkChange]:
+def changes_for_operator(request: ChangeParkedKey) -> list[ParkChange]:
     """
-    Return the changes that an operator asks for.
+    Translate an operator's request into changes.
 
     Raises:
-        InvalidRequestError: the key is not hexadecimal, there is no message to skip, or there are
-            too many.
+        InvalidRequestError: the key is not hexadecimal, or there are no ranges or too many.
     """
-    key = key_of(asked.key_hex)
-    rows = asked.retry if asked.skip is None else asked.skip
+    key = decode_key(request.key_hex)
+    rows = request.retry if request.skip is None else request.skip
     if rows is None:
         return [Redrive(key)]
     if not 1 <= len(rows) <= PARKED_ROWS_MAX:
         raise InvalidRequestError(
-            f"{len(rows)} ranges of messages: from 1 to {PARKED_ROWS_MAX} in one request"
+            f"{len(rows)} ranges of messages: a request may have 1 to {PARKED_ROWS_MAX}"
         )
-    if asked.retry is None:
+    if request.retry is None:
         return [Unpark(key, source, ((start, end),)) for source, start, end in rows]
-    if not is_loose(key) or asked.skip is not None:
+    if not is_loose(key) or request.skip is not None:
         raise InvalidRequestError(
-            "retry is of dead letters, or of messages without a key, and is no skip"
+            "retry is only for dead letters and messages without a key, and not with skip"
         )
     return [Shift(key, RETRIED, source, ((start, end),)) for source, start, end in rows]

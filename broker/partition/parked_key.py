@@ -1,5 +1,5 @@
-"""The parked messages of one key, by the partitions that contain them: how each failed, and by what
-an operator has replaced it. Also encodes the image of all keys. Pure.
+"""Holds the parked messages of one key by source partition, with their failures and their edits by
+operators, and encodes the image of all keys. Pure.
 """
 
 from __future__ import annotations
@@ -25,35 +25,40 @@ from .failure_runs import UNKNOWN, UNKNOWN_FAULT, FailureRuns, Mark, too_many_ru
 from .offset_runs import OffsetRuns
 
 Row = tuple[int, int, int]
-Place = tuple[int, int]
-"""The source and the offset of a message."""
-Marks = tuple[int, int, int, Mark]
-"""The source, start and end of messages, and how they failed."""
-LOOSE_PLACE = -1
-"""The place of messages without an order, which have no logical partition."""
+"""(source, start, end) of parked messages."""
+MessageRef = tuple[int, int]
+"""(source, offset) of a message."""
+MarkedRow = tuple[int, int, int, Mark]
+"""(source, start, end) of messages, and how they failed."""
+NO_LOGICAL_PARTITION = -1
+"""Stands for the logical partition of loose messages, which have none."""
 
 
-def place_of(key: ParkKey) -> int:
-    """Return the logical partition of a key, or LOOSE_PLACE."""
-    return LOOSE_PLACE if is_loose(key) or not isinstance(key, bytes) else logical_partition(key)
+def logical_partition_of(key: ParkKey) -> int:
+    """Return the logical partition of a key, or NO_LOGICAL_PARTITION."""
+    return (
+        NO_LOGICAL_PARTITION
+        if is_loose(key) or not isinstance(key, bytes)
+        else logical_partition(key)
+    )
 
 
-def left_by(change: Unneeded, place: int) -> bool:
-    """Return True if a child no longer needs anything at a place; see `place_of`."""
-    return change.loose if place == LOOSE_PLACE else change.start <= place < change.end
+def is_unneeded(change: Unneeded, logical: int) -> bool:
+    """Return True if a child no longer needs messages of a logical partition."""
+    return change.loose if logical == NO_LOGICAL_PARTITION else change.start <= logical < change.end
 
 
 def message_count(ranges: Iterable[Range]) -> int:
-    """Return the number of messages in ranges that do not overlap."""
+    """Return the number of messages in disjoint ranges."""
     return sum(end - start for start, end in ranges)
 
 
-def parts_of(
+def restrict_keys(
     keys: Mapping[ParkKey, ParkedKey], sources: Collection[int]
 ) -> dict[ParkKey, ParkedKey]:
-    """Return the parked messages of only these sources, by key."""
-    parts = {key: parked.part_of(sources) for key, parked in keys.items()} if sources else {}
-    return {key: part for key, part in parts.items() if part.messages}
+    """Return only the parked messages of these sources, by key."""
+    restricted = {key: parked.restrict(sources) for key, parked in keys.items()} if sources else {}
+    return {key: parked for key, parked in restricted.items() if parked.messages}
 
 
 class ParkedKey:
@@ -66,42 +71,36 @@ class ParkedKey:
         self.since_ms = since_ms
         self.failure: Failure | None = None
         self.token = 0
-        """The token of the owner that has the messages with handlers although the key would stay
-        parked if its process ended; 0 if no owner has.
+        """The token of the owner that handles messages of the key without a stored redrive, so the
+        key stays parked if the owner crashes; 0 if there is none.
         """
         self.pieces: dict[int, OffsetRuns] = {}
-        """Source → offsets. The sources are sorted by their ids, which is the order of their
-        messages.
-        """
+        """Source → offsets, sorted by source, which is the order of the messages."""
         self.messages = 0
-        self.edits: dict[Place, EditedMessage] = {}
-        """(source, offset) → the edited message, for parked messages."""
+        self.edits: dict[MessageRef, EditedMessage] = {}
+        """(source, offset) → the message with which an operator replaced it."""
         self.failures: dict[int, FailureRuns] = {}
-        """Source → how its messages failed, if they have no order."""
+        """Source → how its messages failed; only for loose messages."""
 
     def is_handled(self, token: int) -> bool:
-        """Return True if the owner with this token, or a later one, may have messages of the key
-        with handlers.
-        """
+        """Return True if the owner with this token may be handling messages of the key."""
         return self.state is ParkState.REDRIVING or 0 < self.token == token
 
-    def has(self, place: Place) -> bool:
-        """Return True if this message is parked."""
-        runs = self.pieces.get(place[0])
-        return runs is not None and bool(runs.within(place[1], place[1] + 1))
+    def has(self, ref: MessageRef) -> bool:
+        """Return True if a message is parked under this key."""
+        runs = self.pieces.get(ref[0])
+        return runs is not None and bool(runs.within(ref[1], ref[1] + 1))
 
     @property
     def row_count(self) -> int:
-        """The number of rows, but at least 1."""
+        """The number of ranges, but at least 1."""
         return max(1, sum(runs.runs for runs in self.pieces.values()))
 
     def rows(self, first: int = 0, count: int = 1 << 62) -> Iterator[Row]:
-        """Yield (source, start, end), the oldest message first: up to `count` rows from the
-        `first`th on.
-        """
+        """Yield up to `count` ranges, the oldest messages first, beginning with the `first`th."""
         for source, runs in self.pieces.items():
             if first < runs.runs:
-                for start, end in runs.some(first, count):
+                for start, end in runs.page(first, count):
                     yield source, start, end
                 count -= runs.runs - first
             first = max(first - runs.runs, 0)
@@ -109,86 +108,85 @@ class ParkedKey:
                 return
 
     def add(self, source: int, start: int, end: int) -> list[Range]:
-        """Add messages, and return the ranges that are new."""
+        """Add messages of a source, and return the ranges that are new."""
         runs = self.pieces.get(source)
         if runs is None:
             later = {other: self.pieces.pop(other) for other in list(self.pieces) if other > source}
             runs = self.pieces[source] = OffsetRuns()
             self.pieces |= later
-        before = runs.messages
         new = runs.add(start, end)
-        self.messages += runs.messages - before
+        self.messages += message_count(new)
         return new
 
     def remove(self, source: int, start: int, end: int) -> list[Range]:
-        """Remove messages, and return those that were there."""
+        """Remove messages of a source, and return the ranges that were parked."""
         runs = self.pieces.get(source)
         if runs is None:
             return []
-        gone = runs.remove(start, end)
+        removed = runs.remove(start, end)
         if not runs:
             del self.pieces[source]
-        self.messages -= message_count(gone)
+        self.messages -= message_count(removed)
         failures = self.failures.get(source)
         if failures is not None:
             if runs:
-                for low, high in gone:
+                for low, high in removed:
                     failures.forget(low, high, runs)
             else:
                 del self.failures[source]
-        return gone
+        return removed
 
-    def part_of(self, sources: Collection[int]) -> ParkedKey:
-        """Return the messages of only these sources, none of them with a handler. The runs are
-        shared, so this object must be dropped.
+    def restrict(self, sources: Collection[int]) -> ParkedKey:
+        """Return a copy with only these sources, none of them being handled. It shares the runs,
+        so the original must no longer be changed.
         """
-        part = ParkedKey(self.since_ms)
-        part.state = self.state
-        part.failure = self.failure
-        part.pieces = {source: runs for source, runs in self.pieces.items() if source in sources}
-        part.messages = sum(runs.messages for runs in part.pieces.values())
-        part.edits = {place: edit for place, edit in self.edits.items() if place[0] in sources}
-        part.failures = {
+        copy = ParkedKey(self.since_ms)
+        copy.state = self.state
+        copy.failure = self.failure
+        copy.pieces = {source: runs for source, runs in self.pieces.items() if source in sources}
+        copy.messages = sum(runs.messages for runs in copy.pieces.values())
+        copy.edits = {ref: edit for ref, edit in self.edits.items() if ref[0] in sources}
+        copy.failures = {
             source: runs for source, runs in self.failures.items() if source in sources
         }
-        return part
+        return copy
 
     # ── failures ──────────────────────────────────────────────────────────────────────────────────
-    def marks(self, source: int, ranges: Iterable[Range]) -> list[Marks]:
-        """Return how messages of a source failed."""
+    def marks(self, source: int, ranges: Iterable[Range]) -> list[MarkedRow]:
+        """Return the known failure marks of messages of a source."""
         runs = self.failures.get(source)
         if runs is None:
             return []
         return [(source, *marked) for low, high in ranges for marked in runs.within(low, high)]
 
-    def mark(self, marks: Iterable[Marks]) -> None:
-        """Note how parked messages failed."""
+    def mark(self, marks: Iterable[MarkedRow]) -> None:
+        """Record how parked messages failed."""
         for source, start, end, mark in marks:
-            runs, known = self.failures.get(source), self.pieces.get(source)
+            runs, parked = self.failures.get(source), self.pieces.get(source)
             if runs is None:
                 runs = self.failures[source] = FailureRuns()
-                if known:
-                    *_, (_, last) = known.some(known.runs - 1, 1)
-                    runs.put(known.first, last, UNKNOWN)
-            runs.put(start, end, mark, known)
+                if parked:
+                    *_, (_, last) = parked.page(parked.runs - 1, 1)
+                    runs.put(parked.first, last, UNKNOWN)
+            runs.put(start, end, mark, parked)
         while too_many_runs(self.failures.values()):
             max(self.failures.values(), key=len).coarsen()
 
-    def marked_from(self, after: Place, count: int) -> Iterator[Marks]:
-        """Yield messages from a place on with the known facts about each, in parts, from up to
-        `count` rows of each source.
+    def marked_from(self, after: MessageRef, count: int) -> Iterator[MarkedRow]:
+        """Yield the messages at or after `after` with their failure marks, from up to `count`
+        ranges of each source.
         """
         for source, runs in self.pieces.items():
             if source < after[0]:
                 continue
             offset = after[1] if source == after[0] else 0
-            for low, end in runs.some(runs.place_of(offset), count):
+            for low, end in runs.page(runs.count_runs_before(offset), count):
                 start = max(low, offset)
                 parts = self.marks(source, ((start, end),)) or [(source, start, end, UNKNOWN)]
                 yield from parts
 
-    def mark_rows(self, first: int, count: int) -> Iterator[Marks]:
-        """Yield up to `count` marks, from the `first`th on."""
+    def mark_rows(self, first: int, count: int) -> Iterator[MarkedRow]:
+        """Yield up to `count` failure marks, beginning with the `first`th."""
         for source, runs in self.failures.items():
             if first < len(runs):
                 for marked in runs.rows(first, count):
@@ -200,61 +198,63 @@ class ParkedKey:
 
     @property
     def mark_count(self) -> int:
-        """The number of marks."""
+        """The number of failure marks."""
         return sum(map(len, self.failures.values()))
 
     @property
     def next_ms(self) -> int | None:
-        """The time at which the next of these messages is tried again, as their owner reported;
-        None if it is not known.
+        """The earliest time of a next try as reported by the owner, in milliseconds since 1970, or
+        None if unknown.
         """
-        known = [runs.next_ms for runs in self.failures.values()]
-        return min((at_ms for at_ms in known if at_ms is not None), default=None)
+        times = [runs.next_ms for runs in self.failures.values()]
+        return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
-    def note_next_try(self, place: Place, at_ms: int) -> Callable[[], None]:
-        """Note when a message is tried again, if it is parked. Return a function that undoes it."""
-        source, offset = place
-        before = self.marks(source, ((offset, offset + 1),)) if self.has(place) else []
-        self.mark([(*each[:3], each[3]._replace(next_ms=at_ms)) for each in before])
-        return partial(self.mark, before)
+    def set_next_try(self, ref: MessageRef, at_ms: int) -> Callable[[], None]:
+        """Record when a message is retried, if it is parked. Return a function that undoes it."""
+        source, offset = ref
+        previous = self.marks(source, ((offset, offset + 1),)) if self.has(ref) else []
+        self.mark([(*each[:3], each[3]._replace(next_ms=at_ms)) for each in previous])
+        return partial(self.mark, previous)
 
     def forget_next_tries(self) -> Callable[[], None]:
-        """Forget when messages are tried again. Return a function that undoes it."""
-        known = {source: runs.forget_tries() for source, runs in self.failures.items()}
+        """Forget the times of next tries. Return a function that undoes it."""
+        forgotten = {source: runs.forget_tries() for source, runs in self.failures.items()}
 
-        def take_back() -> None:
-            for source, tries in known.items():
+        def undo() -> None:
+            for source, tries in forgotten.items():
                 for start, end, next_ms in tries.rows():
                     marks = self.marks(source, ((start, end),))
                     self.mark((*each[:3], each[3]._replace(next_ms=next_ms)) for each in marks)
 
-        return take_back
+        return undo
 
     # ── edits ─────────────────────────────────────────────────────────────────────────────────────
-    def take_edits(self, source: int, gone: Iterable[Range]) -> dict[Place, EditedMessage]:
-        """Forget the edits of messages that are no longer parked, and return them."""
+    def pop_edits(self, source: int, removed: Iterable[Range]) -> dict[MessageRef, EditedMessage]:
+        """Remove and return the edits of messages that are no longer parked."""
         if not self.edits:
             return {}
-        offsets = IntervalSet(gone)
-        taken = {
-            place: edited
-            for place, edited in self.edits.items()
-            if place[0] == source and place[1] in offsets
+        offsets = IntervalSet(removed)
+        edits = {
+            ref: edited
+            for ref, edited in self.edits.items()
+            if ref[0] == source and ref[1] in offsets
         }
-        for place in taken:
-            del self.edits[place]
-        return taken
+        for ref in edits:
+            del self.edits[ref]
+        return edits
 
-    def edited_in(self, rows: Sequence[Row]) -> list[Place]:
-        """Return the edited messages in rows that follow each other."""
+    def edited_in(self, rows: Sequence[Row]) -> list[MessageRef]:
+        """Return the edited messages within consecutive rows."""
         if not (rows and self.edits):
             return []
         first, last = rows[0][:2], (rows[-1][0], rows[-1][2])
-        return sorted(place for place in self.edits if first <= place < last)
+        return sorted(ref for ref in self.edits if first <= ref < last)
 
 
-def cut(source: int, marks: Iterable[Marks], ranges: Iterable[Range]) -> Iterator[Marks]:
-    """Yield the parts of a source's marks that lie in these ranges, without next tries."""
+def clip_marks(
+    source: int, marks: Iterable[MarkedRow], ranges: Iterable[Range]
+) -> Iterator[MarkedRow]:
+    """Clip a source's marks to these ranges, without next tries."""
     runs = FailureRuns()
     for _, start, end, mark in marks:
         runs.put(start, end, mark._replace(next_ms=0))
@@ -263,22 +263,22 @@ def cut(source: int, marks: Iterable[Marks], ranges: Iterable[Range]) -> Iterato
             yield source, *marked
 
 
-def mark_of(said: FailureMark, numbers: Sequence[int], *, keeps_tries: bool) -> Marks:
+def mark_of(wire: FailureMark, numbers: Sequence[int], *, keeps_tries: bool) -> MarkedRow:
     """
-    Return the facts that an adopted mark contains.
+    Decode the mark of an adopted key.
 
     Args:
-        numbers: the numbers of the faults that accompany it.
-        keeps_tries: the owner is the same, and tries the messages when it said.
+        numbers: the numbers of the faults that were sent with it.
+        keeps_tries: keep the time of the next try, because the owner is the same.
     """
-    fault = numbers[said.fault] if 0 <= said.fault < len(numbers) else UNKNOWN_FAULT
-    next_ms = said.next_ms if keeps_tries else 0
-    return said.source, said.start, said.end, Mark(said.since_ms, said.at_ms, fault, next_ms)
+    fault = numbers[wire.fault] if 0 <= wire.fault < len(numbers) else UNKNOWN_FAULT
+    next_ms = wire.next_ms if keeps_tries else 0
+    return wire.source, wire.start, wire.end, Mark(wire.since_ms, wire.at_ms, fault, next_ms)
 
 
-# ── as bytes ──────────────────────────────────────────────────────────────────────────────────────
+# ── encoding ──────────────────────────────────────────────────────────────────────────────────────
 class ParkedImage(msgspec.Struct, frozen=True, array_like=True):
-    """The fields of an image. Missing fields have their defaults."""
+    """The fields of an image; missing ones have their defaults."""
 
     keys: list[tuple[ParkKey, ParkState, int, Failure | None, list[tuple[int, bytes, bytes]]]]
     frozen: bool
@@ -294,10 +294,8 @@ class ParkedImage(msgspec.Struct, frozen=True, array_like=True):
     children_tell: bool = False
 
 
-_NEEDED_FIELDS = 4
-"""The number of fields that are always written. Of the others, those at the end that have their
-defaults are left out.
-"""
+_REQUIRED_FIELDS = 4
+"""The number of fields that are always written. Trailing fields with their defaults are omitted."""
 
 
 def encode_image(
@@ -308,14 +306,11 @@ def encode_image(
     more: tuple[Mapping[int, int], Mapping[int, int], Iterable[int], bool],
 ) -> bytes:
     """
-    Return an image.
+    Encode everything that a group has parked on a partition.
 
     Args:
-        ancestors: whether the children have it, the adopted parents, and the ancestors that keep
-            messages.
-        more: parent → the token of the owner that adopted it; `passed`: logical partition, or
-            LOOSE_PLACE → own offset; the parents that are being taken over; and whether the
-            children notify the ancestors.
+        ancestors: whether it is frozen, the adopted parents, and the ancestors that keep messages.
+        more: `adopted_under`, `passed`, `taking` and `children_tell` of `Parked`.
     """
     keys = [
         (
@@ -336,7 +331,7 @@ def encode_image(
     under, passed, taking, children_tell = more
     fields: list[object] = [keys, *ancestors, edits, faults if failures else [], failures, tokens]
     fields += [sorted(under.items()), sorted(passed.items()), sorted(taking), children_tell]
-    while len(fields) > _NEEDED_FIELDS and not fields[-1]:
+    while len(fields) > _REQUIRED_FIELDS and not fields[-1]:
         fields.pop()
     return _encode(fields)
 
@@ -346,26 +341,26 @@ _decode = msgspec.msgpack.Decoder(ParkedImage).decode
 
 
 def decode_image(image: bytes) -> ParkedImage:
-    """Return the fields of an image, or raise msgspec.MsgspecError."""
+    """Decode the fields of an image, or raise msgspec.MsgspecError."""
     return _decode(image)
 
 
 def keys_of(image: ParkedImage) -> dict[ParkKey, ParkedKey]:
-    """Return the keys of an image, without their edited messages, or raise ValueError."""
+    """Decode the keys of an image without their edited messages, or raise ValueError."""
     keys: dict[ParkKey, ParkedKey] = {}
     for key, state, since_ms, failure, pieces in image.keys:
-        known = keys[key] = ParkedKey(since_ms)
-        known.state = state
-        known.failure = failure
+        parked = keys[key] = ParkedKey(since_ms)
+        parked.state = state
+        parked.failure = failure
         for source, starts, ends in pieces:
-            known.pieces[source] = OffsetRuns.of_packed(starts, ends)
-            known.messages += known.pieces[source].messages
+            parked.pieces[source] = OffsetRuns.from_packed(starts, ends)
+            parked.messages += parked.pieces[source].messages
     for key, source, end, columns in image.failures:
         if key not in keys:
-            raise ValueError(f"failures of key {key!r:.80}, of which nothing is parked")
-        keys[key].failures[source] = FailureRuns.of_packed(columns, end)
+            raise ValueError(f"failures of key {key!r:.80}, which is not parked")
+        keys[key].failures[source] = FailureRuns.from_packed(columns, end)
     for key, token in image.tokens:
         if key not in keys:
-            raise ValueError(f"the token of key {key!r:.80}, of which nothing is parked")
+            raise ValueError(f"the token of key {key!r:.80}, which is not parked")
         keys[key].token = token
     return keys

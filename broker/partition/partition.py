@@ -1,14 +1,12 @@
-"""The state of a hosted partition: a fold over its records, the same in recovery and in service.
+"""Holds the state of a hosted partition. The same records are applied in recovery and in service.
 Pure.
 
-    decide_… (raises, or returns what to write)  ──▶  apply_… (at once)  ──▶  the record in the log
-        ──▶  durable_…
+    decide_… (raises, or returns what to write)  ──▶  apply_… (immediately)  ──▶  the record in the
+        log  ──▶  durable_…
 
 Until the record is durable, the state is ahead of the disk: `next_offset` is the offset of the next
 append, `readable_offset` the end of the messages that may be read. If the write fails, `undo_…`
 restores the durable state.
-
-Checks the facts of a new partition: names, ids, ranges.
 """
 
 from __future__ import annotations
@@ -54,18 +52,18 @@ from .records import CursorBody, FenceBody, ForgetBody, HoldBody, ParkedBody
 from .suspects import Begun, Suspects
 
 ATTEMPTS_MAX = 1_000
-"""The number of messages of a group on a partition whose failed tries are kept: those with the
+"""For how many messages of a group on a partition the failed tries are counted: those with the
 lowest offsets.
 """
 END_UNKNOWN = -1
-"""The end of a lost range of which only the start is known."""
+"""The end of a lost range if only its start is known."""
 FORGOTTEN_MAX = 1_000
-"""The number of deleted groups whose tokens are refused. Earlier deletions are left out, because
-none of their calls can still be on its way.
+"""The number of deleted groups whose tokens are refused. Calls of groups that were deleted earlier
+can no longer be under way.
 """
 LOST_MAX = 1_000
-"""The number of lost ranges that are kept. A read detects further ones by itself, because the index
-leads it to the damage.
+"""The number of lost ranges that are remembered. Reads detect further ones themselves, because the
+index leads them to the damage.
 """
 
 
@@ -98,48 +96,46 @@ class Group:
         """The highest durable fence."""
         self.acked = AckedOffsets()
         self.version = 0
-        """The version of the progress, which rises whenever the progress changes."""
+        """Rises whenever the progress changes."""
         self._saved_version = 0
-        """The durable version."""
+        """The latest durable version."""
         self.durable_cursor = 0
-        """The durable cursor. Answers never contain a higher one."""
+        """The durable cursor, the highest one that answers may contain."""
         self.durable_ranges: Sequence[Range] = ()
-        """The durable acked ranges above that cursor."""
+        """The durable acked ranges above the durable cursor."""
         self.kept = False
-        """True if a record of the group is durable, so that a restart finds the group."""
+        """True if a record of the group is durable, so it survives a restart."""
         self.removed_unread = 0
-        """The number of messages that retention removed before the group had acked them."""
+        """The number of messages that retention removed before the group acked them."""
         self.in_flight: InFlight | None = None
         """The messages in flight of a shared group; in memory only."""
         self.attempts: dict[int, int] = {}
-        """Offset → the number of failed tries, for messages that are not acked."""
+        """Offset → the number of failed tries of an unacked message."""
         self.suspects = Suspects()
-        """The messages that may have ended the process of an owner."""
+        """The messages that may have crashed the process of an owner."""
         self.parked: Parked | None = None
-        """The messages that the group has set aside, or None if it never did."""
+        """The messages that the group has parked, or None if it never parked any."""
         self._failing: FailingMessage | None = None
-        """The oldest message that fails or hangs, as the owner has last reported. It may have been
-        acked meanwhile.
+        """The oldest message that fails or hangs, as last reported by the owner; it may have been
+        acked since.
         """
         self.changing = 0
-        """The number of changes of `parked` that are not durable yet."""
+        """The number of changes to `parked` that are not durable yet."""
 
     def parked_on(self, partition_id: int) -> Parked:
-        """Return what the group has set aside on this partition, which must be its own."""
+        """Return `parked`, and create it first if needed; the partition must be the group's own."""
         if self.parked is None:
             self.parked = Parked(partition_id)
         return self.parked
 
     @property
     def parked_version(self) -> int:
-        """See `Parked.seen_version`."""
-        return 0 if self.parked is None else self.parked.seen_version
+        """See `Parked.owner_version`."""
+        return 0 if self.parked is None else self.parked.owner_version
 
     @property
     def parked_messages(self) -> int:
-        """The number of messages that are set aside here. Those that the children have adopted are
-        counted there.
-        """
+        """The number of messages parked here, without those that the children have adopted."""
         return 0 if self.parked is None or self.parked.frozen else self.parked.messages
 
     @property
@@ -149,75 +145,72 @@ class Group:
 
     @property
     def retrying(self) -> int:
-        """The number of messages set aside here that wait for retry."""
+        """The number of messages parked here that wait for retry."""
         return 0 if self.parked is None or self.parked.frozen else self.parked.retrying
 
     @property
     def needed_from(self) -> int:
-        """The lowest offset whose message the group still needs."""
+        """The lowest offset that the group still needs."""
         first = None if self.parked is None else self.parked.first_own()
         return self.acked.cursor if first is None else min(first, self.acked.cursor)
 
-    def failed(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Note the failed tries of messages. Only those of the lowest ATTEMPTS_MAX offsets that are
-        not acked are kept.
+    def record_failures(self, attempts: Sequence[tuple[int, int]]) -> None:
+        """Record the failed tries of messages, but only of the ATTEMPTS_MAX lowest unacked
+        offsets.
         """
         self.attempts.update(attempts)
-        self.suspects.failed(offset for offset, _ in attempts)
-        kept = sorted(offset for offset in self.attempts if offset not in self.acked)
-        self.attempts = {offset: self.attempts[offset] for offset in kept[:ATTEMPTS_MAX]}
+        self.suspects.remove_failed(offset for offset, _ in attempts)
+        unacked = sorted(offset for offset in self.attempts if offset not in self.acked)
+        self.attempts = {offset: self.attempts[offset] for offset in unacked[:ATTEMPTS_MAX]}
         self.changed()
 
     def note_failing(self, failing: FailingMessage | None) -> None:
-        """Note the oldest message that fails, if there is one. The earlier start of its failure is
-        kept, because a new owner does not know it.
+        """Record the oldest message that fails, or None. The time of its first failure is kept,
+        because a new owner does not know it.
         """
-        known = self._failing
-        if known is not None and failing is not None and _same_message(known, failing):
-            failing = replace(failing, since_ms=min(known.since_ms, failing.since_ms))
+        previous = self._failing
+        if previous is not None and failing is not None and _same_message(previous, failing):
+            failing = replace(failing, since_ms=min(previous.since_ms, failing.since_ms))
         self._failing = failing
 
-    def hangs_no_more(self) -> None:
-        """Note that the owner has no messages any more: a message that hung with it no longer
-        hangs.
-        """
+    def clear_hanging(self) -> None:
+        """Clear the failing message if it hangs, because the owner handles nothing any more."""
         if self._failing is not None and self._failing.running_ms is not None:
             self._failing = None
 
     @property
     def failing(self) -> FailingMessage | None:
-        """The oldest message that fails or hangs and is not acked. A parked message counts while it
-        is being redriven and fails again.
+        """The oldest unacked message that fails or hangs. A parked message counts if it fails again
+        while it is being redriven.
         """
-        known = self._failing
-        if known is None or known.source is None:
-            return None if known is None or known.offset in self.acked else known
-        redriven = self.parked is not None and self.parked.redrives((known.source, known.offset))
-        return known if redriven else None
+        failing = self._failing
+        if failing is None or failing.source is None:
+            return None if failing is None or failing.offset in self.acked else failing
+        message = failing.source, failing.offset
+        is_redriven = self.parked is not None and self.parked.redrives(message)
+        return failing if is_redriven else None
 
-    def begins(self, begun: Sequence[Begun]) -> None:
-        """Note suspects that their owner begins to handle."""
+    def begin_suspects(self, begun: Sequence[Begun]) -> None:
+        """Record suspects that the owner is about to handle."""
         self.suspects.begin(begun, self.acked)
         self.changed()
 
     def handed_out(self) -> InFlight:
-        """Return the messages in flight under the present token, which a shared group has
-        acquired.
-        """
+        """Return the messages in flight under the current token of a shared group."""
         if self.in_flight is None or self.in_flight.token != self.lock.fence:
             self.in_flight = InFlight(self.lock.fence)
         return self.in_flight
 
-    def quiet(self, now_ms: int) -> bool:
-        """Return True if fence and progress are durable, no session holds the lock, and no message
-        is in flight.
+    def is_quiet(self, now_ms: int) -> bool:
+        """Return True if everything is durable, no session holds the lock, and no message is in
+        flight.
         """
         return (
             self.durable_fence == self.lock.fence
             and not self.unsaved
             and not self.changing
             and self.lock.expires_at_ms <= now_ms
-            and (self.in_flight is None or self.in_flight.empty(now_ms))
+            and (self.in_flight is None or self.in_flight.is_empty(now_ms))
         )
 
     def skip_to(self, first_offset: int) -> None:
@@ -227,16 +220,16 @@ class Group:
             self.changed()
 
     def changed(self) -> None:
-        """Note that the progress has changed and has to be saved."""
+        """Mark the progress as changed, so it will be saved."""
         self.version += 1
 
     @property
     def unsaved(self) -> bool:
-        """True if the progress has changed since its latest durable record."""
+        """True if the progress has changed since the latest durable record."""
         return self.version > self._saved_version
 
     def saved(self, body: CursorBody, version: int) -> None:
-        """Note that a record of the progress is durable; the record was made of this `version`."""
+        """Record that a record of the progress, made at this `version`, is durable."""
         self.kept = True
         if version >= self._saved_version:
             self._saved_version = version
@@ -244,10 +237,9 @@ class Group:
             self.durable_ranges = body.ranges
 
     def cursor_body(self) -> CursorBody:
-        """Return a record of the present progress."""
+        """Return a record body with the current progress."""
         acked = self.acked
-        tries = self.attempts
-        attempts = [pair for pair in tries.items() if pair[0] not in acked] if tries else []
+        attempts = [pair for pair in self.attempts.items() if pair[0] not in acked]
         return CursorBody(
             self.name,
             self.lock.fence,
@@ -255,7 +247,7 @@ class Group:
             acked.ranges,
             removed_unread=self.removed_unread,
             attempts=attempts,
-            begun=self.suspects.left(acked) if self.suspects.begun else [],
+            begun=self.suspects.unacked(acked),
         )
 
     def drained(self, end_offset: int) -> bool:
@@ -264,7 +256,7 @@ class Group:
 
 
 class Lost(NamedTuple):
-    """Offsets `[start, end)` that are lost by damage of the log at `position`; `end` may be
+    """Offsets `[start, end)` that damage of the log at `position` has lost; `end` may be
     END_UNKNOWN.
     """
 
@@ -277,7 +269,7 @@ AppendUndo = tuple[int, int, int, ProducerState | None, tuple[int, ProducerState
 
 
 class HostedPartition:
-    """The state of a partition; its `facts` never change."""
+    """The state of a partition; `facts` never change."""
 
     __slots__ = (
         "__weakref__",
@@ -306,47 +298,46 @@ class HostedPartition:
         self.next_offset = 0
         self.readable_offset = 0
         self.appended_at_ms = 0
-        """The time of the newest batch, or the time at which times begin, in milliseconds since
-        1970. Times never fall within a partition.
+        """When the newest batch was appended or, if there is none, the earliest time for the first
+        one, in milliseconds since 1970. The times of a partition never fall.
         """
         self.sealed = False
-        """True if the partition takes no more appends. It is set when the seal is decided."""
+        """True if the partition accepts no more appends. It is set as soon as the seal is
+        accepted.
+        """
         self.ended = False
-        """True if the seal is durable, and so is every record before it. Only then do readers see
-        the end.
+        """True once the seal and every record before it are durable. Only then do readers see the
+        end.
         """
         self.producers = Producers()
         self.clashed: set[int] = set()
-        """Producers whose epoch is used by two clients. They store nothing more in this epoch. In
+        """Producers whose epoch is used by two clients; nothing more is stored in this epoch. In
         memory only.
         """
         self.groups: dict[str, Group] = {}
         self.groups_told = False
-        """True if the metaserver has sent every consumer group of the subject, and this is durable.
-        """
+        """True if the metaserver has sent all consumer groups of the subject, durably."""
         self.forgotten: dict[str, int] = {}
-        """Deleted group → the highest of its tokens, all of which are refused. The latest deletion
-        is last.
+        """Deleted group → its highest token; lower ones are refused, too. The latest deletion is
+        last.
         """
         self.holds: dict[str, HoldBody] = {}
-        """Job → the messages that it holds against retention. `store/holds.py` knows which holds
-        have expired.
-        """
+        """Job → its hold against retention. `store/holds.py` knows which holds have expired."""
         self.lost: tuple[Lost, ...] = ()
-        """The lost ranges, in order. A partition that has any takes no appends, and reads stop
-        before them.
+        """The lost ranges, in order. If there are any, the partition accepts no appends, and reads
+        end before them.
         """
         self.fences_lost = False
-        """True if a fence may be lost. The owner is then unknown, and no consumer may acquire the
+        """True if a fence may be lost. The owner is then unknown, so no consumer may acquire the
         partition.
         """
 
     # ── damage ────────────────────────────────────────────────────────────────────────────────────
     def lose(self, start: int, end: int, *, position: int) -> None:
-        """Note that damage at `position` has lost offsets `[start, end)`. END_UNKNOWN means all
-        from `start` on.
+        """Record that damage at `position` has lost the offsets `[start, end)`; END_UNKNOWN means
+        all from `start` on.
         """
-        if len(self.lost) == LOST_MAX and self._is_left_out(start, end):
+        if len(self.lost) == LOST_MAX and self._exceeds_limit(start, end):
             return
         ranges = IntervalSet((lost.start, _end_of(lost.end)) for lost in self.lost)
         ranges.add(start, _end_of(end))
@@ -361,16 +352,16 @@ class HostedPartition:
             )
         self.lost = tuple(lost)
 
-    def _is_left_out(self, start: int, end: int) -> bool:
-        """Return True if the range lies after the LOST_MAX kept ranges. A range without a known end
-        is always kept.
+    def _exceeds_limit(self, start: int, end: int) -> bool:
+        """Return True if a range lies after the first LOST_MAX ranges. A range without a known end
+        is always remembered.
         """
         last = self.lost[-1]
-        known = self.lost[-2] if last.end == END_UNKNOWN else last
+        last_known = self.lost[-2] if last.end == END_UNKNOWN else last
         limit = last.start if last.end == END_UNKNOWN else MAX_I64
-        return known.end < start and _end_of(end) < limit
+        return last_known.end < start and _end_of(end) < limit
 
-    def check_whole(self) -> None:
+    def check_undamaged(self) -> None:
         """Raise CorruptLogError if the log has lost messages or a fence of the partition."""
         if self.lost or self.fences_lost:
             position = self.lost[0].position if self.lost else -1
@@ -389,7 +380,7 @@ class HostedPartition:
 
     def readable_end(self, offset: int) -> int:
         """
-        Return the offset before which a read from `offset` has to stop.
+        Return the offset at which a read from `offset` must end.
 
         Raises:
             CorruptLogError: `offset` is lost.
@@ -398,25 +389,25 @@ class HostedPartition:
             if offset < lost.start:
                 return lost.start
             if lost.end == END_UNKNOWN or offset < lost.end:
-                known = {} if lost.end == END_UNKNOWN else {"end_offset": lost.end}
-                raise self._damaged(lost.position, f"has lost offset {offset}", **known)
+                details = {} if lost.end == END_UNKNOWN else {"end_offset": lost.end}
+                raise self._damaged(lost.position, f"has lost offset {offset}", **details)
         return self.readable_offset
 
-    def _damaged(self, position: int, what: str, **more: int) -> CorruptLogError:
+    def _damaged(self, position: int, effect: str, **details: int) -> CorruptLogError:
         return CorruptLogError(
-            f"partition {self.partition_id} {what}: the log is damaged at position {position}",
+            f"partition {self.partition_id} {effect}: the log is damaged at position {position}",
             partition_id=self.partition_id,
             position=position,
-            **more,
+            **details,
         )
 
-    def quiet(self, now_ms: int) -> bool:
-        """Return True if a restart would find the partition in this state."""
+    def is_quiet(self, now_ms: int) -> bool:
+        """Return True if a restart would restore exactly this state."""
         return (
             not self.clashed
             and self.next_offset == self.readable_offset
             and self.sealed == self.ended
-            and all(group.quiet(now_ms) for group in self.groups.values())
+            and all(group.is_quiet(now_ms) for group in self.groups.values())
         )
 
     # ── appends ───────────────────────────────────────────────────────────────────────────────────
@@ -425,25 +416,25 @@ class HostedPartition:
         Decide whether a batch is stored.
 
         Returns:
-            None if the batch is to be stored, Duplicate if it was stored before.
+            None if the batch must be stored, Duplicate if it is already stored.
 
         Raises:
-            CorruptLogError: the partition has lost messages or a fence, and takes no messages.
-            StaleRouteError: the partition is sealed, and the batch is no duplicate.
-            OverloadedError: the partition has PARTITION_MESSAGES_MAX messages, and the batch is no
-                duplicate.
+            CorruptLogError: the partition is damaged, so it accepts no messages.
+            StaleRouteError: the partition is sealed, and the batch is not a duplicate.
+            OverloadedError: the partition has PARTITION_MESSAGES_MAX messages, and the batch is not
+                a duplicate.
             SequenceGapError, SequenceReusedError, ProducerFencedError, InvalidRequestError: see
                 `appends.decide_append`.
         """
         if self.lost or self.fences_lost:
-            self.check_whole()
+            self.check_undamaged()
         producer_id = header.producer_id
         try:
             duplicate = decide_append(
                 self.producers.get(producer_id), header, clashed=producer_id in self.clashed
             )
         except SequenceReusedError:
-            # A batch after the refused one may have the expected sequence; it must be refused too.
+            # A later batch may have the expected sequence, but must be refused, too.
             self.clashed.add(producer_id)
             raise
         if duplicate is None and self.sealed:
@@ -457,11 +448,10 @@ class HostedPartition:
 
     def check_message_sizes(self, record: memoryview, header: Header) -> None:
         """
-        Check the messages of a batch that is to be stored, and that is larger than the limit when
-        it is unpacked.
+        Check the message sizes of a batch whose unpacked size exceeds the limit of the subject.
 
         Raises:
-            MessageTooLargeError: a message is over the limit of the subject.
+            MessageTooLargeError: a single message exceeds the limit.
         """
         limit = self.facts.message_bytes_max or MESSAGE_BYTES_MAX
         size = largest_message(record, header)
@@ -469,38 +459,37 @@ class HostedPartition:
             raise message_too_large(size, limit)
 
     def apply_append(self, header: Header, *, base_offset: int, appended_at_ms: int) -> AppendUndo:
-        """Add a batch to the state, and return the argument of `undo_append`."""
+        """Apply an append, and return the argument for `undo_append`."""
         assert base_offset == self.next_offset
         producers, producer_id = self.producers, header.producer_id
-        before = producers.take(producer_id)
-        undo_time = self.appended_at_ms
-        forgotten = None
+        previous = producers.take(producer_id)
+        previous_at_ms = self.appended_at_ms
+        evicted = None
         if producer_id != NO_PRODUCER:
             if len(producers) >= PRODUCERS_PER_PARTITION_MAX:
-                forgotten = producers.forget()
-                self.clashed.discard(forgotten[0])
-            producers[producer_id] = after_append(before, header, base_offset=base_offset)
+                evicted = producers.forget()
+                self.clashed.discard(evicted[0])
+            producers[producer_id] = after_append(previous, header, base_offset=base_offset)
             self.clashed.discard(producer_id)
         self.next_offset = base_offset + header.count
-        self.appended_at_ms = max(undo_time, appended_at_ms)
-        return base_offset, undo_time, producer_id, before, forgotten
+        self.appended_at_ms = max(previous_at_ms, appended_at_ms)
+        return base_offset, previous_at_ms, producer_id, previous, evicted
 
     def undo_append(self, undo: AppendUndo) -> None:
         """Undo the newest append."""
-        self.next_offset, self.appended_at_ms, producer_id, before, forgotten = undo
+        self.next_offset, self.appended_at_ms, producer_id, previous, evicted = undo
         self.producers.take(producer_id)
-        if forgotten is not None:
-            self.producers = Producers({forgotten[0]: forgotten[1], **self.producers})
-        if before is not None:
-            self.producers[producer_id] = before
+        if evicted is not None:
+            self.producers = Producers({evicted[0]: evicted[1], **self.producers})
+        if previous is not None:
+            self.producers[producer_id] = previous
         else:
             self.clashed.discard(producer_id)
 
     # ── groups ────────────────────────────────────────────────────────────────────────────────────
     def group_for_acquire(self, name: str) -> Group:
         """
-        Return the group of this name or, if there is none, a new group that is not added to the
-        partition.
+        Return the group with this name, or a new one that is not added to the partition yet.
 
         Raises:
             InvalidRequestError: the name is illegal.
@@ -515,10 +504,10 @@ class HostedPartition:
         return Group(name)
 
     def check_not_forgotten(self, name: str, token: int) -> None:
-        """Raise FencedError if the token belongs to a deleted group of this name."""
+        """Raise FencedError if the token was granted to a deleted group of this name."""
         if token <= self.forgotten.get(name, 0):
             raise FencedError(
-                f"consumer group {name!r} of this token was deleted",
+                f"consumer group {name!r} with this token was deleted",
                 token=token,
                 current_token=self.forgotten[name],
             )
@@ -526,9 +515,9 @@ class HostedPartition:
     def apply_forget(self, body: ForgetBody) -> Callable[[], None]:
         """Forget a deleted group. Return a function that undoes it."""
         group, forgotten = self.groups.pop(body.group, None), self.forgotten
-        kept = {name: token for name, token in forgotten.items() if name != body.group}
-        kept[body.group] = max(body.token, forgotten.get(body.group, 0))
-        self.forgotten = dict(list(kept.items())[-FORGOTTEN_MAX:])
+        tokens = {name: token for name, token in forgotten.items() if name != body.group}
+        tokens[body.group] = max(body.token, forgotten.get(body.group, 0))
+        self.forgotten = dict(list(tokens.items())[-FORGOTTEN_MAX:])
 
         def undo() -> None:
             self.forgotten = forgotten
@@ -538,26 +527,26 @@ class HostedPartition:
         return undo
 
     def apply_fence(self, body: FenceBody) -> Callable[[], None]:
-        """Raise the fence of a group, which may be new. Return a function that undoes it if the
-        group existed.
+        """Raise the fence of a group, creating the group if needed. The returned function restores
+        the previous fence.
         """
         group = self.groups.get(body.group)
         if group is None:
             group = self.groups[body.group] = Group(body.group)
-        before, restore_tries = copy(group.lock), None
+        previous_lock, restore_tries = copy(group.lock), None
         if group.parked is not None and body.token > group.lock.fence:
             restore_tries = group.parked.forget_next_tries()
         raise_fence(group.lock, token=body.token, session=body.session)
 
         def undo() -> None:
-            group.lock = before
+            group.lock = previous_lock
             if restore_tries is not None:
                 restore_tries()
 
         return undo
 
     def apply_cursor(self, body: CursorBody) -> None:
-        """Set a group's progress to that of a record that was read from the log."""
+        """Set a group's progress from a record in the log."""
         group = self.groups.get(body.group)
         if group is None:
             group = self.groups[body.group] = Group(body.group)
@@ -570,7 +559,7 @@ class HostedPartition:
         group.kept = True
 
     def apply_parked(self, body: ParkedBody) -> None:
-        """Make changes of a group's parked messages that were read from the log."""
+        """Apply the changes of a group's parked messages from a record in the log."""
         group = self.groups.get(body.group)
         if group is None:
             group = self.groups[body.group] = Group(body.group)
@@ -584,14 +573,14 @@ class HostedPartition:
 
     def apply_hold(self, body: HoldBody) -> Callable[[], None]:
         """Set or end a job's hold. Return a function that undoes it."""
-        before = self.holds
-        others = {job: hold for job, hold in before.items() if job != body.job}
+        previous = self.holds
+        others = {job: hold for job, hold in previous.items() if job != body.job}
         self.holds = {**others, body.job: body} if body.ttl_ms else others
-        return partial(setattr, self, "holds", before)
+        return partial(setattr, self, "holds", previous)
 
     # ── views ─────────────────────────────────────────────────────────────────────────────────────
     def check_same_facts(self, facts: HostPartition) -> None:
-        """Raise InvalidRequestError if `facts` contradict the facts of this partition."""
+        """Raise InvalidRequestError if this partition has other facts."""
         if stored_facts(facts) != self.facts:
             raise InvalidRequestError(
                 Reason.PARTITION_IN_USE,
@@ -621,7 +610,7 @@ class HostedPartition:
         )
 
     def status(self, *, now_ms: int, group: str | None = None) -> PartitionStatus:
-        """Return the durable status. With `group`, it contains only that consumer group."""
+        """Return the durable status, with all groups or only with `group`."""
         groups = (
             GroupStatus(
                 group=progress.name,
@@ -663,12 +652,12 @@ def _same_message(known: FailingMessage, other: FailingMessage) -> bool:
 
 
 def _end_of(end: int) -> int:
-    """Return the end of a lost range as a number; MAX_I64 stands for END_UNKNOWN."""
+    """Return the end of a lost range as an upper bound: MAX_I64 for END_UNKNOWN."""
     return MAX_I64 if end == END_UNKNOWN else end
 
 
 def stored_facts(facts: HostPartition) -> HostPartition:
-    """Return the facts that a broker stores. They lack address, state, logic start, groups and
+    """Return the facts that a broker stores: without the address, state, logic start, groups and
     times, which change or are unknown.
     """
     partition = msgspec.structs.replace(
@@ -681,11 +670,10 @@ def stored_facts(facts: HostPartition) -> HostPartition:
 
 def check_facts(facts: HostPartition) -> None:
     """
-    Check the facts of a partition.
+    Check the facts of a new partition.
 
     Raises:
-        InvalidRequestError: an id, a range, the queue or the parents are impossible.
-        InvalidRequestError: the subject's or the partition's name is illegal.
+        InvalidRequestError: a name, an id, the range, the queue or the parents are invalid.
     """
     partition = facts.partition
     check_name("subject", facts.subject)

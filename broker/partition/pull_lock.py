@@ -1,21 +1,21 @@
-"""The right to pull and ack a partition for a consumer group: a fence that only rises, and a lock
-that expires. Pure.
+"""Decides who may pull and ack a partition for a consumer group: a fence that only rises, and a
+lock that expires. Pure.
 
-    token < fence     FENCED: a newer owner exists              same token, same session: the owner
+    token < fence     FENCED: there is a newer owner            same token, same session: the owner
     token > fence     unknown: acquire first                    same token, other session: FENCED
 
-The fence makes handling safe: it is durable before its owner reads the cursor. The lock only shows
-the owner to people and keeps waiting fair. If the lock has expired, the owner's next call takes it
-again, because no newer owner exists.
+The fence makes handling safe, because it is durable before the owner reads the cursor. The lock
+only shows the owner to operators. If it has expired, the owner's next call renews it, because there
+is no newer owner.
 
-A shared group has one token for all its sessions; the session of its lock is SHARED.
+A shared group has one token for all sessions, and the session of its lock is SHARED.
 
 Invariants
-    The fence never falls. Once a higher token is accepted, every call with a lower token is
+    The fence never falls. After a higher token was accepted, every call with a lower one is
     refused.
 
-Source: Kleppmann, "How to do distributed locking" (a token checked by the resource); QMQ's pull
-lock, which has neither token nor memory over a restart.
+Source: Kleppmann, "How to do distributed locking" (a token checked by the resource); the pull lock
+of QMQ, which has no token and does not survive a restart.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ...protocol.routing import ConsumeStrategy
 
 SESSION_CHARS_MAX = 64
 RESET = "=reset"
-"""The session of a token that an operator's reset has presented. No consumer has this session."""
+"""The session of a token presented by an operator's reset. No consumer has this session."""
 RESET_SHARED = "=reset*"
-"""The session of a token that an operator's reset has presented for a shared group."""
+"""The session of a token presented by an operator's reset of a shared group."""
 SHARED = "*"
-"""The session of a shared group's token, which belongs to every session of the group."""
+"""The session of a shared group's token, which all sessions of the group use."""
 
 
 def operator_session(strategy: ConsumeStrategy) -> str:
-    """Return the session of a token that an operator's reset presents."""
+    """Return the session with which an operator's reset presents its token."""
     return RESET_SHARED if strategy is ConsumeStrategy.SHARED else RESET
 
 
@@ -46,30 +46,30 @@ class PullLock:
     """The fence and the lock of a consumer group on a partition."""
 
     fence: int = 0
-    """The highest token that was presented, or 0 before the first."""
+    """The highest token that was accepted, or 0."""
     session: str = ""
-    """The session that acquired this token."""
+    """The session that acquired the token."""
     ttl_ms: int = TTL_MS_DEFAULT
     expires_at_ms: int = 0
-    """The time at which the lock expires, in milliseconds of the broker's boot clock."""
+    """When the lock expires, in milliseconds of the broker's boot clock."""
     released: bool = False
-    """True if the owner has released the lock, and has to acquire again."""
+    """True if the owner has released the lock, and must acquire it again."""
 
     def holder(self, now_ms: int) -> str | None:
         """Return the session that holds the lock now, or None."""
-        held = not self.released and not self.shared and now_ms < self.expires_at_ms
-        return self.session if held else None
+        is_held = not self.released and not self.shared and now_ms < self.expires_at_ms
+        return self.session if is_held else None
 
     @property
     def known_ttl_ms(self) -> int:
-        """The ttl in milliseconds of the session that acquired the token, or 0 if no session has
-        acquired it since the broker's start.
+        """The ttl of the session that acquired the token, in milliseconds; 0 if it was acquired
+        before the start of the broker.
         """
         return self.ttl_ms if self.expires_at_ms else 0
 
     @property
     def shared(self) -> bool:
-        """True if the token belongs to every session of the group."""
+        """True if all sessions of the group use the token."""
         return self.session == SHARED
 
     @property
@@ -79,9 +79,9 @@ class PullLock:
 
     @property
     def strategy(self) -> ConsumeStrategy:
-        """The consume strategy under which this token was acquired."""
-        shared = self.session in {SHARED, RESET_SHARED}
-        return ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE
+        """The consume strategy with which the token was acquired."""
+        is_shared = self.session in {SHARED, RESET_SHARED}
+        return ConsumeStrategy.SHARED if is_shared else ConsumeStrategy.EXCLUSIVE
 
 
 def decide_acquire(lock: PullLock, *, token: int, session: str, ttl_ms: int) -> bool:
@@ -89,13 +89,13 @@ def decide_acquire(lock: PullLock, *, token: int, session: str, ttl_ms: int) -> 
     Decide whether a session may acquire with `token`.
 
     Returns:
-        True if the fence has to be raised to `token`, False if this session has raised it already.
+        True if the fence must be raised to `token`, False if this session has already raised it.
 
     Raises:
         FencedError: the fence is higher, or another session has this token.
-        InvalidRequestError: the token, the session or the ttl is impossible.
-        TokenUnknownError: the token is more than TOKEN_STEP_MAX above the fence, so it was never
-            granted.
+        InvalidRequestError: the token, the session or the ttl is invalid.
+        TokenUnknownError: the token is more than TOKEN_STEP_MAX above the fence, so it cannot have
+            been granted.
     """
     if not 1 <= token <= MAX_I64:
         raise InvalidRequestError(f"not a fencing token: {token}")
@@ -146,7 +146,7 @@ def _check_owner(lock: PullLock, *, token: int, session: str) -> None:
 
 
 def raise_fence(lock: PullLock, *, token: int, session: str) -> None:
-    """Raise the fence to a token that was just accepted or read from the log."""
+    """Raise the fence to a token that was accepted or read from the log."""
     assert token >= lock.fence
     lock.fence = token
     lock.session = session
@@ -162,10 +162,10 @@ def take(lock: PullLock, *, ttl_ms: int, now_ms: int) -> None:
 
 
 def renew(lock: PullLock, *, now_ms: int) -> None:
-    """Extend the lock by its ttl, because the owner made a call."""
+    """Extend the lock to a full ttl from now, because the owner made a call."""
     lock.expires_at_ms = now_ms + lock.ttl_ms
 
 
 def release(lock: PullLock) -> None:
-    """Free the lock, because the owner has given it back."""
+    """Release the lock at the request of the owner."""
     lock.released = True

@@ -1,16 +1,16 @@
-"""Encodes and decodes the bodies of records that are not messages: facts of partitions, fences,
+"""Encodes and decodes the bodies of log records other than messages: partition facts, fences,
 cursors and others. Pure.
 
     PARTITION  {subject, partition}                 map, so that facts can be added
     FENCE      [group, token, session]
     CURSOR     [group, token, cursor, [[start, end], …], removed_unread, [[offset, tries], …],
                 [[offset, crashes], …]]
-               token: the fence when it was written; the last three fields are written only if they
-                   are not 0 and empty
+               token: the fence at the time of writing; the last three fields are omitted if they
+                   have their defaults
     FORGET     [group, token]
     PARKED     [group, token, at_ms, [change, …], [[tries, source, offset, next_ms], …]]
-               changes as in protocol/parked/changes.py; the last field, which says when messages
-                   are tried again, is written only if it is not empty
+               changes: see protocol/parked/changes.py; the last field has the times of next tries,
+                   and is omitted if it is empty
     HOLD       [job, from_offset, ttl_ms]           ttl_ms 0: the hold has ended
     DROPPED    [[[first id, one past the last id], …], {subject: highest partition id}]
     SEAL       empty; base_offset is the partition's end
@@ -49,24 +49,24 @@ class CursorBody(msgspec.Struct, frozen=True, array_like=True):
     cursor: int
     ranges: list[tuple[int, int]]
     removed_unread: int = 0
-    """The number of messages that retention removed before the group had acked them."""
+    """The number of messages that retention removed before the group acked them."""
     attempts: list[tuple[int, int]] = []
-    """(offset, number of failed tries) of messages that are not acked."""
+    """(offset, number of failed tries) of unacked messages."""
     begun: list[tuple[int, int]] = []
-    """(offset, crashes) of suspects that were begun and have not ended."""
+    """(offset, crashes) of suspects that were begun and are not finished."""
 
 
 class ParkedBody(msgspec.Struct, frozen=True, array_like=True):
-    """Changes of the messages that a consumer group has parked on a partition."""
+    """Changes to the messages that a consumer group has parked on a partition."""
 
     group: str
     token: int
     at_ms: int
-    """The time of the changes in milliseconds, by the broker's calendar."""
+    """When the changes were made, in milliseconds since 1970, by the broker's calendar."""
     changes: tuple[ParkChange, ...]
     next_tries: tuple[tuple[int, int, int, int], ...] = ()
-    """(number of tries, source, offset, milliseconds since 1970): the times at which messages that
-    wait for retry after the changes are tried.
+    """(number of tries, source, offset, milliseconds since 1970): the times of next tries after the
+    changes.
     """
 
 
@@ -80,8 +80,8 @@ class ForgetBody(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HoldBody(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A record body: a job holds the messages from `from_offset` on against retention, for
-    `ttl_ms`. If that is 0, the hold has ended.
+    """A record body: a job holds the messages at and above `from_offset` against retention for
+    `ttl_ms`; 0 means that the hold has ended.
     """
 
     job: str
@@ -124,38 +124,38 @@ _KINDS = {
 
 
 def encode_body(partition_id: int, body: Body) -> bytes:
-    """Return a record of the log that is not stamped yet. None makes a SEAL."""
+    """Encode an unstamped log record; None becomes a SEAL."""
     if body is None:
         return encode_record(b"", kind=Kind.SEAL, partition_id=partition_id)
-    said: Any = body
+    fields: Any = body
     if isinstance(body, HostPartition):
-        said = msgspec.to_builtins(body)
-        del said["partition"]["logic_start"]  # brokers do not store it
+        fields = msgspec.to_builtins(body)
+        del fields["partition"]["logic_start"]  # brokers do not store it
     elif isinstance(body, CursorBody) and not body.begun:
-        said = (body.group, body.token, body.cursor, body.ranges)
+        fields = (body.group, body.token, body.cursor, body.ranges)
         if body.attempts:
-            said += (body.removed_unread, body.attempts)
+            fields += (body.removed_unread, body.attempts)
         elif body.removed_unread:
-            said += (body.removed_unread,)
+            fields += (body.removed_unread,)
     elif isinstance(body, ParkedBody) and not body.next_tries:
-        said = (body.group, body.token, body.at_ms, body.changes)
-    return encode_record(_encode(said), kind=_KINDS[type(body)], partition_id=partition_id)
+        fields = (body.group, body.token, body.at_ms, body.changes)
+    return encode_record(_encode(fields), kind=_KINDS[type(body)], partition_id=partition_id)
 
 
 def encode_told(partition_id: int) -> bytes:
-    """Return a TOLD record that is not stamped yet. It says that the partition's groups earlier in
-    the log are all groups of its subject.
+    """Encode an unstamped TOLD record: the groups that the log has for the partition up to it are
+    all groups of the subject.
     """
     return encode_record(b"", kind=Kind.TOLD, partition_id=partition_id)
 
 
 def decode_body(header: Header, body: memoryview) -> Body:
     """
-    Return the body of a record that is not MESSAGES.
+    Decode the body of a record other than MESSAGES.
 
     Raises:
-        CorruptLogError: the kind is unknown or the body does not fit it, for example in a log that
-            a newer broker wrote.
+        CorruptLogError: the kind is unknown, or the body is not valid for it, for example because a
+            newer broker wrote the log.
     """
     if header.kind in WITHOUT_BODY:
         return None

@@ -1,6 +1,6 @@
 """The state of a broker: its hosted partitions, and the damage of its log. Pure.
 
-The same records give the same state in recovery (`store/replay.py`) and in service
+The same records lead to the same state in recovery (`store/replay.py`) and in service
 (`store/store.py`).
 """
 
@@ -22,8 +22,8 @@ from .records import DroppedBody
 from .table import PartitionTable
 
 AHEAD_MS_MAX = 24 * 3_600_000
-"""The time by which a partition may begin ahead of the calendar, in milliseconds: more than the
-error of a wrong time zone, and over within a day.
+"""How far ahead of the calendar a partition may begin, in milliseconds: enough for a wrong time
+zone, and over within a day.
 """
 PROBLEMS_MAX = 100
 MORE = "there are more problems: stop the broker, then `keylane broker verify` lists them"
@@ -38,17 +38,15 @@ class BrokerState:
         self.partitions = PartitionTable(now_ms)
         self._warm = self.partitions.warm
         self.hosting: set[int] = set()
-        """The partitions whose facts are not durable yet. Answers do not name them."""
+        """The partitions whose facts are not durable yet. They are not listed."""
         self.orphans: dict[int, int] = {}
-        """Partition id → the position of its first record, for partitions that have records but
-        whose facts are lost.
-        """
+        """Partition id → the position of the first record of a partition whose facts are lost."""
         self.problems: list[str] = []
-        """The damage as text, the newest last."""
+        """Descriptions of damage, the newest last."""
         self.until_restart: set[str] = set()
-        """The problems that the next start repairs. Snapshots leave them out."""
+        """The problems that the next start repairs. Snapshots omit them."""
         self.retained = 0
-        """The position that first offsets fit if the log begins there. If the log begins later, a
+        """The start of the log for which the first offsets are valid. If the log begins later, a
         start raises them.
         """
         self.damaged: set[int] = set()
@@ -56,7 +54,7 @@ class BrokerState:
         self.dropped = DroppedPartitions()
 
     def partition(self, partition_id: int) -> HostedPartition:
-        """Return the partition of this id, or raise PartitionUnknownError or CorruptLogError."""
+        """Return the partition with this id, or raise PartitionUnknownError or CorruptLogError."""
         partition = self._warm.get(partition_id) or self.partitions.get(partition_id)
         if partition is None:
             self.check_no_orphan(partition_id)
@@ -64,7 +62,7 @@ class BrokerState:
         return partition
 
     def check_no_orphan(self, partition_id: int) -> None:
-        """Raise CorruptLogError if the log has records of this partition and has lost its facts."""
+        """Raise CorruptLogError if the log has records of this partition but lost its facts."""
         if partition_id in self.orphans:
             position = self.orphans[partition_id]
             raise CorruptLogError(
@@ -75,7 +73,7 @@ class BrokerState:
             )
 
     def check_not_dropped(self, partition_id: int) -> None:
-        """Raise InvalidRequestError if a partition of this id was dropped."""
+        """Raise InvalidRequestError if a partition with this id was dropped."""
         if partition_id in self.dropped:
             raise InvalidRequestError(
                 Reason.PARTITION_IN_USE,
@@ -84,14 +82,14 @@ class BrokerState:
             )
 
     def apply_dropped(self, body: DroppedBody) -> None:
-        """Drop the partitions of a durable record."""
+        """Drop the partitions listed in a durable record."""
         self.dropped.add(body)
         if sum(end - start for start, end in body.ranges) == 1:
             self.forget_partition(body.ranges[0][0])
             return
-        for number in [*self.partitions.ids(), *self.orphans]:
-            if number in self.dropped:
-                self.forget_partition(number)
+        for partition_id in [*self.partitions.ids(), *self.orphans]:
+            if partition_id in self.dropped:
+                self.forget_partition(partition_id)
 
     def forget_partition(self, partition_id: int) -> None:
         """Forget everything about a partition."""
@@ -100,17 +98,17 @@ class BrokerState:
         self.damaged.discard(partition_id)
 
     def lose(self, partition: HostedPartition, start: int, end: int, *, position: int) -> None:
-        """Note lost offsets `[start, end)` of the partition; see `HostedPartition.lose`."""
+        """Record the loss of offsets `[start, end)` of a partition; see `HostedPartition.lose`."""
         partition.lose(start, end, position=position)
         self.damaged.add(partition.partition_id)
         self.touch(partition)
 
     def met_damage(self, partition: HostedPartition, error: StorageError) -> None:
-        """Note damage that a read has found. The partition loses the damaged offsets, as it would
-        at a start; health shows it.
+        """Record damage that a read has found: the partition loses the damaged offsets, as it would
+        at a start.
         """
-        # The partition may have become cold while the disk was read. Only a warm partition may be
-        # changed.
+        # Make the partition warm again, because only warm ones may be changed: it may have become
+        # cold while the disk was read.
         self.partitions.get(partition.partition_id)
         if not isinstance(error, CorruptLogError) or error.end_offset is None:
             self.problem(error.message)
@@ -121,8 +119,8 @@ class BrokerState:
         self.lose(partition, start, error.end_offset, position=error.position)
 
     def problem(self, text: str, *, room: int = PROBLEMS_MAX) -> None:
-        """Add a problem for health, once. If there are already `room` problems, add the sentence
-        that there are more.
+        """Add a problem to the health report, once. If there are already `room` problems, add that
+        there are more.
         """
         if text in self.problems:
             return
@@ -132,7 +130,7 @@ class BrokerState:
             self.problems.append(MORE)
 
     def touch(self, partition: HostedPartition) -> None:
-        """Mark the partition as changed, so that the next snapshot contains it."""
+        """Mark the partition as changed, so it is included in the next snapshot."""
         self.partitions.dirty.add(partition.partition_id)
 
     def host(self, facts: HostPartition) -> HostedPartition:
@@ -142,12 +140,12 @@ class BrokerState:
         return partition
 
     def first_time_ms(self, partition: HostedPartition, now_ms: int) -> int:
-        """Return the time of a partition's first message: the time of the calendar, or the end of
-        the partitions that it continues, if they are here and ended later.
+        """Return the earliest time for a partition's first message: the present time, or the time
+        at which its parents on this broker ended, if that is later.
         """
         parents = map(self.partitions.look, partition.facts.partition.parents)
-        ended = [parent.appended_at_ms for parent in parents if parent is not None]
-        return max([now_ms, *(at_ms for at_ms in ended if counts_as_end(at_ms, now_ms))])
+        ends_ms = [parent.appended_at_ms for parent in parents if parent is not None]
+        return max([now_ms, *(at_ms for at_ms in ends_ms if counts_as_end(at_ms, now_ms))])
 
     def unhost(self, partition_id: int) -> None:
         """Remove a new partition whose record could not be written."""
@@ -156,7 +154,7 @@ class BrokerState:
 
 
 def counts_as_end(at_ms: int, now_ms: int) -> bool:
-    """Return True if a partition that ended at `at_ms` keeps its continuation from beginning
-    earlier; `now_ms` is the time of the broker's calendar.
+    """Return True if a partition that ended at `at_ms` is plausible as a lower bound for the times
+    of its children: not too far ahead of `now_ms`, the time of the broker's calendar.
     """
     return at_ms <= now_ms + AHEAD_MS_MAX

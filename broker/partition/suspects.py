@@ -1,28 +1,27 @@
-"""Messages that may have ended the process that handled them, as the broker of their partition
-knows them. Pure.
+"""Tracks suspects on the broker: messages that may have crashed the process of their consumer.
+Pure.
 
-    pulls of an owner ─▶ pulled_to
-        ─ the next owner acquires, and there was no release ─▶ once
-        ─ pulled again, and the next owner acquires in the same way
-        ─▶ upto: suspects are all below it
-    an owner begins a suspect, alone ─▶ begun, durable
-        ─┬─ acked, or its try failed: it is no longer a suspect
-         ├─ released: the owner has ended well
+    an owner pulls ─▶ pulled_to
+        ─ the next owner acquires without a release in between ─▶ once
+        ─ the same happens to the next owner ─▶ upto: all suspects are below it
+    an owner begins a suspect, with no other message ─▶ begun, durable
+        ─┬─ acked, or the try failed: it is no longer a suspect
+         ├─ released: the owner did not crash
          ╰─ the next owner acquires: it is accused
 
-In a shared group the broker knows which messages a session had in flight, so nothing is written
-before a message begins:
+In a shared group the broker knows which messages each session has in flight, so consumers need not
+report suspects:
 
-    in flight at a session that ends without a release, once ─▶ counted
-        ─ twice ─▶ alone: its session has nothing else of the partition in flight
-        ─ that session ends so too ─▶ counted again; consumers set it aside
+    in flight at a session that expires without a release, once ─▶ counted
+        ─ twice ─▶ isolated: a session has it in flight without other messages of the partition
+        ─ this session expires, too ─▶ counted again; consumers park it
 
-A first end accuses no message: most processes are ended by something else, and then everything that
-was pulled would be handled one message at a time.
+A single crash accuses no message. Most crashes have other causes, and everything that was pulled
+would then be handled one message at a time.
 
-`pulled_to`, `once` and `upto` are in memory only. After a restart of the broker the first is known
-again from the next pull, which reports how far its owner has read. The begun messages are written
-with the group's progress.
+`pulled_to`, `once` and `upto` are in memory only. After a restart of the broker, `pulled_to` is set
+by the next pull, which reports how far its owner has read. Begun messages are stored with the
+progress of the group.
 """
 
 from __future__ import annotations
@@ -33,54 +32,51 @@ from itertools import islice
 from ...protocol.offsets import AckedOffsets, Range
 
 BEGUN_MAX = 1_000
-"""The number of messages of a group on a partition that are remembered as begun: those with the
-lowest offsets.
+"""The number of begun messages that are remembered per group and partition, those with the lowest
+offsets.
 """
 
-ALONE_FROM = 2
-"""The number of sessions that ended with a message of a shared group in flight, from which on the
-message is handled alone.
-"""
+ISOLATED_FROM = 2
+"""After how many crashes of sessions a message of a shared group is isolated."""
 
 Begun = tuple[int, int]
-"""(offset, crashes): how often the process of an owner ended while the message was begun, including
-the present time.
+"""(offset, crashes): how often the process of an owner has crashed while the message was begun,
+assuming that the present owner crashes, too.
 """
 
 
 class Suspects:
-    """The suspects of one group on one partition."""
+    """The suspects of a group on a partition."""
 
     __slots__ = ("_once", "_pulled_to", "begun", "upto")
 
     def __init__(self, begun: Iterable[Begun] = ()) -> None:
         self.begun: dict[int, int] = dict(begun)
-        """Offset → crashes, for messages that are begun and have not ended."""
+        """Offset → crashes, for messages that are begun and not finished."""
         self.upto = 0
-        """The offset below which messages that are not acked may have been with handlers of two
-        owners that ended without a release.
+        """Unacked messages below this offset may have been handled by two owners in a row that
+        ended without a release.
         """
         self._once = -1
-        """The offset below which the same may hold for one owner; -1 if no owner ended like that.
-        """
+        """The same for one owner; -1 if no owner ended without a release."""
         self._pulled_to = -1
-        """The offset after the highest one that was pulled under the present token; -1 if nothing
-        is known about its owner.
+        """The offset after the last message pulled under the current token; -1 if nothing is known
+        about the owner.
         """
 
     def pulled(self, upto: int) -> None:
-        """Note that the owner may have all messages below `upto`."""
+        """Record that the owner may have all messages below `upto`."""
         self._pulled_to = max(self._pulled_to, upto)
 
-    def next_owner(self, *, released: bool) -> bool:
+    def on_new_owner(self, *, released: bool) -> bool:
         """
-        Note that a new token is acquired. Return True if that changes which messages are begun.
+        Record that a new token was acquired. Return True if that changes `begun`.
 
         Args:
-            released: the previous owner has released the partition, or is the session that acquires
+            released: the previous owner has released the partition, or the same session acquires
                 it again.
         """
-        changed = self.released() if released else False
+        changed = self.on_released() if released else False
         self.upto = max(self.upto, min(self._once, self._pulled_to))
         self._once = max(self._once, self._pulled_to)
         self._pulled_to = 0
@@ -88,44 +84,44 @@ class Suspects:
 
     @property
     def unreleased(self) -> bool:
-        """True if an owner has ended without a release, even one that had nothing to pull, and the
-        next owner has not released.
+        """True if an owner, even one without messages, has ended without a release, and no later
+        owner has released.
         """
         return self._once >= 0
 
-    def session_ended(self, ranges: Iterable[Range], acked: AckedOffsets) -> bool:
+    def on_session_expired(self, ranges: Iterable[Range], acked: AckedOffsets) -> bool:
         """
-        Note which messages a session of a shared group had in flight when it ended without a
-        release. Return True if that changes anything.
+        Count a crash for the messages that a session of a shared group had in flight when it
+        expired. Return True if there were any.
 
-        Only the lowest BEGUN_MAX of these messages are remembered.
+        Only the lowest BEGUN_MAX messages are counted.
         """
-        had = islice((offset for start, end in ranges for offset in range(start, end)), BEGUN_MAX)
-        crashes = [(offset, self.begun.get(offset, 0) + 1) for offset in had]
+        offsets = islice(
+            (offset for start, end in ranges for offset in range(start, end)), BEGUN_MAX
+        )
+        crashes = [(offset, self.begun.get(offset, 0) + 1) for offset in offsets]
         if crashes:
             self.begin(crashes, acked)
         return bool(crashes)
 
     @property
-    def alone(self) -> list[int]:
-        """The messages of a shared group that a session handles with no other beside it, by
-        offset.
-        """
-        return sorted(offset for offset, crashes in self.begun.items() if crashes >= ALONE_FROM)
+    def isolated(self) -> list[int]:
+        """The offsets of a shared group's messages that are only handed out alone, sorted."""
+        return sorted(offset for offset, crashes in self.begun.items() if crashes >= ISOLATED_FROM)
 
     def begin(self, begun: Iterable[Begun], acked: AckedOffsets) -> None:
-        """Note messages that may be with a handler once this is durable."""
+        """Record messages that will be handled once this is durable."""
         self.begun.update(begun)
-        self.begun = dict(sorted(self.left(acked))[:BEGUN_MAX])
+        self.begun = dict(sorted(self.unacked(acked))[:BEGUN_MAX])
 
-    def failed(self, offsets: Iterable[int]) -> None:
-        """Note that tries of messages failed, so the process did not end."""
+    def remove_failed(self, offsets: Iterable[int]) -> None:
+        """Remove messages whose handlers failed, because the process survived them."""
         for offset in offsets:
             self.begun.pop(offset, None)
 
-    def released(self) -> bool:
-        """Note that the owner has released the partition. Return True if that changes which
-        messages are begun.
+    def on_released(self) -> bool:
+        """Clear everything, because the owner has released the partition. Return True if that
+        changes `begun`.
         """
         self.upto = 0
         self._once = -1
@@ -134,6 +130,6 @@ class Suspects:
         self.begun = {}
         return changed
 
-    def left(self, acked: AckedOffsets) -> list[Begun]:
-        """Return the begun messages that are not acked."""
+    def unacked(self, acked: AckedOffsets) -> list[Begun]:
+        """Return the begun messages that are unacked."""
         return [pair for pair in self.begun.items() if pair[0] not in acked] if self.begun else []

@@ -1,13 +1,13 @@
-"""Hosted partitions by id: recently used ones as objects, the others as images, which take less
-memory. Pure.
+"""Holds the hosted partitions by id: recently used ones as objects, the others as images, which
+take less memory. Pure.
 
-    use ──▶ warm: objects, WARM_MAX of them ──(the oldest, when it is quiet)──▶ cold: images
+    use ──▶ warm: up to WARM_MAX objects ──(the oldest, if it is quiet)──▶ cold: images
 
 Invariants
     A partition is either warm or cold.
-    A partition has at most one object: a weak reference finds an object that is still in use after
-    its partition became cold. A partition becomes cold only when it is quiet: its state is durable,
-    and no pull lock is held.
+    A partition has at most one object: a weak reference finds the object of a cold partition that
+    is still in use. A partition becomes cold only if it is quiet: its state is durable, and no
+    pull lock is held.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from .image import image_of, partition_of
 from .partition import HostedPartition
 
 WARM_MAX = 8_000
-"""The number of objects that are kept. An object takes about a kilobyte, an image about two hundred
-bytes.
-"""
+"""The number of objects. An object takes about 1 kB of memory, an image about 200 bytes."""
 COOL_AT_ONCE = 8
 
 
@@ -33,23 +31,23 @@ class PartitionTable(Mapping[int, HostedPartition]):
         self._now_ms = now_ms
         self._warm_max = warm_max
         self.warm: OrderedDict[int, HostedPartition] = OrderedDict()
-        """The partitions that are objects, the oldest first. It is changed only here."""
+        """The partitions that are objects, the oldest first. Only this class may change it."""
         self._cold: dict[int, bytes] = {}
         self._referenced: WeakValueDictionary[int, HostedPartition] = WeakValueDictionary()
         self.dirty: set[int] = set()
-        """The partitions that have changed since the last snapshot was begun."""
+        """The partitions that have changed since the last snapshot began."""
         self.version = 0
-        """The version, which rises when a partition is added or removed."""
+        """Rises when a partition is added or removed."""
 
     def get(  # type: ignore[override]
         self, partition_id: int, default: object = None
     ) -> HostedPartition | None:
-        """Return the partition, or None."""
+        """Return the partition, made warm if needed, or None."""
         return self.warm.get(partition_id) or self._thaw(partition_id)
 
     def look(self, partition_id: int) -> HostedPartition | None:
-        """Return the partition, or None, for reading only: unlike with `get`, a cold partition
-        stays cold.
+        """Return the partition for reading only, or None. Unlike `get`, this leaves a cold
+        partition cold.
         """
         warm = self.warm.get(partition_id) or self._referenced.get(partition_id)
         if warm is not None:
@@ -89,10 +87,10 @@ class PartitionTable(Mapping[int, HostedPartition]):
         return partition
 
     def _cool(self) -> None:
-        """If there are too many objects, turn up to COOL_AT_ONCE of the oldest into images."""
+        """Turn up to COOL_AT_ONCE of the oldest objects into images if there are too many."""
         for _ in range(min(COOL_AT_ONCE, len(self.warm) - self._warm_max)):
             partition_id, oldest = self.warm.popitem(last=False)
-            if oldest.quiet(self._now_ms()):
+            if oldest.is_quiet(self._now_ms()):
                 self._cold[partition_id] = image_of(oldest)
                 self._referenced[partition_id] = oldest
             else:
@@ -107,7 +105,7 @@ class PartitionTable(Mapping[int, HostedPartition]):
         self._cool()
 
     def load(self, partition_id: int, image: bytes) -> None:
-        """Set the image of a partition from a snapshot; an earlier state of it is dropped."""
+        """Replace the state of a partition by an image from a snapshot."""
         self.warm.pop(partition_id, None)
         self._cold[partition_id] = image
         self.version += 1
@@ -120,8 +118,8 @@ class PartitionTable(Mapping[int, HostedPartition]):
         self.version += 1
 
     def image(self, partition_id: int) -> bytes | None:
-        """Return the image of the partition's present state, durable or not, or None if the
-        partition is not hosted.
+        """Return the image of a partition's present state, durable or not, or None if it is not
+        hosted.
         """
         warm = self.warm.get(partition_id)
         return self._cold.get(partition_id) if warm is None else image_of(warm)

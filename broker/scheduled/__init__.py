@@ -1,3 +1,3 @@
-"""Scheduled messages: they are kept in a journal of their own, and stored in their subjects at
-their time.
+"""Scheduled messages: kept in a separate journal, and stored in their subjects at their delivery
+time.
 """

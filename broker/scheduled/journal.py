@@ -1,18 +1,16 @@
-"""The journal of scheduled messages: segments of frames in `scheduled/`. Disk, through `Files`;
-one thread at a time.
+"""Stores the journal of scheduled messages: segments of frames in `scheduled/`. Disk I/O, through
+`Files`; one thread at a time.
 
     scheduled/00000000000000000001.log      numbered from 1; only the last is written, at its end
 
 Invariants
-    A frame is synced before the next one is written; if the process that wrote it has not synced
-    it, the next start does. The rest of a write that a full disk or a crash has interrupted can lie
-    only after the frames of the last segment. Segments are removed from the first on, so a record
-    that settles a message is not removed before the message.
+    A frame is synced before the next one is written; if the process crashes before the sync, the
+    next start does it. An unfinished write can only lie after the frames of the last segment.
+    The oldest segment is removed first, so a record that settles a message is not removed before
+    the message.
 
-Writes records to the journal of scheduled messages. All records that wait for the disk become one
-frame with one sync.
-
-It runs on one event loop. Records are written in the order of the calls.
+`JournalWriter` runs on one event loop, and writes records in the order of the calls: all records
+that wait for the disk become one frame with one sync.
 """
 
 from __future__ import annotations
@@ -43,8 +41,8 @@ log = logging.getLogger("keylane.broker")
 FOLDER = "scheduled"
 SUFFIX = ".log"
 SEGMENT_BYTES = 16 << 20
-"""The size in bytes of a segment, which is read in one piece at a start. A larger frame has a
-segment of its own.
+"""The maximum size of a segment in bytes; a start reads it in one piece. A larger frame gets its
+own segment.
 """
 
 
@@ -54,13 +52,13 @@ def segment_path(segment: int) -> str:
 
 
 class ScheduledJournal:
-    """The journal of a data folder; made by `open`."""
+    """The journal of a data folder; created with `open`."""
 
     def __init__(self, files: Files, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._files = files
         self.segment_bytes = segment_bytes
         self._sizes: dict[int, int] = {}
-        """Segment → its bytes, the oldest segment first."""
+        """Segment → its size in bytes, the oldest segment first."""
         self._file: AppendFile | None = None
         self.problems: list[str] = []
         """The damage of the journal. A damaged journal is not written."""
@@ -75,11 +73,11 @@ class ScheduledJournal:
         cut: bool = True,
     ) -> ScheduledJournal:
         """
-        Read every frame, the oldest first.
+        Open the journal, and call `visit` with every frame, the oldest first.
 
         Args:
-            cut: cut off an unfinished write, and make the last frame durable. If it is False, no
-                byte is changed.
+            cut: truncate an unfinished write, and make the last frame durable. If False, nothing
+                is changed.
 
         Raises:
             DataFolderError: a newer broker wrote the journal.
@@ -87,18 +85,18 @@ class ScheduledJournal:
         """
         journal = cls(files, segment_bytes=segment_bytes)
         segments = _segments(files)
-        for before, segment in pairwise(segments):
-            if segment != before + 1:
-                journal.problems.append(f"{FOLDER}: segment {before + 1} is missing")
+        for previous, segment in pairwise(segments):
+            if segment != previous + 1:
+                journal.problems.append(f"{FOLDER}: segment {previous + 1} is missing")
         newest: Place | None = None
 
-        def seen(place: Place, records: list[Record]) -> None:
+        def visit_and_track(place: Place, records: list[Record]) -> None:
             nonlocal newest
             newest = place
             visit(place, records)
 
         for segment in segments:
-            journal._read(segment, seen, last=segment == segments[-1], cut=cut)
+            journal._read(segment, visit_and_track, last=segment == segments[-1], cut=cut)
         if cut and not journal.problems and newest and newest.segment == segments[-1]:
             journal._write_again(newest)
         return journal
@@ -112,7 +110,7 @@ class ScheduledJournal:
         end, problem, newer = scan(data, segment, visit)
         if newer:
             raise DataFolderError(
-                f"{self._files.name()}/{path} is of a newer keylane: byte {end}", path=path
+                f"{self._files.name()}/{path} was written by a newer keylane: byte {end}", path=path
             )
         self._sizes[segment] = end
         if end == len(data):
@@ -128,7 +126,7 @@ class ScheduledJournal:
                 file.close()
 
     def _write_again(self, place: Place) -> None:
-        """Make the last frame durable, because it may be only in the page cache."""
+        """Make the last frame durable, because it may only be in the page cache."""
         path = segment_path(place.segment)
         file = self._files.open_append(path)
         try:
@@ -137,7 +135,7 @@ class ScheduledJournal:
             file.fdatasync()
         finally:
             file.close()
-        self._files.sync_folder(FOLDER)  # the process may have ended before it did this
+        self._files.sync_folder(FOLDER)  # the process may have crashed before it did this
 
     @property
     def bytes(self) -> int:
@@ -155,7 +153,7 @@ class ScheduledJournal:
 
         Raises:
             DiskFullError: nothing was written.
-            StorageError: the journal must not be written again before a start.
+            StorageError: the journal must not be written until a restart.
         """
         segment = max(self._sizes, default=0)
         frame = encode_frame(records, segment=segment, position=self._sizes.get(segment, 0))
@@ -188,8 +186,8 @@ class ScheduledJournal:
         self._sizes[segment] = 0
 
     def _cut_unfinished(self, segment: int) -> None:
-        """Cut off the rest of a write that a full disk has interrupted, durably. In a segment that
-        is not the last one, a start would treat it as damage.
+        """Truncate an unfinished write, durably: in a segment other than the last one, a start
+        would treat it as damage.
         """
         end = self._sizes.get(segment, 0)
         if self._file is not None and (self._files.size(segment_path(segment)) or 0) > end:
@@ -259,13 +257,13 @@ def _segments(files: Files) -> list[int]:
 
 
 WRITE_BYTES_MAX = 4 << 20
-"""The number of bytes of records above which a frame takes no more. A frame over FRAME_BYTES_MAX
-would be cut off at a start.
+"""The size of the records in a frame, in bytes; larger only for a single write. A start would
+truncate a frame over FRAME_BYTES_MAX.
 """
 
 
 @dataclass(slots=True)
-class _Write:
+class _PendingWrite:
     """Records that wait for the disk."""
 
     records: Sequence[Record]
@@ -276,7 +274,7 @@ class _Write:
 
 
 class JournalWriter:
-    """The only writer of a journal."""
+    """Writes a journal; it must be the only writer."""
 
     def __init__(
         self,
@@ -288,27 +286,27 @@ class JournalWriter:
         """
         Args:
             run_blocking: runs one function at a time, in the order of the calls.
-            written: called after each frame is written.
+            written: called after each frame.
         """
         self._journal = journal
         self._run_blocking = run_blocking
         self._written = written
-        self._queue: deque[_Write] = deque()
+        self._queue: deque[_PendingWrite] = deque()
         self._failure = ""
-        """Why nothing is written any more; "" if records are written."""
+        """Why writes are refused; "" if they are accepted."""
         self._task: asyncio.Task[None] | None = None
 
     @property
     def problem(self) -> str:
-        """Why nothing is written; "" if records are written."""
+        """Why writes are refused; "" if they are accepted."""
         return self._journal.problems[0] if self._journal.problems else self._failure
 
     def check(self) -> None:
-        """Raise CorruptLogError or BrokerReadOnlyError if nothing is written."""
+        """Raise CorruptLogError or BrokerReadOnlyError if writes are refused."""
         if self._journal.problems:
             raise CorruptLogError(f"scheduled messages are not served: {self.problem}")
         if self._failure:
-            raise BrokerReadOnlyError(f"scheduled messages are not written: {self._failure}")
+            raise BrokerReadOnlyError(f"scheduled messages cannot be written: {self._failure}")
 
     def submit(
         self,
@@ -318,57 +316,57 @@ class JournalWriter:
         undo: Callable[[], object] = lambda: None,
     ) -> asyncio.Future[None]:
         """
-        Write records in the order of the calls.
+        Queue records for writing. The future is done when they are durable.
 
         Args:
             then: called when they are durable, before the future is done.
             undo: called instead of `then` if they are not written, or may not be durable.
         """
         done = asyncio.get_running_loop().create_future()
-        self._queue.append(_Write(records, sum(map(size_of, records)), done, then, undo))
+        self._queue.append(_PendingWrite(records, sum(map(size_of, records)), done, then, undo))
         if self._task is None:
             self._task = asyncio.create_task(self._write(), name="scheduled messages")
         return done
 
     async def _write(self) -> None:
         while self._queue:
-            writes: list[_Write] = []
-            size = 0
+            batch: list[_PendingWrite] = []
+            size_bytes = 0
             while self._queue and (
-                not writes or size + self._queue[0].size_bytes <= WRITE_BYTES_MAX
+                not batch or size_bytes + self._queue[0].size_bytes <= WRITE_BYTES_MAX
             ):
-                writes.append(self._queue.popleft())
-                size += writes[-1].size_bytes
-            records = [record for write in writes for record in write.records]
+                batch.append(self._queue.popleft())
+                size_bytes += batch[-1].size_bytes
+            records = [record for write in batch for record in write.records]
             place = Place(0, 0, 0)
             try:
                 self.check()
                 if records:
                     place = await self._run_blocking(self._journal.append, records)
             except KeylaneError as error:
-                self._refuse(writes, error)
+                self._fail(batch, error)
                 continue
             except Exception as error:
                 log.exception("a bug in the broker stopped the writing of scheduled messages")
-                self._refuse(writes, FlushFailedError(f"a bug in the broker: {error!r:.200}"))
+                self._fail(batch, FlushFailedError(f"a bug in the broker: {error!r:.200}"))
                 continue
-            for write in writes:
+            for write in batch:
                 write.then(place)
                 write.done.set_result(None)
             self._written()
         self._task = None
 
-    def _refuse(self, writes: Sequence[_Write], error: KeylaneError) -> None:
-        """Report a failure to the callers of writes. After most failures of the disk nothing more
-        is written.
+    def _fail(self, batch: Sequence[_PendingWrite], error: KeylaneError) -> None:
+        """Report a failure to the callers. After a disk error other than a full disk, all later
+        writes are refused.
         """
         if isinstance(error, StorageError) and not isinstance(error, DiskFullError):
             self._failure = self._failure or error.message
             log.critical("scheduled messages are refused until the broker is restarted: %s", error)
-        for write in writes:
+        for write in batch:
             write.undo()
             write.done.set_exception(error.copy())
-            write.done.exception()  # its caller may be gone
+            write.done.exception()  # mark as retrieved, because the caller may have been cancelled
 
     async def idle(self) -> None:
         """Wait until all submitted records are written."""

@@ -1,52 +1,52 @@
-"""Counts bytes of scheduled messages by the beginnings of their subjects' names. A beginning that
-was asked for is counted from then on. Pure.
+"""Counts the bytes of scheduled messages by subject and by prefixes of subject names. The sum of a
+prefix is maintained after the first query for it. Pure.
 """
 
 from __future__ import annotations
 
-BEGINNINGS_MAX = 2_000
-"""The number of beginnings that are counted. There are fewer limits than that; if more are asked
-for, all are forgotten and counted again.
+PREFIXES_MAX = 2_000
+"""The number of prefixes with a maintained sum, more than there are limits. If there are more, all
+sums are discarded.
 """
 
 
 class NameBytes:
-    """Sums over all subjects whose names begin alike. There may be thousands of them, and each
-    message asks for sums.
+    """Maintains sums over all subjects with a common prefix, because there may be thousands of
+    subjects, and each message needs the sums.
     """
 
     def __init__(self) -> None:
-        self._of: dict[str, int] = {}
-        """Subject → bytes, only for subjects that have some."""
-        self._sums: dict[str, int] = {}
-        """Beginning → bytes."""
+        self._by_subject: dict[str, int] = {}
+        """Subject → bytes, only for subjects with scheduled messages."""
+        self._by_prefix: dict[str, int] = {}
+        """Prefix → bytes."""
         self._lengths: set[int] = set()
-        """The lengths of the beginnings. A name has one beginning of each length."""
+        """The distinct lengths of the prefixes."""
 
     def add(self, subject: str, size: int) -> None:
         """Add bytes to a subject, or subtract them if `size` is negative."""
-        left = self._of.get(subject, 0) + size
-        if left:
-            self._of[subject] = left
+        total = self._by_subject.get(subject, 0) + size
+        if total:
+            self._by_subject[subject] = total
         else:
-            self._of.pop(subject, None)
+            self._by_subject.pop(subject, None)
         for length in self._lengths:
-            if length <= len(subject) and (beginning := subject[:length]) in self._sums:
-                self._sums[beginning] += size
+            if length <= len(subject) and (prefix := subject[:length]) in self._by_prefix:
+                self._by_prefix[prefix] += size
 
     def of(self, pattern: str) -> int:
-        """Return the bytes of a subject. For a beginning followed by `*`, return those of all
-        subjects whose names begin with it.
+        """Return the bytes of a subject or, for a prefix followed by `*`, of all subjects with that
+        prefix.
         """
         if not pattern.endswith("*"):
-            return self._of.get(pattern, 0)
-        beginning = pattern[:-1]
-        if beginning not in self._sums:
-            if len(self._sums) >= BEGINNINGS_MAX:
-                self._sums.clear()
+            return self._by_subject.get(pattern, 0)
+        prefix = pattern[:-1]
+        if prefix not in self._by_prefix:
+            if len(self._by_prefix) >= PREFIXES_MAX:
+                self._by_prefix.clear()
                 self._lengths.clear()
-            self._sums[beginning] = sum(
-                size for subject, size in self._of.items() if subject.startswith(beginning)
+            self._by_prefix[prefix] = sum(
+                size for subject, size in self._by_subject.items() if subject.startswith(prefix)
             )
-            self._lengths.add(len(beginning))
-        return self._sums[beginning]
+            self._lengths.add(len(prefix))
+        return self._by_prefix[prefix]

@@ -1,4 +1,5 @@
-"""Records of the journal of scheduled messages, and the frames in which they are written. Pure.
+"""Encodes the records of the journal of scheduled messages, and the frames in which they are
+written. Pure.
 
     ┌───────┬────────────┬────────┬──────────┬────────────┬─────────────┬──────────────────────────┐
     │ magic │ header_crc │ length │ body_crc │ segment u64│ position u64│ body: msgpack of records │
@@ -6,12 +7,11 @@
      0       4            8        12         16           24            32            little-endian
 
     header_crc = CRC-32C of bytes [8, 32); body_crc = CRC-32C of the body; length = header and body
-    segment, position: where the frame is, so that bytes at another place are no frame
-    the last byte of the magic is the digit of the format: 2 if a record in the frame is a
-    WaitsForSubject or a DroppedMessages, else 1
+    segment, position: the position of the frame, so that a copy elsewhere is not valid
+    the last byte of the magic is the format: 2 if the frame has a WaitsForSubject or a
+    DroppedMessages, else 1
 
-A frame contains what one write and one sync made durable, so its records are durable together or
-not at all.
+A frame is written and synced at once, so its records become durable together or not at all.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ MAGIC_2 = b"KLS2"
 HEADER_BYTES = 32
 FRAME_BYTES_MAX = 16 << 20
 RECORD_OVERHEAD = 96
-"""The most bytes of a record besides its subject, value and properties."""
+"""The maximum size of a record without its subject, value and properties, in bytes."""
 ID_BYTES = 18
-"""The number of bytes of a message's id in a record."""
+"""The encoded size of a message id in a record, in bytes."""
 _HEADER = struct.Struct("<4sIIIQQ")
 _AFTER_CRC = struct.Struct("<IIQQ")
 
 
 def overhead_of(subject: str) -> int:
-    """Return the approximate number of bytes of a record besides value and properties."""
+    """Return the approximate size of a record without its value and properties, in bytes."""
     return RECORD_OVERHEAD + len(subject)
 
 
 class Waits(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A record: a message is to be delivered at a time."""
+    """A record: a message waits for its delivery time."""
 
     scheduled_id: bytes
     deliver_at_ms: int
@@ -52,20 +52,20 @@ class Waits(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     @property
     def size(self) -> int:
-        """The approximate number of bytes in the journal."""
+        """The approximate size in the journal, in bytes."""
         return overhead_of(self.subject) + len(self.value) + len(self.packed_properties)
 
 
 class WaitsForSubject(Waits, frozen=True, array_like=True, tag=5):
-    """A `Waits` for one subject only: a later subject of the same name does not receive the
-    message.
+    """A `Waits` for the subject with this id; a later subject with the same name does not receive
+    the message.
     """
 
     subject_id: int
 
 
 def waits_for(record: Waits, subject_id: int) -> Waits:
-    """Return the record for the subject with this id; 0 means that the id is not known."""
+    """Return the record bound to the subject with this id; 0 means that the id is unknown."""
     if not subject_id:
         return record
     return WaitsForSubject(
@@ -80,7 +80,7 @@ def waits_for(record: Waits, subject_id: int) -> Waits:
 
 
 class Canceled(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A record: a waiting message is never delivered."""
+    """A record: a waiting message was canceled, and is never delivered."""
 
     scheduled_id: bytes
 
@@ -89,9 +89,8 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """
     A record: messages are about to be stored in their subject, in this order, as one batch.
 
-    The batch goes to the partition of the logical partition `logical`, under the idempotency key
-    `delivery`. After a crash the same batch is stored again, and the partition reports that it
-    already has it.
+    The batch is sent to the partition of `logical` with the idempotency key `delivery`. After a
+    crash the same batch is sent again, and the partition answers that it already has it.
     """
 
     delivery: str
@@ -104,7 +103,7 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """
     A record: the messages of a delivery are stored in their subject.
 
-    It names the messages, because the record of the delivery may be removed before theirs.
+    It lists the messages, because the `Taken` record may be removed before theirs.
     """
 
     delivery: str
@@ -112,8 +111,8 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class DroppedMessages(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """A record: messages are never delivered, because their subject never accepts them: it was
-    deleted, or they are too large for it.
+    """A record: messages are never delivered, because their subject was deleted, or they are too
+    large for it.
     """
 
     scheduled_ids: tuple[bytes, ...]
@@ -123,7 +122,7 @@ Record = Waits | Canceled | Taken | Delivered | WaitsForSubject | DroppedMessage
 
 
 def size_of(record: Record) -> int:
-    """Return the greatest or the approximate number of bytes of a record in the journal."""
+    """Return the maximum or approximate size of a record in the journal, in bytes."""
     if isinstance(record, Waits):
         return record.size
     if isinstance(record, Canceled):
@@ -145,46 +144,46 @@ class Place(NamedTuple):
 
 
 class Scanned(NamedTuple):
-    """The result of scanning a segment; `end` is the end of its last whole frame."""
+    """The result of scanning a segment; `end` is the end of its last valid frame."""
 
     end: int
     problem: str
-    """Why the bytes at `end` are damage and not an unfinished write; "" if they are not damage."""
+    """Why the bytes at `end` are damaged, and not an unfinished write; "" if they are not."""
     newer: bool = False
-    """True if the bytes at `end` are a frame of a newer format."""
+    """True if a frame with a newer format begins at `end`."""
 
 
 def encode_frame(records: Sequence[Record], *, segment: int, position: int) -> bytes:
     """
-    Return records as a frame of the journal at this place.
+    Encode records as a frame at this position of the journal.
 
     Raises:
-        ValueError: they take more than FRAME_BYTES_MAX, which a start would treat as an unfinished
+        ValueError: the frame exceeds FRAME_BYTES_MAX, so a start would treat it as an unfinished
             write.
     """
     body = _encode(records)
     if HEADER_BYTES + len(body) > FRAME_BYTES_MAX:
         raise ValueError(f"a frame of {len(body)} bytes in the journal of scheduled messages")
     magic = MAGIC_2 if any(isinstance(each, _IN_FORMAT_2) for each in records) else MAGIC
-    after = _AFTER_CRC.pack(HEADER_BYTES + len(body), crc32c.crc32c(body), segment, position)
-    return b"".join((magic, crc32c.crc32c(after).to_bytes(4, "little"), after, body))
+    checked = _AFTER_CRC.pack(HEADER_BYTES + len(body), crc32c.crc32c(body), segment, position)
+    return b"".join((magic, crc32c.crc32c(checked).to_bytes(4, "little"), checked, body))
 
 
 def read_frame(
     data: bytes | memoryview, start: int, *, segment: int, position: int
 ) -> tuple[int, list[Record]] | None:
-    """Return the length and the records of the frame at `start`, or None if there is no whole frame
-    of this place.
+    """Return the length and the records of the frame at `start`, or None if there is no valid frame
+    for this position.
     """
     if len(data) - start < HEADER_BYTES:
         return None
-    magic, header_crc, length, body_crc, its_segment, its_position = _HEADER.unpack_from(
+    magic, header_crc, length, body_crc, frame_segment, frame_position = _HEADER.unpack_from(
         data, start
     )
     view = memoryview(data)
     if (
         magic not in {MAGIC, MAGIC_2}
-        or (its_segment, its_position) != (segment, position)
+        or (frame_segment, frame_position) != (segment, position)
         or crc32c.crc32c(view[start + 8 : start + HEADER_BYTES]) != header_crc
         or not HEADER_BYTES <= length <= min(FRAME_BYTES_MAX, len(data) - start)
     ):
@@ -200,28 +199,31 @@ def read_frame(
 
 def scan(data: bytes, segment: int, visit: Callable[[Place, list[Record]], None]) -> Scanned:
     """
-    Call `visit` with each frame of a segment, in order, up to the first bytes that are not a frame.
+    Call `visit` with each frame of a segment in order, up to the first invalid bytes.
 
-    These bytes are an unfinished write if no whole frame follows them, because a frame is written
-    only when the previous one is durable. Otherwise they are damage.
+    These are an unfinished write if no valid frame follows, because a frame is only written after
+    the previous one is durable. Otherwise they are damage.
     """
-    at = 0
-    while at < len(data):
-        frame = read_frame(data, at, segment=segment, position=at)
+    position = 0
+    while position < len(data):
+        frame = read_frame(data, position, segment=segment, position=position)
         if frame is None:
             break
         length, records = frame
-        visit(Place(segment, at, length), records)
-        at += length
-    rest = data[at : at + 4]
-    newer = len(rest) == 4 and rest[:3] == MAGIC[:3] and rest[3:].isdigit() and rest > MAGIC_2
-    return Scanned(at, _damage(data, at, segment), newer)
+        visit(Place(segment, position, length), records)
+        position += length
+    magic = data[position : position + 4]
+    is_newer = (
+        len(magic) == 4 and magic[:3] == MAGIC[:3] and magic[3:].isdigit() and magic > MAGIC_2
+    )
+    return Scanned(position, _find_damage(data, position, segment), is_newer)
 
 
-def _damage(data: bytes, end: int, segment: int) -> str:
-    after = data.find(MAGIC[:3], end + 1)
-    while after >= 0:
-        if read_frame(data, after, segment=segment, position=after) is not None:
-            return f"bytes {end} to {after} are damaged"
-        after = data.find(MAGIC[:3], after + 1)
+def _find_damage(data: bytes, end: int, segment: int) -> str:
+    """Return a description of the damage if a valid frame follows after `end`, else ""."""
+    position = data.find(MAGIC[:3], end + 1)
+    while position >= 0:
+        if read_frame(data, position, segment=segment, position=position) is not None:
+            return f"bytes {end} to {position} are damaged"
+        position = data.find(MAGIC[:3], position + 1)
     return ""

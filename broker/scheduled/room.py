@@ -1,7 +1,7 @@
-"""Limits how much a broker keeps for later delivery, in total and for one subject, so that no
-subject takes the room of others. Pure.
+"""Limits the scheduled messages of a broker, in total and per subject, so that no subject uses up
+the quota of the others. Pure.
 
-room of a subject = half of what the other subjects leave; if there is no other, half of all
+limit of a subject = half of the quota that the other subjects do not use
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ...protocol.errors import OverloadedError, Reason
 from .schedule_index import ScheduledAmount
 
 SHARE_HINT = (
-    "Other subjects keep room. Send it again when some of the subject's are delivered (keylane "
-    "scheduled list --subject), "
-    "cancel some, or raise scheduled_count_max or scheduled_bytes_max in the broker's settings."
+    "Quota is reserved for other subjects. Send it again when some of the subject's messages are "
+    "delivered (keylane scheduled list --subject), cancel some, or raise scheduled_count_max or "
+    "scheduled_bytes_max in the broker's settings."
 )
 
 
 NAMES_HINT = (
-    "Other names keep room. Send it again when some are delivered, cancel some, or "
+    "Quota is reserved for other names. Send it again when some are delivered, cancel some, or "
     "have the limit raised: "
     "keylane access quota set {!r} --subject --scheduled-bytes N"
 )
@@ -29,33 +29,33 @@ NAMES_HINT = (
 
 def check_names(
     subject: str,
-    wanted: int,
-    kept_of: Callable[[str], int],
+    requested: int,
+    stored_bytes_of: Callable[[str], int],
     writing: Mapping[str, ScheduledAmount],
     limits: Mapping[str, int],
     *,
     broker_group: str,
 ) -> None:
     """
-    Check that the subjects of each pattern that matches this one have room together.
+    Check the limits of all patterns that match a subject.
 
     Args:
-        wanted: the bytes of messages of the subject.
-        kept_of: returns the bytes that are kept of a subject, or of all subjects that a pattern
-            matches.
-        writing: the amounts that are being written, by subject; they count as well.
-        limits: subject or pattern → bytes.
+        requested: the size of the new messages, in bytes.
+        stored_bytes_of: returns the bytes stored for a subject, or for all subjects that match a
+            pattern.
+        writing: subject → the amount that is being written, which counts as well.
+        limits: subject or pattern → the limit in bytes.
 
     Raises:
-        OverloadedError: a pattern has no room; the error names the first one.
+        OverloadedError: the limit of a pattern would be exceeded; the error names the first one.
     """
     for pattern, limit in limits_of(subject, limits):
-        kept = kept_of(pattern) + _bytes_of(writing, pattern)
-        if kept + wanted > limit:
+        stored = stored_bytes_of(pattern) + _bytes_of(writing, pattern)
+        if stored + requested > limit:
             error = OverloadedError(
                 Reason.SCHEDULE_FULL,
-                f"the broker keeps {kept} bytes of scheduled messages of {pattern!r}, and takes "
-                f"{limit} at most",
+                f"the broker stores {stored} bytes of scheduled messages of {pattern!r}; the limit "
+                f"is {limit}",
                 limit=limit,
                 broker_group=broker_group,
                 pattern=pattern,
@@ -64,47 +64,51 @@ def check_names(
             raise error
 
 
-def _bytes_of(shares: Mapping[str, ScheduledAmount], pattern: str) -> int:
-    return sum(amount.bytes for name, amount in shares.items() if matches(pattern, name))
+def _bytes_of(amounts: Mapping[str, ScheduledAmount], pattern: str) -> int:
+    return sum(amount.bytes for name, amount in amounts.items() if matches(pattern, name))
 
 
 def check_room(
     subject: str,
-    wanted: ScheduledAmount,
-    kept: ScheduledAmount,
-    own: ScheduledAmount,
-    most: ScheduledAmount,
+    requested: ScheduledAmount,
+    total: ScheduledAmount,
+    of_subject: ScheduledAmount,
+    limits: ScheduledAmount,
     *,
     broker_group: str,
 ) -> None:
     """
-    Check that there is room for messages of a subject.
+    Check the limits of the broker and of a subject.
 
     Args:
-        kept: the amount that the broker keeps of all subjects.
-        own: the amount that it keeps of this subject.
-        most: the amount that it may keep.
+        total: the amount that the broker stores for all subjects.
+        of_subject: the amount that it stores for this subject.
+        limits: the amount that it may store.
 
     Raises:
         OverloadedError: the broker is full, or the subject has used its share.
     """
-    for what, new, all_kept, own_kept, limit in zip(
-        ("scheduled messages", "bytes of scheduled messages"), wanted, kept, own, most, strict=True
+    for unit, new, stored, stored_of_subject, limit in zip(
+        ("scheduled messages", "bytes of scheduled messages"),
+        requested,
+        total,
+        of_subject,
+        limits,
+        strict=True,
     ):
-        if all_kept + new > limit:
+        if stored + new > limit:
             raise OverloadedError(
                 Reason.SCHEDULE_FULL,
-                f"the broker keeps {all_kept} {what}, and takes {limit} at most",
+                f"the broker stores {stored} {unit}; the limit is {limit}",
                 limit=limit,
                 broker_group=broker_group,
             )
-        share = (limit - (all_kept - own_kept) + 1) // 2
-        if own_kept + new > share:
+        share = (limit - (stored - stored_of_subject) + 1) // 2
+        if stored_of_subject + new > share:
             error = OverloadedError(
                 Reason.SCHEDULE_FULL,
-                f"the broker keeps {own_kept} {what} of subject {subject!r}, and takes {share} at "
-                f"most: half of what other "
-                "subjects leave",
+                f"the broker stores {stored_of_subject} {unit} of subject {subject!r}; the limit "
+                f"is {share}, half of what other subjects do not use",
                 limit=share,
                 broker_group=broker_group,
                 subject=subject,

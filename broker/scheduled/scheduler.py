@@ -1,16 +1,16 @@
-"""Keeps scheduled messages durably, and stores each in its subject at its time. It runs on one
+"""Stores scheduled messages durably, and delivers each to its subject at its time. Runs on one
 event loop.
 
     schedule, cancel ─▶ journal ─▶ schedule_index ──time──▶ "taken" in the journal
         ─▶ the subject ─▶ "delivered" in the journal
 
 All records that wait for the disk are written as one frame with one sync. A delivery is a batch of
-due messages of one subject. Its idempotency key is durable before it is stored, so a repeated
-delivery after a crash is stored once.
+due messages of one subject. Its idempotency key is durable before the batch is sent, so a delivery
+that is repeated after a crash is stored once.
 
-Times are those of the calendar. If the calendar is set forward a little, that is noticed within
-POLL_MS. If it is set forward by hours, it is not trusted at once (`../wall_clock.py`). If it is set
-back, messages that are no longer due are delayed.
+Delivery times are those of the calendar. If it is set forward a little, the scheduler follows
+within POLL_MS; if by hours, it is not trusted at first (`../wall_clock.py`). If it is set back,
+messages that are no longer due wait again.
 """
 
 from __future__ import annotations
@@ -50,25 +50,24 @@ log = logging.getLogger("keylane.broker")
 
 POLL_MS = 1_000
 SETTLE_S = 0.02
-"""The time in seconds that a segment waits for the records that settle its messages, before it is
-examined again.
+"""The pause in seconds before a segment is examined again, while some of its messages are being
+settled.
 """
 COPIED_MAX = 1_000
 COPIED_BYTES_MAX = 1 << 20
-"""The number of records, and of bytes, that are written again at once before a segment is removed.
-One larger record is written alone.
+"""The number and size in bytes of records that are rewritten in one write. A larger record is
+written alone.
 """
 WAITS = Backoff(first_ms=50, max_ms=30_000)
-"""The pauses of a subject whose messages cannot be stored now."""
+"""The pauses between deliveries to a subject that fail."""
 DELIVERY_S = 3.0
-"""The time in seconds that a cancel waits for a delivery that is under way. It is less than a
-client waits for its answer.
+"""How long a cancel waits for a delivery in progress, in seconds; less than the client's timeout.
 """
 UNREADABLE_MS = 60_000
-"""The pause, in milliseconds, of a message that cannot be read from the disk."""
+"""The pause before a message that cannot be read from the disk is retried, in milliseconds."""
 
 
-class _Keeping(NamedTuple):
+class _PendingMessage(NamedTuple):
     """A message that is being written."""
 
     subject: str
@@ -76,7 +75,7 @@ class _Keeping(NamedTuple):
 
 
 class Scheduler:
-    """The scheduled messages of a broker. It is made by `open`."""
+    """Stores and delivers the scheduled messages of a broker; created with `open`."""
 
     def __init__(
         self,
@@ -91,11 +90,8 @@ class Scheduler:
         bytes_max: int,
     ) -> None:
         """
-        Create a scheduler.
-
         Args:
-            rng: draws idempotency keys and pauses, and gives no number a second time after a
-                restart.
+            rng: draws idempotency keys and pauses; it must not repeat numbers after a restart.
             run_blocking: runs one function at a time, in the order of the calls.
         """
         self._journal = journal
@@ -107,27 +103,25 @@ class Scheduler:
         self._broker_group = broker_group
         self._count_max = count_max
         self._bytes_max = bytes_max
-        self._writer = JournalWriter(journal, run_blocking, written=self._clean)
-        self._writing: dict[bytes, _Keeping] = {}
-        """Message id → a message that is not durable yet."""
+        self._writer = JournalWriter(journal, run_blocking, written=self._start_compaction)
+        self._writing: dict[bytes, _PendingMessage] = {}
+        """Message id → a message that is being written."""
         self._writing_shares: dict[str, ScheduledAmount] = {}
-        """Subject → the amount of its messages that are not durable yet."""
+        """Subject → the amount of its messages that are being written."""
         self._canceling: dict[bytes, asyncio.Future[None]] = {}
-        """Message id → a cancel or a drop that is not durable yet."""
+        """Message id → a cancel or drop that is being written."""
         self._wake = asyncio.Event()
-        self._turn = asyncio.Event()
-        """An event that is set when a delivery has ended or failed; then a new event replaces
-        it.
-        """
+        self._delivery_done = asyncio.Event()
+        """Set when a delivery ends or fails, and then replaced by a new event."""
         self._pauses: dict[str, Pauses] = {}
-        """Subject → its pauses, for subjects whose last delivery failed."""
+        """Subject → its backoff, if the last delivery failed."""
         self._problems: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._cleaner: asyncio.Task[None] | None = None
+        self._compaction: asyncio.Task[None] | None = None
         self.limits: Callable[[], Mapping[str, int]] = dict
-        """A function that returns subject or pattern → the bytes allowed for all such subjects."""
+        """Returns subject or pattern → the limit in bytes for all matching subjects."""
         self.delivered = self.dropped = 0
-        """The numbers of messages delivered, and dropped, since the start."""
+        """The numbers of messages that were delivered or dropped since the start."""
 
     @classmethod
     def open(
@@ -168,7 +162,7 @@ class Scheduler:
         return self._writer.problem
 
     def view(self) -> dict[str, object]:
-        """Return the state for the broker's health."""
+        """Return the state for the broker's health report."""
         return {
             "count": len(self._schedule_index.entries),
             "bytes": self._schedule_index.bytes,
@@ -183,112 +177,118 @@ class Scheduler:
     async def soonest(
         self, limit: int, subject: str | None = None
     ) -> tuple[int, list[ScheduledEntry]]:
-        """See `ScheduleIndex.soonest`; other work is done between its portions."""
-        look = self._schedule_index.soonest(limit, subject)
+        """Like `ScheduleIndex.soonest`, but yields to other tasks between its steps."""
+        steps = self._schedule_index.soonest(limit, subject)
         while True:
             try:
-                next(look)
+                next(steps)
             except StopIteration as end:
                 count, entries = end.value
                 return count, entries
             await asyncio.sleep(0)
 
     def subject_of(self, scheduled_id: bytes) -> str | None:
-        """Return the subject of a message that waits or is being written, or None if there is none
-        with this id.
+        """Return the subject of a message that waits or is being written, or None if there is no
+        such message.
         """
-        known = self._schedule_index.entries.get(scheduled_id) or self._writing.get(scheduled_id)
-        return None if known is None else known.subject
+        message = self._schedule_index.entries.get(scheduled_id) or self._writing.get(scheduled_id)
+        return None if message is None else message.subject
 
     def knows_all(self, scheduled_ids: Iterable[bytes]) -> bool:
-        """Return True if `schedule` would write nothing for messages with these ids."""
+        """Return True if all these messages are already stored, settled, or being written."""
         return all(
             each in self._writing or self._schedule_index.knows(each) for each in scheduled_ids
         )
 
     async def schedule(self, messages: Sequence[Waits]) -> list[bool]:
         """
-        Keep messages of one subject durably, all of them or none. A message with a known id is
-        already kept.
+        Store messages of one subject durably, all of them or none. Messages with known ids are
+        skipped.
 
         Returns:
             For each message, True if it was known.
 
         Raises:
-            OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing is kept.
-            StorageError: see its fate.
+            OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing is stored.
+            StorageError: the fate says whether they are stored.
         """
         writing = [self._writing.get(message.scheduled_id) for message in messages]
         known = [
             write is not None or self._schedule_index.knows(message.scheduled_id)
             for message, write in zip(messages, writing, strict=True)
         ]
-        fresh = [message for message, old in zip(messages, known, strict=True) if not old]
-        if fresh:
+        new = [message for message, is_known in zip(messages, known, strict=True) if not is_known]
+        if new:
             self._writer.check()
-            self._check_limits(fresh)
-            await self._keep(fresh)
+            self._check_limits(new)
+            await self._add(new)
         for write in writing:
             if write is not None:
                 await shield(write.done)
         return known
 
-    def _check_limits(self, fresh: Sequence[Waits]) -> None:
+    def _check_limits(self, messages: Sequence[Waits]) -> None:
         """
-        Check that the broker and the subject have room for messages.
+        Check that new messages of one subject exceed no limit.
 
         Raises:
             OverloadedError: the broker is full, or the subject has used its share.
         """
-        subject = fresh[0].subject
-        size = sum(message.size for message in fresh)
-        kept = ScheduledAmount(len(self._schedule_index.entries), self._schedule_index.bytes)
+        subject = messages[0].subject
+        size = sum(message.size for message in messages)
+        total = ScheduledAmount(len(self._schedule_index.entries), self._schedule_index.bytes)
         for writing in self._writing_shares.values():
-            kept = kept.plus(*writing)
-        own = self._schedule_index.share(subject).plus(
+            total = total.plus(*writing)
+        of_subject = self._schedule_index.share(subject).plus(
             *self._writing_shares.get(subject, ScheduledAmount())
         )
-        wanted = ScheduledAmount(len(fresh), size)
-        most = ScheduledAmount(self._count_max, self._bytes_max)
-        check_room(subject, wanted, kept, own, most, broker_group=self._broker_group)
-        kept_of, shares = self._schedule_index.names.of, self._writing_shares
-        check_names(subject, size, kept_of, shares, self.limits(), broker_group=self._broker_group)
+        requested = ScheduledAmount(len(messages), size)
+        limits = ScheduledAmount(self._count_max, self._bytes_max)
+        check_room(subject, requested, total, of_subject, limits, broker_group=self._broker_group)
+        check_names(
+            subject,
+            size,
+            self._schedule_index.names.of,
+            self._writing_shares,
+            self.limits(),
+            broker_group=self._broker_group,
+        )
 
-    async def _keep(self, messages: Sequence[Waits]) -> None:
+    async def _add(self, messages: Sequence[Waits]) -> None:
         size = sum(message.size for message in messages)
         subject, shares = messages[0].subject, self._writing_shares
 
-        def count(number: int, size: int) -> None:
-            share = shares[subject] = shares.get(subject, ScheduledAmount()).plus(number, size)
+        def add_to_share(count: int, size: int) -> None:
+            share = shares[subject] = shares.get(subject, ScheduledAmount()).plus(count, size)
             if not share.messages:
                 del shares[subject]
 
-        def end() -> None:
-            count(-len(messages), -size)
+        def remove_pending() -> None:
+            add_to_share(-len(messages), -size)
             for message in messages:
                 del self._writing[message.scheduled_id]
 
-        def kept(place: Place) -> None:
-            end()
+        def on_durable(place: Place) -> None:
+            remove_pending()
             for message in messages:
                 self._schedule_index.add(message, place)
             self._wake.set()
 
-        done = self._writer.submit(messages, then=kept, undo=end)
-        count(len(messages), size)
+        done = self._writer.submit(messages, then=on_durable, undo=remove_pending)
+        add_to_share(len(messages), size)
         for message in messages:
-            self._writing[message.scheduled_id] = _Keeping(subject, done)
+            self._writing[message.scheduled_id] = _PendingMessage(subject, done)
         await shield(done)
 
     async def cancel(self, scheduled_id: bytes) -> CancelOutcome:
         """
-        Cancel a message durably, so that it is never delivered, unless it is already delivered.
+        Cancel a message durably, unless it is already settled, and return its outcome.
 
         Raises:
             NotFoundError: the message is not known, or no longer known.
-            BusyError: its delivery has not ended within `DELIVERY_S`.
-            BrokerReadOnlyError, CorruptLogError: nothing is done.
-            StorageError: see its fate.
+            BusyError: its delivery did not end within `DELIVERY_S`.
+            BrokerReadOnlyError, CorruptLogError: it is not canceled.
+            StorageError: the fate says whether it is canceled.
         """
         self._writer.check()
         if (write := self._writing.get(scheduled_id)) is not None:
@@ -297,35 +297,37 @@ class Scheduler:
             async with asyncio.timeout(DELIVERY_S):
                 while self._schedule_index.is_taken(scheduled_id):
                     canceling = self._canceling.get(scheduled_id)
-                    await (shield(canceling) if canceling else self._turn.wait())
+                    await (shield(canceling) if canceling else self._delivery_done.wait())
         outcome = self._schedule_index.cancel(scheduled_id)
         if outcome is not None:
             return outcome
 
-        def canceled(place: Place) -> None:
+        def on_durable(place: Place) -> None:
             del self._canceling[scheduled_id]
-            self._schedule_index.canceled(scheduled_id, place.segment)
+            self._schedule_index.on_canceled(scheduled_id, place.segment)
 
-        def wait_again() -> None:
+        def undo() -> None:
             del self._canceling[scheduled_id]
-            self._schedule_index.give_back([scheduled_id])
+            self._schedule_index.requeue([scheduled_id])
             self._wake.set()
 
-        done = self._writer.submit([Canceled(scheduled_id)], then=canceled, undo=wait_again)
+        done = self._writer.submit([Canceled(scheduled_id)], then=on_durable, undo=undo)
         self._canceling[scheduled_id] = done
         await shield(done)
         return CancelOutcome.CANCELED
 
     # ── the journal ───────────────────────────────────────────────────────────────────────────────
-    def _clean(self) -> None:
-        """Begin to remove the oldest segments if most of the journal concerns settled messages."""
-        most = 2 * (self._schedule_index.journal_bytes + self._journal.segment_bytes)
-        many = len(self._journal.segments) > 1
-        if self._cleaner is None and many and self._journal.bytes > most:
-            self._cleaner = asyncio.create_task(self._remove_oldest(), name="scheduled cleaning")
+    def _start_compaction(self) -> None:
+        """Start to remove the oldest segment if most of the journal is about settled messages."""
+        limit_bytes = 2 * (self._schedule_index.journal_bytes + self._journal.segment_bytes)
+        has_several = len(self._journal.segments) > 1
+        if self._compaction is None and has_several and self._journal.bytes > limit_bytes:
+            self._compaction = asyncio.create_task(
+                self._remove_oldest(), name="compaction of scheduled messages"
+            )
 
     async def _remove_oldest(self) -> None:
-        """Write the needed records of the oldest segment again, then remove it."""
+        """Rewrite the needed records of the oldest segment, then remove it."""
         try:
             segment = self._journal.segments[0]
             records: list[Record] = await self._run_blocking(self._journal.read_segment, segment)
@@ -337,34 +339,36 @@ class Scheduler:
         except KeylaneError as error:
             log.error("cannot compact the journal of scheduled messages: %s", error.message)
         finally:
-            self._cleaner = None
+            self._compaction = None
 
     async def _write_again(self, records: Sequence[Record], segment: int) -> bool:
         """
-        Write the needed records of a segment again, some of them in each turn of the event loop.
+        Rewrite the needed records of a segment, some of them per turn of the event loop.
 
         Returns:
-            False if messages were being settled meanwhile: if that fails, their records are needed
-            after all.
+            False if the outcome of some messages is not durable yet: if that fails, their records
+            are needed after all.
         """
-        whole = True
+        is_complete = True
         for start in range(0, len(records), COPIED_MAX):
-            some = records[start : start + COPIED_MAX]
-            while needed := self._schedule_index.needed(some, segment):
-                copied = _first_of(needed)
-                await self._writer.submit(copied, then=partial(self._schedule_index.move, copied))
-            whole = whole and not self._schedule_index.is_settling(segment)
+            chunk = records[start : start + COPIED_MAX]
+            while needed := self._schedule_index.select_needed(chunk, segment):
+                copied = _first_records(needed)
+                await self._writer.submit(
+                    copied, then=partial(self._schedule_index.relocate, copied)
+                )
+            is_complete = is_complete and not self._schedule_index.is_settling(segment)
             await asyncio.sleep(0)
-        return whole
+        return is_complete
 
     # ── deliveries ────────────────────────────────────────────────────────────────────────────────
     async def run(self, target: Subjects, standing: Standing) -> None:
-        """Deliver messages at their times, until cancelled. None is delivered before a metaserver
-        has accepted the data folder.
+        """Deliver messages at their times until cancelled, but not before a metaserver has
+        accepted the data folder.
         """
         await standing.wait_accepted()
         if self._journal.problems:
-            return  # a lost record may say that a message is delivered or canceled
+            return  # a lost record may have settled a message
         for delivery in list(self._schedule_index.deliveries.values()):
             self._start(self._resume(delivery, target, standing))
         while True:
@@ -372,22 +376,22 @@ class Scheduler:
             now_ms, boot_ms = self.calendar.now_ms(), self._clock.boot_ms()
             for batch in self._schedule_index.take(now_ms, boot_ms):
                 self._start(self._deliver(batch, target, standing))
-            due_ms, again_ms = self._schedule_index.next_due_ms, self._schedule_index.next_try_ms
-            waits = [] if due_ms is None else [due_ms - now_ms]
-            waits += [] if again_ms is None else [again_ms - boot_ms]
-            wait_ms = min(max(min(waits), 1), POLL_MS) if waits else None
+            due_ms, retry_ms = self._schedule_index.next_due_ms, self._schedule_index.next_try_ms
+            delays_ms = [] if due_ms is None else [due_ms - now_ms]
+            delays_ms += [] if retry_ms is None else [retry_ms - boot_ms]
+            wait_ms = min(max(min(delays_ms), 1), POLL_MS) if delays_ms else None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
                     await self._wake.wait()
             if not standing.accepted:
                 await standing.wait_accepted()
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name="delivery of scheduled messages")
+    def _start(self, delivery: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(delivery, name="delivery of scheduled messages")
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_delivery_done)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_delivery_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("scheduled messages could not be delivered", exc_info=task.exception())
@@ -395,25 +399,26 @@ class Scheduler:
     async def _deliver(
         self, batch: list[ScheduledEntry], target: Subjects, standing: Standing
     ) -> None:
-        """Store a batch of due messages in their subject, or give them back."""
+        """Store a batch of due messages in their subject, or requeue them."""
         subject = batch[0].subject
         try:
             messages = await self._read(batch)
-            batch = self._without_unread(batch, messages)
+            batch = self._requeue_unread(batch, messages)
             if not batch:
-                self._free(subject)
+                self._free_subject(subject)
                 return
             name = f"scheduled-{self._rng.getrandbits(128):032x}"
-            logical = await target.place(subject, batch[0].subject_id)
+            logical = await target.choose_logical_partition(subject, batch[0].subject_id)
             taken = Taken(name, subject, logical, tuple(each.scheduled_id for each in messages))
             await self._writer.submit(
-                [taken], then=lambda place: self._schedule_index.begin(taken, place.segment)
+                [taken],
+                then=lambda place: self._schedule_index.begin_delivery(taken, place.segment),
             )
         except SubjectDeletedError as error:
             await self._drop(subject, [entry.scheduled_id for entry in batch], error)
             return
         except KeylaneError as error:
-            self._give_back(subject, [entry.scheduled_id for entry in batch], error)
+            self._requeue(subject, [entry.scheduled_id for entry in batch], error)
             return
         delivery = self._schedule_index.deliveries[name]
         await self._store(delivery, messages, target, standing, doubtful=False)
@@ -421,30 +426,29 @@ class Scheduler:
     async def _resume(
         self, delivery: ScheduledDelivery, target: Subjects, standing: Standing
     ) -> None:
-        """Store a batch that may have been stored before a restart."""
+        """Store the batch of a delivery that began before a restart, and may be stored already."""
         entries = [self._schedule_index.entries[each] for each in delivery.scheduled_ids]
         while True:
             messages = await self._read(entries)
             if len(messages) == len(entries):
                 break
-            await asyncio.sleep(UNREADABLE_MS / 1000)  # it may be stored, so it stays one batch
+            # The batch may be stored, so it must not change.
+            await asyncio.sleep(UNREADABLE_MS / 1000)
         await self._store(delivery, messages, target, standing, doubtful=True)
 
-    def _without_unread(
+    def _requeue_unread(
         self, batch: list[ScheduledEntry], messages: Sequence[Waits]
     ) -> list[ScheduledEntry]:
-        """Return the entries that were read. The other messages of a delivery that has not begun
-        are given back.
-        """
-        read = {each.scheduled_id for each in messages}
-        unread = [each.scheduled_id for each in batch if each.scheduled_id not in read]
-        self._schedule_index.give_back(unread, self._clock.boot_ms() + UNREADABLE_MS)
-        return [entry for entry in batch if entry.scheduled_id in read]
+        """Requeue the entries whose messages could not be read, and return the others."""
+        read_ids = {each.scheduled_id for each in messages}
+        unread = [each.scheduled_id for each in batch if each.scheduled_id not in read_ids]
+        self._schedule_index.requeue(unread, self._clock.boot_ms() + UNREADABLE_MS)
+        return [entry for entry in batch if entry.scheduled_id in read_ids]
 
     async def _read(self, entries: Sequence[ScheduledEntry]) -> list[Waits]:
-        """Return the messages of entries, in their order, without those that cannot be read now."""
+        """Read the messages of entries, in order, except those that cannot be read now."""
         by_id: dict[bytes, Waits] = {}
-        wanted = {entry.scheduled_id for entry in entries}
+        ids = {entry.scheduled_id for entry in entries}
         for place in dict.fromkeys(entry.place for entry in entries):
             try:
                 records = await self._run_blocking(self._journal.read, place)
@@ -452,7 +456,7 @@ class Scheduler:
                 log.error("cannot read a scheduled message: %s", error.message)
                 continue
             for record in records:
-                if isinstance(record, Waits) and record.scheduled_id in wanted:
+                if isinstance(record, Waits) and record.scheduled_id in ids:
                     by_id[record.scheduled_id] = record
         return [by_id[entry.scheduled_id] for entry in entries if entry.scheduled_id in by_id]
 
@@ -465,8 +469,8 @@ class Scheduler:
         *,
         doubtful: bool,
     ) -> None:
-        """Try to store a delivery whose record is durable, until it is stored or certainly cannot
-        be.
+        """Store a delivery whose record is durable. Retry until it is stored, or requeue or drop
+        its messages if nothing can have been stored.
         """
         posted = [PostedMessage(b"", each.value, each.packed_properties) for each in messages]
         subject_id = self._schedule_index.entries[delivery.scheduled_ids[0]].subject_id
@@ -489,59 +493,62 @@ class Scheduler:
                 await self._drop(delivery.subject, delivery.scheduled_ids, error)
                 return
             except KeylaneError as error:
-                large = _too_large(error, delivery, posted)
-                if large:
-                    others = [each for each in delivery.scheduled_ids if each not in large]
-                    self._schedule_index.give_back(others)
-                    await self._drop(delivery.subject, large, error)
+                too_large = _find_too_large(error, delivery, posted)
+                if too_large:
+                    others = [each for each in delivery.scheduled_ids if each not in too_large]
+                    self._schedule_index.requeue(others)
+                    await self._drop(delivery.subject, too_large, error)
                     return
                 doubtful = doubtful or error.fate is Fate.UNKNOWN
                 if not doubtful:
-                    self._give_back(delivery.subject, delivery.scheduled_ids, error)
+                    self._requeue(delivery.subject, delivery.scheduled_ids, error)
                     return
-                self._tell(delivery.subject, error)
-                self._free(delivery.subject)
+                self._log_problem(delivery.subject, error)
+                self._free_subject(delivery.subject)
                 await asyncio.sleep(pauses.next_ms() / 1000)
-        self._schedule_index.end(delivery.name)
+        self._schedule_index.end_delivery(delivery.name)
         self.delivered += len(messages)
         self._pauses.pop(delivery.subject, None)
         self._problems.pop(delivery.subject, None)
-        self._free(delivery.subject)
-        done = Delivered(delivery.name, delivery.scheduled_ids)
+        self._free_subject(delivery.subject)
+        delivered = Delivered(delivery.name, delivery.scheduled_ids)
         while True:
             try:
                 await self._writer.submit(
-                    [done], then=lambda place: self._schedule_index.ended(done, place.segment)
+                    [delivered],
+                    then=lambda place: self._schedule_index.on_delivered(delivered, place.segment),
                 )
                 return
-            except KeylaneError:  # a start stores it again, as a duplicate
+            except KeylaneError:  # without the record, a start delivers it again as a duplicate
                 await asyncio.sleep(pauses.next_ms() / 1000)
 
-    async def _drop(self, subject: str, scheduled_ids: Sequence[bytes], why: KeylaneError) -> None:
-        """Drop messages durably that their subject never accepts. If that fails, they wait for the
-        next try.
+    async def _drop(
+        self, subject: str, scheduled_ids: Sequence[bytes], cause: KeylaneError
+    ) -> None:
+        """Drop messages durably that their subject will never accept. If the write fails, requeue
+        them.
         """
         ids = tuple(scheduled_ids)
 
-        def end() -> None:
+        def remove_pending() -> None:
             for scheduled_id in ids:
                 del self._canceling[scheduled_id]
 
-        def dropped(place: Place) -> None:
-            end()
-            self._schedule_index.dropped(ids, place.segment)
+        def on_durable(place: Place) -> None:
+            remove_pending()
+            self._schedule_index.on_dropped(ids, place.segment)
 
-        def keep() -> None:
-            end()
-            self._schedule_index.give_back(ids, self._clock.boot_ms() + WAITS.max_ms)
+        def undo() -> None:
+            remove_pending()
+            self._schedule_index.requeue(ids, self._clock.boot_ms() + WAITS.max_ms)
 
-        self._schedule_index.drop(ids)
-        done = self._writer.submit([DroppedMessages(ids)], then=dropped, undo=keep)
+        self._schedule_index.begin_drop(ids)
+        done = self._writer.submit([DroppedMessages(ids)], then=on_durable, undo=undo)
         self._canceling |= dict.fromkeys(ids, done)
         try:
             await shield(done)
         except KeylaneError as error:
-            self._tell(subject, error)
+            self._log_problem(subject, error)
         else:
             self.dropped += len(ids)
             self._problems.pop(subject, None)
@@ -549,45 +556,45 @@ class Scheduler:
                 "%s of %s dropped, never to be delivered: %s: %s",
                 counted(len(ids), "scheduled message", "scheduled messages"),
                 subject,
-                why.message,
+                cause.message,
                 listed([each.hex() for each in ids[:LISTED_MAX]], len(ids)),
             )
-        self._free(subject)
+        self._free_subject(subject)
 
-    def _give_back(self, subject: str, scheduled_ids: Sequence[bytes], error: KeylaneError) -> None:
-        """Let messages of which nothing is stored wait for a while."""
+    def _requeue(self, subject: str, scheduled_ids: Sequence[bytes], error: KeylaneError) -> None:
+        """Requeue messages with a backoff, because none of them was stored."""
         pauses = self._pauses.get(subject)
         if pauses is None:
             pauses = self._pauses[subject] = WAITS.pauses(self._rng)
-        self._schedule_index.give_back(scheduled_ids, self._clock.boot_ms() + pauses.next_ms())
-        self._tell(subject, error)
-        self._free(subject)
+        self._schedule_index.requeue(scheduled_ids, self._clock.boot_ms() + pauses.next_ms())
+        self._log_problem(subject, error)
+        self._free_subject(subject)
 
-    def _free(self, subject: str) -> None:
+    def _free_subject(self, subject: str) -> None:
         self._schedule_index.free(subject)
         self._wake.set()
-        self._turn.set()
-        self._turn = asyncio.Event()
+        self._delivery_done.set()
+        self._delivery_done = asyncio.Event()
 
-    def _tell(self, subject: str, error: KeylaneError) -> None:
+    def _log_problem(self, subject: str, error: KeylaneError) -> None:
         """Log each problem of a subject once."""
         if self._problems.get(subject) != error.message:
             log.warning("scheduled messages of %s wait: %s", subject, error.message)
             self._problems[subject] = error.message
 
     async def close(self) -> None:
-        """End deliveries, and wait until what was submitted is written."""
+        """Cancel the deliveries, and wait until all submitted records are written."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._cleaner is not None:
-            await asyncio.wait([self._cleaner])
+        if self._compaction is not None:
+            await asyncio.wait([self._compaction])
         await self._writer.idle()
         self._journal.close()
 
 
-def _first_of(records: Sequence[Record]) -> list[Record]:
-    """Return the first records, as many as are written again at once."""
+def _first_records(records: Sequence[Record]) -> list[Record]:
+    """Return the first records, as many as are rewritten at once."""
     first: list[Record] = []
     size_bytes = 0
     for record in records[:COPIED_MAX]:
@@ -598,11 +605,11 @@ def _first_of(records: Sequence[Record]) -> list[Record]:
     return first
 
 
-def _too_large(
+def _find_too_large(
     error: KeylaneError, delivery: ScheduledDelivery, posted: Sequence[PostedMessage]
 ) -> list[bytes]:
-    """Return the messages of a delivery that are over the limit of their subject, if that is the
-    error.
+    """Return the ids of the messages that exceed the limit of their subject, if the error is a
+    MessageTooLargeError.
     """
     if not isinstance(error, MessageTooLargeError) or error.limit_bytes is None:
         return []
@@ -614,7 +621,7 @@ def open_schedule(
     files: Files, *, segment_bytes: int = SEGMENT_BYTES, cut: bool = True
 ) -> tuple[ScheduleIndex, ScheduledJournal]:
     """
-    Return the index that the journal of a data folder describes, and the journal. Blocks.
+    Open the journal of a data folder, and build the index from it. Blocks.
 
     Args:
         cut: see `ScheduledJournal.open`.
@@ -630,5 +637,5 @@ def open_schedule(
             schedule_index.replay(record, place)
 
     journal = ScheduledJournal.open(files, visit, segment_bytes=segment_bytes, cut=cut)
-    schedule_index.finish()
+    schedule_index.finish_replay()
     return schedule_index, journal

@@ -1,6 +1,4 @@
-"""The interface to the subjects that scheduled messages are stored in: it chooses a logical
-partition for a batch, and stores the batch. Pure.
-"""
+"""The interface through which the scheduler stores messages in their subjects. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +9,18 @@ from ...protocol.http.posted import PostedMessage
 
 
 class Subjects(Protocol):
-    """The subjects that receive messages whose time has come."""
+    """Stores scheduled messages in their subjects when they are due."""
 
-    async def place(self, subject: str, subject_id: int) -> int:
+    async def choose_logical_partition(self, subject: str, subject_id: int) -> int:
         """
-        Return a logical partition whose partition accepts messages now.
+        Choose a logical partition whose partition accepts messages now.
 
         Args:
-            subject_id: the id of the subject of this name; 0 if it is not known.
+            subject_id: the id of the subject, or 0 if it is unknown.
 
         Raises:
-            SubjectDeletedError: this subject was deleted.
-            KeylaneError: there is no such partition now.
+            SubjectDeletedError: the subject was deleted.
+            KeylaneError: no partition accepts messages now.
         """
         ...
 
@@ -38,16 +36,16 @@ class Subjects(Protocol):
         tried: bool,
     ) -> None:
         """
-        Store messages without keys as one batch under an idempotency key. A repeated call stores
-        them once.
+        Store messages without keys as one batch under an idempotency key, so a repeated call does
+        not store them twice.
 
         Args:
-            tried: an earlier call may have stored them.
+            tried: True if an earlier call may have stored them.
 
         Raises:
-            SubjectDeletedError: this subject was deleted.
-            MessageTooLargeError: messages are over the limit of the subject; nothing is stored, and
-                nothing was stored by an earlier try.
-            KeylaneError: nothing is stored, or its fate is UNKNOWN.
+            SubjectDeletedError: the subject was deleted.
+            MessageTooLargeError: messages exceed the limit of the subject; nothing is stored, not
+                even by an earlier call.
+            KeylaneError: nothing is stored, or the fate is UNKNOWN.
         """
         ...

@@ -32,15 +32,15 @@ async def in_place(function: Callable[..., Any], /, *args: Any) -> Any:
 
 
 class AcceptedFolder:
-    """A standing that a metaserver has accepted."""
+    """A data folder that a metaserver has accepted."""
 
     set_aside = ""
-    asked = accepted = True
+    has_reported = accepted = True
 
     async def wait_accepted(self) -> None:
         return
 
-    async def wait_asked(self) -> None:
+    async def wait_reported(self) -> None:
         return
 
 
@@ -63,7 +63,7 @@ class ScriptedSubjects(Subjects):
     def values(self) -> list[bytes]:
         return [value for batch in self.batches.values() for value in batch]
 
-    async def place(self, subject: str, subject_id: int) -> int:
+    async def choose_logical_partition(self, subject: str, subject_id: int) -> int:
         if subject == "unknown":
             raise SubjectUnknownError(subject=subject)
         if subject_id in self.deleted:

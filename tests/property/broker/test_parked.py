@@ -317,8 +317,8 @@ def test_offset_runs_are_a_set(steps):
         assert edges == sorted(set(edges)), "runs that touch are one"
         assert (runs.messages, bool(runs)) == (len(model), bool(model))
         assert not model or runs.first == min(model)
-        again = OffsetRuns.of_packed(*runs.packed())
-        assert list(again) == list(runs) == list(runs.some(0, runs.runs))
+        again = OffsetRuns.from_packed(*runs.packed())
+        assert list(again) == list(runs) == list(runs.page(0, runs.runs))
 
 
 @settings(max_examples=examples(80), deadline=None)
@@ -362,5 +362,5 @@ def test_failure_runs_tell_what_was_said_last_of_each_message(steps, coarse):
         assert len(runs) <= 2 * len(model) + 1
         tries = [known.next_ms for known in model.values() if known.next_ms]
         assert runs.next_ms == min(tries, default=None)
-        again = FailureRuns.of_packed(runs.packed(), runs.end)
+        again = FailureRuns.from_packed(runs.packed(), runs.end)
         assert list(again.rows(0, 99)) == list(runs.rows(0, 99))

@@ -85,10 +85,10 @@ async def live(
 
 
 class AcceptingSubjects(ScriptedSubjects):
-    """Subjects, and a standing that a metaserver has accepted."""
+    """Subjects, and a data folder that a metaserver has accepted."""
 
     set_aside = ""
-    asked = accepted = True
+    has_reported = accepted = True
 
     async def wait_accepted(self) -> None:
         return

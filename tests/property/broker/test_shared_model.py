@@ -43,7 +43,7 @@ class SharedMachine(RuleBasedStateMachine):
     def enter(self, session: str, ttl_ms: int) -> None:
         self.lapse()
         self.in_flight.expire(self.now_ms)
-        self.in_flight.enter(session, ttl_ms=ttl_ms, now_ms=self.now_ms)
+        self.in_flight.add_session(session, ttl_ms=ttl_ms, now_ms=self.now_ms)
         self.silent_at[session] = (ttl_ms, self.now_ms + ttl_ms)
         self.left.discard(session)
 
@@ -56,8 +56,8 @@ class SharedMachine(RuleBasedStateMachine):
         self.in_flight.expire(self.now_ms)
         self.in_flight.hear(session, ttl_ms=50, now_ms=self.now_ms)
         ttl_ms, silent_at = self.silent_at.get(session, (50, 0))
-        if session in self.in_flight._heard and silent_at <= self.now_ms:
-            ttl_ms = self.in_flight._heard[session].ttl_ms  # forgotten, or not yet
+        if session in self.in_flight._sessions and silent_at <= self.now_ms:
+            ttl_ms = self.in_flight._sessions[session].ttl_ms  # forgotten, or not yet
         self.silent_at[session] = (ttl_ms, self.now_ms + ttl_ms)
 
     def free(self) -> list[int]:
@@ -140,14 +140,14 @@ class SharedMachine(RuleBasedStateMachine):
         if start >= end:
             return
         self.acked.add(start, end)
-        self.in_flight.acked([(start, end)])
+        self.in_flight.remove([(start, end)])
         for offset in range(start, end):
             self.handled.add(offset)
             self.with_whom.pop(offset, None)
 
     @rule(session=sessions)
     def leave(self, session: str) -> None:
-        self.in_flight.give_back(session)
+        self.in_flight.release_session(session)
         self.silent_at.pop(session, None)
         self.left.add(session)
         self.with_whom = {
@@ -166,7 +166,7 @@ class SharedMachine(RuleBasedStateMachine):
         self.in_flight.expire(self.now_ms)
         handed_of = {
             offset: (handed.session, handed.until_ms)
-            for handed in self.in_flight.handed_out
+            for handed in self.in_flight.ranges
             for offset in range(handed.start, handed.end)
         }
         self.lapse()
@@ -190,7 +190,7 @@ class SharedMachine(RuleBasedStateMachine):
                 in_flight_ms=10,
             ):
                 self.acked.add(start, end)
-                self.in_flight.acked([(start, end)])
+                self.in_flight.remove([(start, end)])
             rounds += 1
             assert rounds < 1_000, "something is never handed out"
 

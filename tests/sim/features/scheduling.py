@@ -56,8 +56,8 @@ class SchedulingBrokerHost(BrokerHost):
             standing=registration,
             check_writable=lambda: store.commit.check_room(0),
         )
-        service.answer(Schedule, scheduling.schedule)
-        service.answer(CancelScheduled, scheduling.cancel)
+        service.register_handler(Schedule, scheduling.schedule)
+        service.register_handler(CancelScheduled, scheduling.cancel)
         self.spawn(scheduler.run(posting, registration), self.process.context.copy())
 
     async def _one_by_one(self, function: Callable[..., Any], /, *args: Any) -> Any:

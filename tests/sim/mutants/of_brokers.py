@@ -371,7 +371,7 @@ def empty_ack_says_the_end(patches: Patches) -> None:
             cursor = partition.readable_offset
         return cursor, partition, group
 
-    real = patches.set(BrokerService, "_decide_ack", decide)
+    real = patches.set(BrokerService, "_apply_ack", decide)
 
 
 BREAKS: tuple[Breaks, ...] = (

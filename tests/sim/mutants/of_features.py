@@ -129,7 +129,7 @@ def scheduled_told_before_durable(patches: Patches) -> None:
         if writing.done():
             await writing
 
-    real = patches.set(Scheduler, "_keep", keep)
+    real = patches.set(Scheduler, "_add", keep)
 
 
 def cancel_told_before_durable(patches: Patches) -> None:
@@ -164,7 +164,8 @@ def unknown_deliveries_are_given_back(patches: Patches) -> None:
 
     class Refusing:
         def __init__(self, target: Any) -> None:
-            self.place, self._target = target.place, target
+            self.choose_logical_partition = target.choose_logical_partition
+            self._target = target
 
         async def store(self, *args: Any, **kwargs: Any) -> None:
             try:

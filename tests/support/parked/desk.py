@@ -123,14 +123,14 @@ class ParkedDesk(Desk):
     # ── of an operator ────────────────────────────────────────────────────────────────────────────
     async def listed(self, **params: Any) -> ParkedList:
         text = {name: str(value) for name, value in params.items()}
-        return await self.parking.listed(None, {"id": "1", "group": "audit", **text})
+        return await self.parking.list_keys(None, {"id": "1", "group": "audit", **text})
 
     async def offsets(self, **params: Any) -> ParkedOffsets:
         text = {name: str(value) for name, value in params.items()}
-        return await self.parking.offsets(None, {"id": "1", "group": "audit", **text})
+        return await self.parking.list_offsets(None, {"id": "1", "group": "audit", **text})
 
     async def asked(
         self, key_hex: str | None, skip: list[tuple[int, int, int]] | None = None
     ) -> ParkedList:
         asked = ChangeParkedKey(group="audit", key_hex=key_hex, skip=skip)
-        return await self.parking.changed(asked, {"id": "1"})
+        return await self.parking.change_key(asked, {"id": "1"})

@@ -24,12 +24,12 @@ from sim.machines.store import Desk, batch, open_store
 def test_job_reads_at_full_size_when_no_client_is_live():
     """Before the first live request, and again when the last one is old."""
     budget = BackgroundBudget()
-    assert (budget.wait_ms(0), budget.take(2 << 20, 0)) == (0, 2 << 20)
-    budget.live_at_ms = 1_000
-    assert budget.take(2 << 20, 1_000) == LIVE_ANSWER_BYTES
+    assert (budget.wait_ms(0), budget.reserve(2 << 20, 0)) == (0, 2 << 20)
+    budget.last_live_at_ms = 1_000
+    assert budget.reserve(2 << 20, 1_000) == LIVE_ANSWER_BYTES
     assert budget.wait_ms(1_000) > 0
     later = 1_000 + LIVE_MS + 1
-    assert (budget.wait_ms(later), budget.take(2 << 20, later)) == (0, 2 << 20)
+    assert (budget.wait_ms(later), budget.reserve(2 << 20, later)) == (0, 2 << 20)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 4 << 20)), min_size=1))
@@ -38,13 +38,13 @@ def test_jobs_keep_to_the_budget_when_clients_are_live(reads):
     budget, now_ms, total = BackgroundBudget(), 0.0, 0
     for pause_ms, wanted in reads:
         now_ms += pause_ms
-        budget.live_at_ms = int(now_ms)
+        budget.last_live_at_ms = int(now_ms)
         while wait_ms := budget.wait_ms(int(now_ms)):
             assert wait_ms <= WAIT_MS_MAX
             now_ms += wait_ms
-            budget.live_at_ms = int(now_ms)
+            budget.last_live_at_ms = int(now_ms)
         assert total <= (now_ms + 1) / 1_000 * LIVE_BYTES_PER_SECOND + LIVE_ANSWER_BYTES
-        total += budget.take(wanted, int(now_ms))
+        total += budget.reserve(wanted, int(now_ms))
 
 
 @pytest.fixture

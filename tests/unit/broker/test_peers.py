@@ -65,9 +65,9 @@ async def test_first_messages_of_a_subject_share_one_creation_call():
 async def test_older_route_does_not_replace_a_newer_one_when_it_is_answered_later():
     network = AskedNetwork()
     peers = peers_on(network)
-    slow = asyncio.create_task(peers.new_route("s"))
+    slow = asyncio.create_task(peers.fetch_route("s"))
     late = await network.next_call("GET route")
-    quick = asyncio.create_task(peers.newest_route("s"))
+    quick = asyncio.create_task(peers.fetch_or_create_route("s"))
     (await network.next_call("GET route")).set_result(route(5))
     assert await quick == route(5)
     late.set_result(route(4))
@@ -79,15 +79,15 @@ async def test_route_of_an_earlier_subject_does_not_replace_that_of_the_later_on
     """Versions of two subjects say nothing: what was asked later counts."""
     network = AskedNetwork()
     peers = peers_on(network)
-    slow = asyncio.create_task(peers.new_route("s"))
+    slow = asyncio.create_task(peers.fetch_route("s"))
     late = await network.next_call("GET route")
-    quick = asyncio.create_task(peers.newest_route("s"))
+    quick = asyncio.create_task(peers.fetch_or_create_route("s"))
     (await network.next_call("GET route")).set_result(route(1, subject_id=2))
     await quick
     late.set_result(route(9, subject_id=1))
     assert (await slow).subject_id == 1
     assert await peers.route("s") == route(1, subject_id=2)
-    again = asyncio.create_task(peers.new_route("s"))
+    again = asyncio.create_task(peers.fetch_route("s"))
     (await network.next_call("GET route")).set_result(route(1, subject_id=3))
     assert (await again).subject_id == 3
     assert await peers.route("s") == route(1, subject_id=3)

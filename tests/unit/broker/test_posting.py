@@ -84,10 +84,10 @@ class ScriptedPeers:
     async def route_to_send(self, _subject: str) -> Route:
         return self._routes[0]
 
-    async def route_of(self, _subject: str, _subject_id: int) -> Route:
+    async def route_by_id(self, _subject: str, _subject_id: int) -> Route:
         return self._routes[0]
 
-    async def new_route(
+    async def fetch_route(
         self, subject: str, *, known_version: int = -1, wait_ms: int = 0, subject_id: int = 0
     ) -> Route:
         if subject_id in self.deleted:
@@ -99,7 +99,7 @@ class ScriptedPeers:
             self._clock.advance(wait_ms)
         return self._routes[0]
 
-    def is_here(self, partition: Partition) -> bool:
+    def is_local(self, partition: Partition) -> bool:
         return partition.broker_group == "g1"
 
     async def call(self, partition: Partition, request: Append, payload: bytes) -> Any:
@@ -338,7 +338,7 @@ async def test_due_message_is_stored_in_its_own_subject_only(clock):
     peers.deleted.clear()
     await store()
     assert peers.calls == [(1, 1), (1, 1)]
-    assert await posting.place("s", 7) in range(1024)
+    assert await posting.choose_logical_partition("s", 7) in range(1024)
 
 
 async def test_due_message_waits_for_no_sealed_partition_when_no_earlier_try_may_have_stored_it(

@@ -77,7 +77,7 @@ class StoredPeers:
     async def route(self, _subject: str) -> Route:
         return self._routes[0]
 
-    async def new_route(self, _subject: str) -> Route:
+    async def fetch_route(self, _subject: str) -> Route:
         if len(self._routes) > 1:
             self._routes.pop(0)
         return self._routes[0]

@@ -38,7 +38,7 @@ ID = bytes(range(16))
 
 class TrustedFolder:
     set_aside = ""
-    asked = accepted = True
+    has_reported = accepted = True
 
 
 def limited(message_bytes_max: int) -> Route:
@@ -63,18 +63,18 @@ class KnownSubjects:
     async def route_to_send(self, _subject: str) -> Route:
         return self.known
 
-    async def newest_route(self, subject: str) -> Route:
+    async def fetch_or_create_route(self, subject: str) -> Route:
         if subject == "unknown":
             raise SubjectUnknownError(subject=subject)
         if self.silent:
             raise NotSentError("no metaserver answers")
         return self.newest
 
-    async def new_route(self, subject: str, *, subject_id: int) -> Route:
+    async def fetch_route(self, subject: str, *, subject_id: int) -> Route:
         self.asked.append((subject, subject_id))
         if subject_id in self.deleted:
             raise SubjectDeletedError(subject=subject)
-        return await self.newest_route(subject)
+        return await self.fetch_or_create_route(subject)
 
 
 class BelievedCalendar:

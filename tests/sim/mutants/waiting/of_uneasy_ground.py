@@ -60,10 +60,10 @@ def no_message_is_suspected(patches: Patches) -> None:
 def a_restart_of_the_owner_clears_suspects(patches: Patches) -> None:
     """Each new owner counts as one behind a release."""
 
-    def next_owner(self: Any, *, released: bool) -> bool:
+    def on_new_owner(self: Any, *, released: bool) -> bool:
         return bool(real(self, released=True))
 
-    real = patches.set(Suspects, "next_owner", next_owner)
+    real = patches.set(Suspects, "on_new_owner", on_new_owner)
 
 
 def suspects_are_handed_out_together(patches: Patches) -> None:

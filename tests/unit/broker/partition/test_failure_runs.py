@@ -208,12 +208,12 @@ def test_texts_of_the_oldest_failures_are_dropped_when_too_many_differ(
 def test_faults_that_nothing_is_said_of_are_forgotten(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(failure_runs, "FAULT_CHARS_MAX", 399)
     faults = Faults()
-    numbers = [faults.number(Fault("E", f"{place:099d}", "", 1)) for place in range(4)]
+    numbers = [faults.intern(Fault("E", f"{place:099d}", "", 1)) for place in range(4)]
     assert faults.too_many
-    assert faults.keep({numbers[3]}) == {}
+    assert faults.prune({numbers[3]}) == {}
     assert faults.get(numbers[0]) is None
     assert faults.get(numbers[3]) is not None
-    assert faults.number(Fault("E", "new", "", 1)) > numbers[3]
+    assert faults.intern(Fault("E", "new", "", 1)) > numbers[3]
 
 
 def test_key_says_nothing_of_a_late_message_between_others():

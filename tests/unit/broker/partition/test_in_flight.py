@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.broker.partition import in_flight
-from keylane.broker.partition.in_flight import NEVER_MS, HandedOut, InFlight
+from keylane.broker.partition.in_flight import NEVER_MS, InFlight, InFlightRange
 from keylane.protocol.limits import IN_FLIGHT_PER_SESSION_MAX
 from keylane.protocol.offsets import AckedOffsets
 
@@ -52,9 +52,9 @@ def test_silent_session_delays_only_what_it_has():
     messages, acked = InFlight(1), AckedOffsets()
     hand_out(messages, acked, A, in_flight_ms=1_000)
     assert hand_out(messages, acked, B, now_ms=999) == [(10, 20)]
-    messages.acked([(10, 20)])
+    messages.remove([(10, 20)])
     acked.add(10, 20)
-    assert messages.due_ms == 1_000
+    assert messages.next_deadline_ms == 1_000
     assert hand_out(messages, acked, B, now_ms=1_000) == [(0, 10)]
 
 
@@ -62,10 +62,10 @@ def test_acked_parts_of_an_expired_range_are_not_handed_out_again():
     """Only the rest of a range is handed out again."""
     messages, acked = InFlight(1), AckedOffsets()
     hand_out(messages, acked, A)
-    messages.acked([(2, 4), (6, 10)])
+    messages.remove([(2, 4), (6, 10)])
     acked.add(2, 4)
     acked.add(6, 10)
-    assert messages.handed_out == [HandedOut(0, 2, A, 1_000), HandedOut(4, 6, A, 1_000)]
+    assert messages.ranges == [InFlightRange(0, 2, A, 1_000), InFlightRange(4, 6, A, 1_000)]
     assert hand_out(messages, acked, B, now_ms=1_000) == [(0, 2), (4, 6), (10, 16)]
 
 
@@ -76,9 +76,9 @@ def test_given_back_is_free_at_once():
     messages, acked = InFlight(1), AckedOffsets()
     hand_out(messages, acked, A)
     hand_out(messages, acked, B)
-    assert messages.give_back(A)
-    assert not messages.give_back(A)
-    assert messages.handed_out == [HandedOut(10, 20, B, 1_000)]
+    assert messages.release_session(A)
+    assert not messages.release_session(A)
+    assert messages.ranges == [InFlightRange(10, 20, B, 1_000)]
     assert hand_out(messages, acked, B) == [(0, 10)]
 
 
@@ -102,8 +102,8 @@ def test_there_is_no_deadline_when_no_message_is_in_flight():
     """A pull then waits for new messages only."""
     messages, acked = InFlight(1), AckedOffsets()
     hand_out(messages, acked)
-    messages.acked([(0, 10)])
-    assert messages.due_ms == NEVER_MS
+    messages.remove([(0, 10)])
+    assert messages.next_deadline_ms == NEVER_MS
 
 
 def test_session_has_a_limit():
@@ -122,7 +122,7 @@ def test_with_too_many_acked_ranges_only_the_lowest_gap_is_handed_out(monkeypatc
     messages, acked = InFlight(1), AckedOffsets(0, [(2, 3), (4, 5), (6, 7)])
     assert hand_out(messages, acked) == [(0, 2)]
     assert hand_out(messages, acked, B) == []
-    messages.acked([(0, 2)])
+    messages.remove([(0, 2)])
     acked.add(0, 2)
     assert hand_out(messages, acked, B) == [(3, 4), (5, 6), (7, 15)]
 
@@ -158,34 +158,34 @@ def test_held_messages_that_were_freed_are_in_flight_again():
     stays so.
     """
     messages, acked = InFlight(1), AckedOffsets()
-    messages.enter(A, ttl_ms=5_000, now_ms=0)
+    messages.add_session(A, ttl_ms=5_000, now_ms=0)
     assert hand_out(messages, acked, B, count_max=2) == [(0, 2)]
     acked.add(3, 4)
     messages.hold(acked, A, [(1, 5)], now_ms=0, in_flight_ms=1_000)
-    flying = [(each.start, each.end, each.session) for each in messages.handed_out]
+    flying = [(each.start, each.end, each.session) for each in messages.ranges]
     assert flying == [(0, 2, B), (2, 3, A), (4, 5, A)]
 
 
 def test_session_that_has_left_holds_nothing():
     messages, acked = InFlight(1), AckedOffsets()
     hand_out(messages, acked)
-    messages.give_back(A)
+    messages.release_session(A)
     messages.hold(acked, A, [(0, 2)], now_ms=0, in_flight_ms=1_000)
-    assert messages.handed_out == []
+    assert messages.ranges == []
 
 
 def test_silent_session_has_nothing_after_its_ttl():
     """All that it has is free then, however long it may be in flight; what others have is not."""
     messages, acked = InFlight(1), AckedOffsets()
-    messages.enter(A, ttl_ms=300, now_ms=0)
-    messages.enter(B, ttl_ms=5_000, now_ms=0)
+    messages.add_session(A, ttl_ms=300, now_ms=0)
+    messages.add_session(B, ttl_ms=5_000, now_ms=0)
     assert hand_out(messages, acked, A, in_flight_ms=60_000) == [(0, 10)]
     assert hand_out(messages, acked, B, in_flight_ms=60_000) == [(10, 20)]
-    assert messages.due_ms == 300
+    assert messages.next_deadline_ms == 300
     assert hand_out(messages, acked, B, now_ms=299, in_flight_ms=60_000) == [(20, 30)]
     assert hand_out(messages, acked, B, now_ms=300, in_flight_ms=60_000) == [(0, 10)]
     assert messages.count(A) == 0
-    assert messages.due_ms == 5_000
+    assert messages.next_deadline_ms == 5_000
 
 
 def test_session_that_is_heard_keeps_what_it_has():
@@ -193,7 +193,7 @@ def test_session_that_is_heard_keeps_what_it_has():
     same.
     """
     messages, acked = InFlight(1), AckedOffsets()
-    messages.enter(A, ttl_ms=300, now_ms=0)
+    messages.add_session(A, ttl_ms=300, now_ms=0)
     assert hand_out(messages, acked, A, in_flight_ms=1_000) == [(0, 10)]
     for now_ms in range(100, 900, 200):
         messages.hear(A, ttl_ms=1, now_ms=now_ms)
@@ -214,27 +214,27 @@ def test_silent_sessions_are_forgotten(monkeypatch):
     """However many come and go without a word, those known are bounded, and none keeps messages for
     ever.
     """
-    monkeypatch.setattr(in_flight, "SILENT_MAX", 10)
+    monkeypatch.setattr(in_flight, "SESSIONS_MAX", 10)
     messages, acked = InFlight(1), AckedOffsets()
     for number in range(100):
         session = f"session-{number}"
-        messages.enter(session, ttl_ms=5, now_ms=number)
+        messages.add_session(session, ttl_ms=5, now_ms=number)
         hand_out(messages, acked, session, count_max=1, now_ms=number, in_flight_ms=60_000)
-        assert len(messages._heard) <= 11
-    assert len(messages.handed_out) <= 6
-    assert messages.empty(now_ms=1_000)
+        assert len(messages._sessions) <= 11
+    assert len(messages.ranges) <= 6
+    assert messages.is_empty(now_ms=1_000)
 
 
 def test_session_redrives_alone_until_it_leaves_or_is_silent():
     messages = InFlight(1)
     for session in (A, B):
-        messages.enter(session, ttl_ms=100, now_ms=0)
-    assert messages.redrives(A, 0)
-    assert not messages.redrives(B, 0)
+        messages.add_session(session, ttl_ms=100, now_ms=0)
+    assert messages.is_redriver(A, 0)
+    assert not messages.is_redriver(B, 0)
     messages.hear(B, ttl_ms=100, now_ms=90)
-    assert not messages.redrives(B, 99)
-    assert messages.redrives(B, 100), "the other was silent for its ttl"
-    assert not messages.redrives(A, 100)
-    messages.give_back(B)
+    assert not messages.is_redriver(B, 99)
+    assert messages.is_redriver(B, 100), "the other was silent for its ttl"
+    assert not messages.is_redriver(A, 100)
+    messages.release_session(B)
     messages.hear(A, ttl_ms=100, now_ms=110)
-    assert messages.redrives(A, 110)
+    assert messages.is_redriver(A, 110)

@@ -60,7 +60,7 @@ async def test_key_is_refused_with_other_messages(desk, disk, changes):
             await server.append(keyed(**changes))
         assert (raised.value.partition_id, raised.value.base_offset) == (1, 2)
         assert (await server.append(keyed())).duplicate, "the first request is still known"
-        assert server.store.state.partition(1).quiet(0)
+        assert server.store.state.partition(1).is_quiet(0)
 
 
 @pytest.mark.parametrize("sealed", [False, True])

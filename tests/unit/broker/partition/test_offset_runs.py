@@ -60,8 +60,8 @@ def test_offsets_below_the_head_can_be_added_again():
 def test_some_runs_are_given_from_a_place_on():
     runs = OffsetRuns([(0, 1), (2, 3), (4, 5), (6, 7)])
     runs.remove(0, 1)
-    assert list(runs.some(1, 1)) == [(4, 5)]
-    assert list(runs.some(0, 1 << 62)) == [(2, 3), (4, 5), (6, 7)]
+    assert list(runs.page(1, 1)) == [(4, 5)]
+    assert list(runs.page(0, 1 << 62)) == [(2, 3), (4, 5), (6, 7)]
     assert runs.within(0, 5) == [(2, 3), (4, 5)]
     assert runs.within(5, 6) == []
 
@@ -69,11 +69,11 @@ def test_some_runs_are_given_from_a_place_on():
 def test_packed_runs_read_back():
     runs = OffsetRuns([(0, 1), (2, 3), (9, 2**62)])
     runs.remove(0, 1)
-    again = OffsetRuns.of_packed(*runs.packed())
+    again = OffsetRuns.from_packed(*runs.packed())
     assert (list(again), again.messages) == (list(runs), runs.messages)
 
 
 @pytest.mark.parametrize("packed", [(b"1234567", b"1234567"), (bytes(8), bytes(16))])
 def test_bytes_that_are_no_runs_are_refused(packed: tuple[bytes, bytes]):
     with pytest.raises(ValueError, match="bytes"):
-        OffsetRuns.of_packed(*packed)
+        OffsetRuns.from_packed(*packed)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.broker.partition import park_checks
-from keylane.broker.partition.park_checks import dead_of, park_changes
+from keylane.broker.partition.park_checks import count_dead, park_changes
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.errors import (
     InvalidRequestError,
@@ -289,7 +289,7 @@ def test_parked_key_is_buried_whole_when_its_tail_finds_no_room(monkeypatch: pyt
     desk = CheckedDesk()
     desk.ask(ParkOrDeadLetter(b"a", ((0, 2),), FAILURE), ParkOrDeadLetter(b"b", ((2, 4),), FAILURE))
     assert desk.ask(ParkOrDeadLetter(b"a", ((4, 5),))) == [DeadLetterKey(b"a", ((4, 5),))]
-    assert dead_of(desk.parked) == (1, 3)
+    assert count_dead(desk.parked) == (1, 3)
     assert desk.ask(ParkOrDeadLetter(b"b", ((5, 7),))) == [Park(b"b", ((5, 7),))]
     full(desk, Reason.PARK_FULL, ParkOrDeadLetter(b"a", ((7, 9),)))
     full(desk, Reason.PARK_FULL, ParkOrDeadLetter(b"b", ((7, 9),)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.partition.park_views import key_of, listed_keys, operators_change
+from keylane.broker.partition.park_views import changes_for_operator, decode_key, list_keys_page
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.parked import (
@@ -30,7 +30,7 @@ def parked_of(*changes: object) -> Parked:
 
 def test_key_without_messages_is_listed():
     parked = parked_of(Park(b"k", ((0, 1),), FAILURE), Unpark(b"k", 7, ((0, 1),)))
-    (view,) = listed_keys(parked, "g", 0, 10).keys
+    (view,) = list_keys_page(parked, "g", 0, 10).keys
     assert (view.messages, view.first_source, view.first_offset) == (0, 7, -1)
 
 
@@ -42,22 +42,22 @@ def test_messages_that_wait_for_retry_are_listed_on_request():
         Shift(1, -2, 7, ((5, 6),)),
     )
     parked.note_next_tries([(3, 7, 2, 80), (3, 7, 1, 90)])
-    assert [view.key_hex for view in listed_keys(parked, "g", 0, 10).keys] == ["6b"]
-    views = listed_keys(parked, "g", 1, 10, retrying=True).keys
+    assert [view.key_hex for view in list_keys_page(parked, "g", 0, 10).keys] == ["6b"]
+    views = list_keys_page(parked, "g", 1, 10, retrying=True).keys
     assert [(view.key_hex, view.tries, view.messages, view.next_ms) for view in views] == [
         (None, 3, 2, 80),
         (None, 1, 1, None),
     ]
     assert [view.state for view in views] == [ParkState.PARKED, ParkState.REDRIVING]
-    first = listed_keys(parked, "g", 0, 1, retrying=True)
+    first = list_keys_page(parked, "g", 0, 1, retrying=True)
     assert (len(first.keys), first.more) == (1, True)
 
 
 @pytest.mark.parametrize(("hexed", "key"), [("4e31", b"N1"), ("", b""), (None, None)])
 def test_key_is_read_from_hexadecimal(hexed: str | None, key: bytes | None):
-    assert operators_change(ChangeParkedKey(group="g", key_hex=hexed)) == [Redrive(key)]
+    assert changes_for_operator(ChangeParkedKey(group="g", key_hex=hexed)) == [Redrive(key)]
     asked = ChangeParkedKey(group="g", key_hex=hexed, skip=[(3, 0, 1), (7, 4, 6)])
-    assert operators_change(asked) == [Unpark(key, 3, ((0, 1),)), Unpark(key, 7, ((4, 6),))]
+    assert changes_for_operator(asked) == [Unpark(key, 3, ((0, 1),)), Unpark(key, 7, ((4, 6),))]
 
 
 @pytest.mark.parametrize(
@@ -71,5 +71,5 @@ def test_key_is_read_from_hexadecimal(hexed: str | None, key: bytes | None):
 )
 def test_change_of_an_operator_is_refused_when_it_is_impossible(asked: ChangeParkedKey):
     with pytest.raises(InvalidRequestError):
-        operators_change(asked)
-    assert key_of("4e") == b"N"
+        changes_for_operator(asked)
+    assert decode_key("4e") == b"N"

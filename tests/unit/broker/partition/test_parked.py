@@ -10,11 +10,11 @@ import sys
 import msgspec
 import pytest
 
-from keylane.broker.partition.park_checks import dead_of
+from keylane.broker.partition.park_checks import count_dead
 from keylane.broker.partition.park_views import (
     adopted_page,
     changes_of,
-    listed_keys,
+    list_keys_page,
     parked_keys,
     parked_offsets,
 )
@@ -71,7 +71,7 @@ def test_key_is_parked_until_it_is_freed():
     parked.apply(Unpark(b"k", 7, ((2, 3), (5, 6))), at_ms=9)
     assert (parked.messages, len(parked)) == (0, 1)
     parked.apply(Free(b"k"), at_ms=9)
-    assert (len(parked), bool(parked), parked.seen_version) == (0, False, 0)
+    assert (len(parked), bool(parked), parked.owner_version) == (0, False, 0)
 
 
 def test_key_that_fails_again_is_parked_again():
@@ -169,10 +169,10 @@ def test_pages_keep_their_length():
         pages.append(page)
     assert sum(len(page) for page in pages) == 1500
     assert all(len(msgspec.msgpack.encode(page)) < PARKED_PAGE_BYTES + 8_192 for page in pages)
-    listed = listed_keys(parked, "g", 0, 1_000)
+    listed = list_keys_page(parked, "g", 0, 1_000)
     assert listed.more
     assert len(msgspec.json.encode(listed)) < PARKED_PAGE_BYTES + 16_384
-    assert listed_keys(parked, "g", 1499, 1_000).more is False
+    assert list_keys_page(parked, "g", 1499, 1_000).more is False
     key_rows = parked_keys(parked, 0)
     assert len(msgspec.msgpack.encode(key_rows)) < PARKED_PAGE_BYTES + 8_192
     assert parked_keys(parked, len(key_rows))[0].key[:4] == b"%04d" % len(key_rows)
@@ -194,10 +194,10 @@ def test_buried_key_is_dead_with_all_its_messages():
     key = before.get(b"k")
     assert (key.state, key.failure, key.since_ms) == (ParkState.DEAD, FAILURE, 1)
     assert list(key.rows()) == [(7, 0, 2), (7, 3, 4)]
-    assert dead_of(before) == (1, 4)
+    assert count_dead(before) == (1, 4)
     assert Parked.of_image(7, before.image()).get(b"k").state is ParkState.DEAD
     undo()
-    assert (before.image(), dead_of(before)) == (image, (0, 1))
+    assert (before.image(), count_dead(before)) == (image, (0, 1))
 
 
 def test_next_tries_are_known_until_the_message_leaves():
@@ -242,7 +242,7 @@ import resource
 from array import array
 import msgspec
 from keylane.broker.partition.park_views import changes_of
-from keylane.broker.partition.park_checks import dead_of
+from keylane.broker.partition.park_checks import count_dead
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.parked import Failure, Park
 

@@ -80,7 +80,7 @@ async def test_epoch_that_is_shared_stores_nothing_more():
             await desk.append(data)
     with pytest.raises(SequenceGapError):
         await desk.append(mine(3))
-    assert not desk.store.state.partition(1).quiet(0)
+    assert not desk.store.state.partition(1).is_quiet(0)
     for number in range(3):
         assert not (await desk.append(mine(number, epoch=1))).duplicate
     assert desk.store.state.partition(1).next_offset == 10
@@ -96,5 +96,5 @@ async def test_producer_that_is_forgotten_is_no_longer_shared(monkeypatch):
         await desk.append(batch(producer_id=producer_id))
     partition = desk.store.state.partition(1)
     assert not partition.clashed
-    assert partition.quiet(0)
+    assert partition.is_quiet(0)
     await desk.append(others(0))

@@ -13,7 +13,7 @@ def ended(*pulled_to: int) -> Suspects:
     suspects = Suspects()
     for upto in pulled_to:
         suspects.pulled(upto)
-        assert not suspects.next_owner(released=False)
+        assert not suspects.on_new_owner(released=False)
     return suspects
 
 
@@ -26,7 +26,7 @@ def test_pulled_messages_are_suspects_when_two_owners_ended_without_a_release():
     suspects.pulled(30)
     suspects.pulled(10)
     assert suspects.upto == 0, "while it lives"
-    suspects.next_owner(released=False)
+    suspects.on_new_owner(released=False)
     assert suspects.upto == 20
 
 
@@ -35,7 +35,7 @@ def test_suspects_are_what_both_owners_had():
     suspects = ended(20, 5)
     assert suspects.upto == 5
     suspects.pulled(30)
-    suspects.next_owner(released=False)
+    suspects.on_new_owner(released=False)
     assert suspects.upto == 20
 
 
@@ -48,13 +48,13 @@ def test_end_without_a_release_is_known_where_nothing_was_pulled():
     of it.
     """
     suspects = Suspects()
-    assert not suspects.next_owner(released=False)
+    assert not suspects.on_new_owner(released=False)
     assert not suspects.unreleased, "of its first owner in this broker's life nothing is known"
-    suspects.next_owner(released=False)
+    suspects.on_new_owner(released=False)
     assert (suspects.unreleased, suspects.upto) == (True, 0)
-    suspects.next_owner(released=True)
+    suspects.on_new_owner(released=True)
     assert not suspects.unreleased
-    suspects.next_owner(released=False)
+    suspects.on_new_owner(released=False)
     assert suspects.unreleased
 
 
@@ -63,10 +63,10 @@ def test_release_ends_every_suspicion(begun: list[tuple[int, int]]):
     """Also that of the owners before."""
     suspects = ended(20, 20)
     suspects.begun = dict(begun)
-    assert suspects.next_owner(released=True) is bool(begun)
-    assert (suspects.upto, suspects.left(AckedOffsets())) == (0, [])
+    assert suspects.on_new_owner(released=True) is bool(begun)
+    assert (suspects.upto, suspects.unacked(AckedOffsets())) == (0, [])
     suspects.pulled(20)
-    suspects.next_owner(released=False)
+    suspects.on_new_owner(released=False)
     assert suspects.upto == 0, "the next end is a first one"
 
 
@@ -74,9 +74,9 @@ def test_begun_message_is_no_suspect_when_it_is_acked_or_has_failed():
     suspects = Suspects()
     acked = AckedOffsets(0, [(4, 5)])
     suspects.begin([(3, 1), (4, 1), (7, 2)], acked)
-    assert suspects.left(acked) == [(3, 1), (7, 2)]
-    suspects.failed([3, 99])
-    assert suspects.left(acked) == [(7, 2)]
+    assert suspects.unacked(acked) == [(3, 1), (7, 2)]
+    suspects.remove_failed([3, 99])
+    assert suspects.unacked(acked) == [(7, 2)]
 
 
 def test_lowest_begun_messages_are_kept():
@@ -87,9 +87,9 @@ def test_lowest_begun_messages_are_kept():
 
 def test_ends_of_sessions_are_counted_up_to_a_limit():
     suspects, acked = Suspects(), AckedOffsets(3)
-    assert not suspects.session_ended([], acked)
-    assert suspects.session_ended([(2, 5), (7, 8)], acked)
-    assert (suspects.begun, suspects.alone) == ({3: 1, 4: 1, 7: 1}, [])
-    suspects.session_ended([(4, 5 + BEGUN_MAX)], acked)
-    assert suspects.alone == [4, 7]
+    assert not suspects.on_session_expired([], acked)
+    assert suspects.on_session_expired([(2, 5), (7, 8)], acked)
+    assert (suspects.begun, suspects.isolated) == ({3: 1, 4: 1, 7: 1}, [])
+    suspects.on_session_expired([(4, 5 + BEGUN_MAX)], acked)
+    assert suspects.isolated == [4, 7]
     assert len(suspects.begun) == BEGUN_MAX

@@ -26,7 +26,7 @@ class CountedBeginning(str):
 
 def test_bytes_of_patterns_are_the_sums_of_their_subjects_when_messages_come_and_go(monkeypatch):
     """Also when there are more patterns than are counted."""
-    monkeypatch.setattr(name_bytes, "BEGINNINGS_MAX", 3)
+    monkeypatch.setattr(name_bytes, "PREFIXES_MAX", 3)
     random, names, kept = Random(3), NameBytes(), Counter[str]()
     for _ in range(2_000):
         subject = random.choice(("a", "ab", "abc", "a.b", "a.c", "b", "c"))

@@ -51,7 +51,7 @@ async def test_messages_over_the_limits_are_refused_all_of_them():
     assert scheduler.view()["count"] == 0
     await scheduler.schedule([message(b"%d" % each) for each in range(2)])
     await scheduler.schedule([message(b"other", subject="other")])
-    with raises(Reason.SCHEDULE_FULL, match="keeps 3 scheduled messages"):
+    with raises(Reason.SCHEDULE_FULL, match="stores 3 scheduled messages"):
         await scheduler.schedule([message(b"more", subject="third")])
     scheduler = open_scheduler(SimDisk(), bytes_max=1_000)
     with raises(Reason.SCHEDULE_FULL, match="bytes"):
@@ -76,7 +76,7 @@ async def test_subjects_of_a_pattern_have_room_together_when_it_has_a_limit():
 
     scheduler = open_scheduler(disk)
     scheduler.limits = lambda: {"t.*": 4 * size}
-    with raises(Reason.SCHEDULE_FULL, match=r"of 't\.\*', and takes"):
+    with raises(Reason.SCHEDULE_FULL, match=r"of 't\.\*'; the limit"):
         await scheduler.schedule([message(b"b", subject="t.9")])
     assert await scheduler.schedule([message(b"0", subject="t.0")]) == [True]
     await scheduler.cancel(message(b"0").scheduled_id)

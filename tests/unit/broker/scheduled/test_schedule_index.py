@@ -70,7 +70,7 @@ def soonest(
 
 def cancel(schedule_index: ScheduleIndex, name: str) -> None:
     assert schedule_index.cancel(number(name)) is None
-    schedule_index.canceled(number(name), PLACE.segment)
+    schedule_index.on_canceled(number(name), PLACE.segment)
 
 
 def taken(schedule_index: ScheduleIndex, now_ms: int, boot_ms: int = 0) -> list[list[str]]:
@@ -136,7 +136,7 @@ def test_cancel_of_a_taken_message_has_no_outcome_until_it_is_given_back():
     assert schedule_index.is_taken(number("a"))
     with raises(Reason.SCHEDULED_TAKEN):
         schedule_index.cancel(number("a"))
-    schedule_index.give_back([number("a")], again_ms=50)
+    schedule_index.requeue([number("a")], retry_at_ms=50)
     schedule_index.free("s")
     assert (schedule_index.next_due_ms, schedule_index.next_try_ms) == (None, 50)
     assert taken(schedule_index, 10, boot_ms=49) == []
@@ -159,19 +159,19 @@ def test_cancel_that_was_not_written_is_undone():
     schedule_index = schedule_index_of(waits("a", 10))
     assert schedule_index.cancel(number("a")) is None
     assert taken(schedule_index, 10) == []
-    schedule_index.give_back([number("a")])
+    schedule_index.requeue([number("a")])
     assert taken(schedule_index, 10) == [["a"]]
 
 
 def test_dropped_message_is_settled_and_the_others_of_its_delivery_wait():
     schedule_index = schedule_index_of(waits("a", 10), waits("b", 10))
     taken(schedule_index, 10)
-    schedule_index.begin(Taken("d", "s", 0, (number("a"), number("b"))), 1)
-    schedule_index.give_back([number("b")])
-    schedule_index.drop([number("a")])
+    schedule_index.begin_delivery(Taken("d", "s", 0, (number("a"), number("b"))), 1)
+    schedule_index.requeue([number("b")])
+    schedule_index.begin_drop([number("a")])
     assert schedule_index.is_settling(PLACE.segment)
-    assert not schedule_index.needed([waits("a", 10)], PLACE.segment)
-    schedule_index.dropped([number("a")], PLACE.segment)
+    assert not schedule_index.select_needed([waits("a", 10)], PLACE.segment)
+    schedule_index.on_dropped([number("a")], PLACE.segment)
     assert not schedule_index.is_settling(PLACE.segment)
     assert schedule_index.cancel(number("a")) is CancelOutcome.DROPPED
     schedule_index.free("s")
@@ -181,8 +181,8 @@ def test_dropped_message_is_settled_and_the_others_of_its_delivery_wait():
 def test_drop_that_was_not_written_is_undone():
     schedule_index = schedule_index_of(waits("a", 10))
     taken(schedule_index, 10)
-    schedule_index.drop([number("a")])
-    schedule_index.give_back([number("a")], again_ms=20)
+    schedule_index.begin_drop([number("a")])
+    schedule_index.requeue([number("a")], retry_at_ms=20)
     schedule_index.free("s")
     assert taken(schedule_index, 10, boot_ms=20) == [["a"]]
 
@@ -210,7 +210,7 @@ def test_soonest_messages_are_looked_for_in_portions(monkeypatch):
     """The first ones of all portions, in the order of their times; one that is settled meanwhile is
     left out.
     """
-    monkeypatch.setattr(schedule_index_module, "LOOK_COUNT", 7)
+    monkeypatch.setattr(schedule_index_module, "SEARCH_COUNT", 7)
     times = random.Random(5).choices(range(40), k=60)
     schedule_index = schedule_index_of(
         *(waits(f"{each}", at_ms) for each, at_ms in enumerate(times))
@@ -226,7 +226,7 @@ def test_soonest_messages_are_looked_for_in_portions(monkeypatch):
         next(look)
     first = soonest(schedule_index, 1)[1][0]
     schedule_index.cancel(first.scheduled_id)
-    schedule_index.canceled(first.scheduled_id, 1)
+    schedule_index.on_canceled(first.scheduled_id, 1)
     count, entries = ended(look)
     assert (count, first in entries) == (59, False)
 
@@ -234,8 +234,8 @@ def test_soonest_messages_are_looked_for_in_portions(monkeypatch):
 def test_stored_delivery_settles_its_messages():
     schedule_index = schedule_index_of(waits("a", 10), waits("b", 10))
     taken(schedule_index, 10)
-    schedule_index.begin(Taken("d", "s", 0, (number("a"), number("b"))), 1)
-    schedule_index.end("d")
+    schedule_index.begin_delivery(Taken("d", "s", 0, (number("a"), number("b"))), 1)
+    schedule_index.end_delivery("d")
     assert not schedule_index.entries
     assert schedule_index.bytes == 0
     assert schedule_index.cancel(number("a")) is DELIVERED
@@ -260,7 +260,7 @@ def replayed(*records: object) -> ScheduleIndex:
     schedule_index = ScheduleIndex()
     for position, record in enumerate(records):
         schedule_index.replay(record, Place(1, position, 1))
-    schedule_index.finish()
+    schedule_index.finish_replay()
     return schedule_index
 
 
@@ -299,7 +299,7 @@ def test_replay_knows_records_that_were_written_again():
     schedule_index = replayed(TAKEN, B, A, A)
     assert list(schedule_index.deliveries) == ["d"]
     assert taken(schedule_index, 100) == []
-    schedule_index.end("d")
+    schedule_index.end_delivery("d")
     assert not schedule_index.entries
 
 
@@ -309,18 +309,18 @@ def test_segment_is_settling_until_the_records_that_settle_its_messages_are_dura
     assert not schedule_index.is_settling(1)
     schedule_index.cancel(number("b"))
     assert schedule_index.is_settling(1)
-    assert not schedule_index.needed([waits("b", 20)], 1)
-    schedule_index.give_back([number("b")])
+    assert not schedule_index.select_needed([waits("b", 20)], 1)
+    schedule_index.requeue([number("b")])
     assert not schedule_index.is_settling(1)
-    assert schedule_index.needed([waits("b", 20)], 1)
+    assert schedule_index.select_needed([waits("b", 20)], 1)
     taken(schedule_index, 10)
-    schedule_index.begin(Taken("d", "s", 0, (number("a"),)), 3)
-    schedule_index.end("d")
+    schedule_index.begin_delivery(Taken("d", "s", 0, (number("a"),)), 3)
+    schedule_index.end_delivery("d")
     assert schedule_index.is_settling(1)
     assert schedule_index.is_settling(3)
     assert not schedule_index.is_settling(2)
-    assert not schedule_index.needed([waits("a", 10)], 1)
-    schedule_index.ended(Delivered("d", (number("a"),)), 3)
+    assert not schedule_index.select_needed([waits("a", 10)], 1)
+    schedule_index.on_delivered(Delivered("d", (number("a"),)), 3)
     assert not schedule_index.is_settling(1)
 
 
@@ -334,12 +334,12 @@ def test_end_of_a_delivery_settles_its_messages_when_its_beginning_is_removed():
 def test_only_waiting_messages_and_open_deliveries_are_written_again():
     schedule_index = replayed(A, B, TAKEN, waits("c", 15), waits("d", 16), Canceled(number("d")))
     needed = [A, B, TAKEN, waits("c", 15)]
-    assert schedule_index.needed([*needed, waits("d", 16)], 1) == needed
-    assert schedule_index.needed(needed, 2) == []
-    schedule_index.move(needed, Place(2, 0, 1))
-    assert schedule_index.needed(needed, 2) == needed
+    assert schedule_index.select_needed([*needed, waits("d", 16)], 1) == needed
+    assert schedule_index.select_needed(needed, 2) == []
+    schedule_index.relocate(needed, Place(2, 0, 1))
+    assert schedule_index.select_needed(needed, 2) == needed
     cancel(schedule_index, "c")
-    schedule_index.move([waits("c", 15)], Place(3, 0, 1))
+    schedule_index.relocate([waits("c", 15)], Place(3, 0, 1))
     assert number("c") not in schedule_index.entries
 
 
@@ -356,12 +356,12 @@ def test_end_of_a_message_is_written_again_when_its_segment_is_removed(end):
     """A start that finds nothing else knows what became of the message."""
     records = [A, B, TAKEN, end] if not isinstance(end, Canceled) else [A, end]
     schedule_index = replayed(*records)
-    assert schedule_index.needed(records, 2) == []
-    again = schedule_index.needed(records, PLACE.segment)
+    assert schedule_index.select_needed(records, 2) == []
+    again = schedule_index.select_needed(records, PLACE.segment)
     assert len(again) == 1
-    schedule_index.move(again, Place(2, 0, 1))
-    assert schedule_index.needed([end], PLACE.segment) == []
-    assert schedule_index.needed(again, 2) == again
+    schedule_index.relocate(again, Place(2, 0, 1))
+    assert schedule_index.select_needed([end], PLACE.segment) == []
+    assert schedule_index.select_needed(again, 2) == again
     later = replayed(*again)
     assert later.knows(A.scheduled_id)
     assert later.cancel(A.scheduled_id) is schedule_index.cancel(A.scheduled_id)
@@ -370,17 +370,21 @@ def test_end_of_a_message_is_written_again_when_its_segment_is_removed(end):
 def test_ends_of_deliveries_are_one_record_when_they_are_written_again():
     first, second = Delivered("d", TAKEN.scheduled_ids), Delivered("e", (number("c"),))
     schedule_index = replayed(A, B, waits("c", 15), first, second)
-    again = schedule_index.needed([first, second, first], PLACE.segment)
+    again = schedule_index.select_needed([first, second, first], PLACE.segment)
     assert again == [Delivered("", (*TAKEN.scheduled_ids, number("c")))]
 
 
 def test_end_of_a_delivery_is_not_written_again_until_it_is_durable():
     schedule_index = replayed(A, B, TAKEN)
-    schedule_index.end("d")
+    schedule_index.end_delivery("d")
     delivered = Delivered("d", TAKEN.scheduled_ids)
-    assert schedule_index.needed([delivered], 1) == schedule_index.needed([delivered], 2) == []
-    schedule_index.ended(delivered, 2)
-    assert schedule_index.needed([delivered], 2) == [Delivered("", TAKEN.scheduled_ids)]
+    assert (
+        schedule_index.select_needed([delivered], 1)
+        == schedule_index.select_needed([delivered], 2)
+        == []
+    )
+    schedule_index.on_delivered(delivered, 2)
+    assert schedule_index.select_needed([delivered], 2) == [Delivered("", TAKEN.scheduled_ids)]
 
 
 def test_end_of_a_forgotten_message_is_not_written_again():
@@ -391,10 +395,10 @@ def test_end_of_a_forgotten_message_is_not_written_again():
     for each in range(SETTLED_MAX - 1):
         cancel(schedule_index, f"{each}")
     assert not schedule_index.knows(A.scheduled_id)
-    again = schedule_index.needed([delivered], PLACE.segment)
+    again = schedule_index.select_needed([delivered], PLACE.segment)
     assert again == [Delivered("", (B.scheduled_id,))]
     schedule_index.add(A, Place(2, 0, 1))
-    schedule_index.move(again, Place(3, 0, 1))
+    schedule_index.relocate(again, Place(3, 0, 1))
     assert list(schedule_index.entries) == [A.scheduled_id]
 
 
@@ -413,7 +417,7 @@ def test_canceled_messages_take_no_memory_until_their_times():
     for each in range(20 * SETTLED_MAX):
         schedule_index.add(waits(f"{each}", 1_000_000 + each), PLACE)
         cancel(schedule_index, f"{each}")
-    assert len(schedule_index._heap) < 2 * SETTLED_MAX
+    assert len(schedule_index._due_heap) < 2 * SETTLED_MAX
     assert schedule_index.next_due_ms == 2_000_000
     assert taken(schedule_index, 2_000_000) == [["kept"]]
 
@@ -438,7 +442,7 @@ def test_message_waits_for_its_time_when_the_calendar_is_set_back(tried):
     if tried:
         schedule_index.free("s")
         assert taken(schedule_index, 50) == [["a"]]
-        schedule_index.give_back([number("a")], again_ms=7)
+        schedule_index.requeue([number("a")], retry_at_ms=7)
     assert taken(schedule_index, 50, boot_ms=6) == []
     schedule_index.free("s")
     assert taken(schedule_index, 49, boot_ms=7) == []

@@ -264,7 +264,7 @@ async def test_failed_sync_ends_all_writes():
     with pytest.raises(FlushFailedError):
         await scheduler.schedule([message(b"b")])
     disk.fail = ""
-    with pytest.raises(BrokerReadOnlyError, match="not written"):
+    with pytest.raises(BrokerReadOnlyError, match="cannot be written"):
         await scheduler.schedule([message(b"c")])
     # A refusal would say that it is not kept, and it would be sent again under another id.
     assert await scheduler.schedule([message(b"a")]) == [True]

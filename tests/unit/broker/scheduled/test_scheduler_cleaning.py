@@ -56,13 +56,13 @@ async def test_segment_is_looked_at_in_short_steps_when_most_of_it_is_needed(mon
     of a second each.
     """
     steps: list[int] = []
-    needed = ScheduleIndex.needed
+    needed = ScheduleIndex.select_needed
 
     def counted(self, records, segment):
         steps.append(len(records))
         return needed(self, records, segment)
 
-    monkeypatch.setattr(ScheduleIndex, "needed", counted)
+    monkeypatch.setattr(ScheduleIndex, "select_needed", counted)
     disk, count = SimDisk(), 5 * COPIED_MAX
     scheduler = await with_two_segments(disk, count)
     await scheduler._remove_oldest()
@@ -85,7 +85,7 @@ async def test_segment_stays_until_a_cancel_of_its_message_has_ended():
     cleaning = asyncio.create_task(scheduler._remove_oldest())
     await asyncio.sleep(0.1)
     assert disk.size(segment_path(1)) is not None
-    scheduler._schedule_index.give_back([waiting(0).scheduled_id])
+    scheduler._schedule_index.requeue([waiting(0).scheduled_id])
     await cleaning
     await scheduler.close()
     assert disk.size(segment_path(1)) is None

@@ -104,9 +104,9 @@ async def test_partition_whose_groups_were_never_told_removes_nothing():
     await house.store.close()
     house.open()
     assert await house.cleaning.check() == 0
-    await house.control.groups(KnowGroups(groups=("late",)), {"id": "1"})
+    await house.control.register_groups(KnowGroups(groups=("late",)), {"id": "1"})
     assert await house.cleaning.check() == 0
-    await house.control.groups(KnowGroups(groups=("late",), complete=True), {"id": "1"})
+    await house.control.register_groups(KnowGroups(groups=("late",), complete=True), {"id": "1"})
     assert await house.cleaning.check() == 0, "the group has acked nothing"
     assert house.cleaning.untold == ()
     assert "has not acked" in house.cleaning.problem
@@ -143,7 +143,7 @@ async def test_partition_counts_as_told_when_that_is_on_the_disk():
     await house.fill(batches=3)
     house.gate.clear()
     telling = asyncio.create_task(
-        house.control.groups(KnowGroups(groups=("g",), complete=True), {"id": "1"})
+        house.control.register_groups(KnowGroups(groups=("g",), complete=True), {"id": "1"})
     )
     await asyncio.sleep(0.01)
     assert not telling.done()
@@ -153,7 +153,7 @@ async def test_partition_counts_as_told_when_that_is_on_the_disk():
     house.kill()
     assert not house.partition().groups_told
     assert house.partition().groups == {}
-    await house.control.groups(KnowGroups(groups=("g",), complete=True), {"id": "1"})
+    await house.control.register_groups(KnowGroups(groups=("g",), complete=True), {"id": "1"})
     house.kill()
     assert house.partition().groups_told
     assert [group.group for group in house.status().groups] == ["g"]

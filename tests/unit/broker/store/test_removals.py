@@ -12,7 +12,7 @@ import pytest
 
 from keylane.broker import metrics as series_of_metrics
 from keylane.broker.control import BrokerControl
-from keylane.broker.metrics import keep_series
+from keylane.broker.metrics import expire_series_loop
 from keylane.broker.partition import dropped
 from keylane.broker.partition.image import image_of, partition_of
 from keylane.broker.retention.loop import Cleaning
@@ -110,7 +110,7 @@ async def test_forgotten_group_is_gone_and_its_tokens_are_refused_when_the_broke
         with pytest.raises(TokenUnknownError):
             await shed.desk.ack(4, (7, 8))
         with pytest.raises(FencedError):
-            await shed.control.cursor(SetCursor(group=GROUP, token=5, cursor=0), {"id": "1"})
+            await shed.control.set_cursor(SetCursor(group=GROUP, token=5, cursor=0), {"id": "1"})
         shed.kill()
 
 
@@ -132,13 +132,13 @@ async def test_announcement_from_before_the_deletion_is_refused_when_it_comes_la
     await shed.forget(5)
     for late in (KnowGroups(groups=(GROUP,)), KnowGroups(groups=(GROUP,), tokens_above=4)):
         with pytest.raises(GroupDeletedError):
-            await shed.control.groups(late, {"id": "1"})
+            await shed.control.register_groups(late, {"id": "1"})
     told = facts(1)
     late_host = HostPartition(subject=told.subject, partition=told.partition, groups=(GROUP,))
     with pytest.raises(GroupDeletedError):
         await shed.control.host(late_host, {})
     assert shed.groups() == set()
-    await shed.control.groups(KnowGroups(groups=(GROUP,), tokens_above=5), {"id": "1"})
+    await shed.control.register_groups(KnowGroups(groups=(GROUP,), tokens_above=5), {"id": "1"})
     assert shed.groups() == {GROUP}
 
 
@@ -336,7 +336,7 @@ async def test_series_of_a_deleted_subject_end_when_it_is_gone_for_five_minutes(
 
     async def looked_at_after(milliseconds: int) -> set[str]:
         shed.clock.advance(milliseconds)
-        running = asyncio.create_task(keep_series(shed.store, shed.clock))
+        running = asyncio.create_task(expire_series_loop(shed.store, shed.clock))
         for _ in range(50):  # turns of its first check
             await asyncio.sleep(0)
         running.cancel()
@@ -354,11 +354,11 @@ async def test_series_end_when_retention_waits_or_fails(shed: Shed, monkeypatch)
     as one of retention.
     """
     await shed.fill(1)
-    monkeypatch.setattr(series_of_metrics, "free_series", failing := _Failing())
+    monkeypatch.setattr(series_of_metrics, "expire_series", failing := _Failing())
     cleaning = shed.cleaning()
     running = [
         asyncio.create_task(cleaning.run()),
-        asyncio.create_task(keep_series(shed.store, shed.clock)),
+        asyncio.create_task(expire_series_loop(shed.store, shed.clock)),
     ]
     for _ in range(50):
         await asyncio.sleep(0)

@@ -107,9 +107,9 @@ def test_record_that_does_not_fit_stops_its_partition(record):
     told.tell(record)
     told.replay.finish()
     with pytest.raises(CorruptLogError) as caught:
-        told.state.partition(1).check_whole()
+        told.state.partition(1).check_undamaged()
     assert caught.value.position == told.position - len(record)
-    told.state.partition(2).check_whole()
+    told.state.partition(2).check_undamaged()
     assert told.state.problems
 
 
@@ -178,8 +178,8 @@ def test_lost_batch_stops_its_partition_only():
         with pytest.raises(CorruptLogError):
             hurt.readable_end(offset)
     with pytest.raises(CorruptLogError):
-        hurt.check_whole()
-    told.state.partition(2).check_whole()
+        hurt.check_undamaged()
+    told.state.partition(2).check_undamaged()
 
 
 def test_own_records_come_back_from_the_trail():
@@ -196,7 +196,7 @@ def test_own_records_come_back_from_the_trail():
     partition = told.state.partition(1)
     assert partition.sealed
     assert partition.groups["audit"].lock.fence == 9
-    told.state.partition(2).check_whole()
+    told.state.partition(2).check_undamaged()
 
 
 def test_fence_without_its_body_lets_no_owner_in():
@@ -225,7 +225,7 @@ def test_hole_of_unknown_content_stops_partitions_not_shown_to_be_whole():
     told.batch(2, 6)
     told.replay.finish()
 
-    told.state.partition(1).check_whole()
+    told.state.partition(1).check_undamaged()
     assert told.state.partition(2).lost == ((2, 6, 1000),)
     silent = told.state.partition(3)
     assert silent.lost == ((2, -1, 1000),)
@@ -352,7 +352,7 @@ def test_lost_part_stops_its_partition(lost):
     told.replay.finish()
     assert told.state.problems
     with pytest.raises(CorruptLogError):
-        told.state.partition(1).check_whole()
+        told.state.partition(1).check_undamaged()
 
 
 def test_state_never_makes_more_producers_than_are_remembered(monkeypatch):
