@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..protocol.errors import ConfigError
 from ..protocol.http.tls_settings import TlsSettings
-from ..rpc.access.token_file import TokenSource, token_from_file, told_by_environment
+from ..rpc.access.token_file import TokenSource, token_from_file, token_variables
 from ..rpc.http_network import HttpNetwork, client_network
 from ..rpc.tls.settings import tls_of_environment
 from .secured import Secured
@@ -35,7 +35,7 @@ def in_force(secured: Secured) -> InForce:
         ConfigError: the environment has a client certificate without an authority.
     """
     has_token = bool(secured.token or secured.token_file)
-    environment = ("", "") if has_token else told_by_environment()
+    environment = ("", "") if has_token else token_variables()
     return InForce(secured, secured.tls or tls_of_environment(), environment)
 
 

@@ -44,7 +44,13 @@ from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_server
 from ..protocol.text import plain_number
-from .access.credentials import Credentials, ShownCapability, authenticate, greet, stay_known
+from .access.credentials import (
+    Credentials,
+    ShownCapability,
+    authenticate,
+    greet,
+    keep_authenticated,
+)
 from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, refused_token, token_source
 from .channel import DataChannel
@@ -194,7 +200,7 @@ class HttpNetwork:
                 raise
             held = newer
             await authenticate(channel, held, nonce, address, timeout_ms)
-        task = start_task(stay_known(identity, channel, held, nonce, address, timeout_ms))
+        task = start_task(keep_authenticated(identity, channel, held, nonce, address, timeout_ms))
         self._renewing.add(task)
         task.add_done_callback(self._renewing.discard)
 

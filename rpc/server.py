@@ -59,7 +59,7 @@ from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONNECTIONS_MAX, CONTROL_BYTES_MAX
 from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_client
 from ..protocol.text import plain_number, refused_value
-from .access.guard import CALLER, Guard, Passed
+from .access.guard import CALLER, Guard, GuardedReply
 from .access.peers import peer_of
 from .access.throttling import THROTTLED_HEADER
 from .access.token_file import TokenFile
@@ -244,13 +244,13 @@ def _control_handler(
         return body, params, len(data)
 
     async def handle(request: web.Request) -> web.Response:
-        passed: Passed | None = None
+        reply_of_guard: GuardedReply | None = None
         try:
             if guard is None:
                 body, params, _size = await read(request)
                 answer = await route.handler(body, params)
             else:
-                passed = await guard.pass_through(
+                reply_of_guard = await guard.handle_request(
                     endpoint,
                     request.headers.getall("Authorization", ()),
                     request.remote or "",
@@ -258,13 +258,13 @@ def _control_handler(
                     route.handler,
                     peer_of(request.get_extra_info("peercert")) if by_certificate else None,
                 )
-                answer = passed.answer
+                answer = reply_of_guard.answer
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             unreadable = InvalidRequestError(
                 f"{endpoint.method} {endpoint.path}: {refused_value(error, endpoint.request)}"
             )
             if guard is not None:
-                guard.note_refused(request.remote or "", _did(request), unreadable)
+                guard.record_refused(request.remote or "", _did(request), unreadable)
             return refuse(unreadable)
         except KeylaneError as error:
             return refuse(error)
@@ -274,10 +274,10 @@ def _control_handler(
         text = endpoint.answer is str
         data = str(answer).encode() if text else encode_json(answer)
         headers = {"Content-Type": endpoint.answered_as if text else "application/json"}
-        if guard is not None and passed is not None:
-            guard.charge(passed.caller, len(data))
-            if passed.waited_ms:
-                headers[THROTTLED_HEADER] = str(passed.waited_ms)
+        if guard is not None and reply_of_guard is not None:
+            guard.charge(reply_of_guard.caller, len(data))
+            if reply_of_guard.waited_ms:
+                headers[THROTTLED_HEADER] = str(reply_of_guard.waited_ms)
         return web.Response(body=data, status=status, headers=headers)
 
     return _ended_with_connection(handle) if endpoint.is_get else handle
@@ -420,7 +420,7 @@ class Server:
     ) -> web.Response:
         """Refuse a request that reaches no call, and note it in the audit log."""
         if self._guard is not None:
-            self._guard.note_refused(request.remote or "", _did(request), error)
+            self._guard.record_refused(request.remote or "", _did(request), error)
         return self._refuse(error, status)
 
     @property
@@ -583,7 +583,7 @@ class Server:
         """
         self._on_refusal(error)
         if self._guard is not None:
-            self._guard.note_refused(remote, did, error)
+            self._guard.record_refused(remote, did, error)
 
     async def stop(self) -> None:
         """Close connections and stop serving."""

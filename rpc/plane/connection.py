@@ -315,7 +315,7 @@ class PlaneCall:
         access = connection.access
         # If the rights or the quota of a caller have changed, they are checked again with the next
         # pull.
-        return connection.takes_now and (access is None or access.passes(self._asked))
+        return connection.takes_now and (access is None or access.is_cleared(self._asked))
 
     def refuse(self, error: BaseException) -> None:
         """Answer with an error; see `PromptCall`."""

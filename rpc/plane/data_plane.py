@@ -63,7 +63,7 @@ from ...protocol.limits import (
     PULLS_PER_CONNECTION_MAX,
 )
 from ...protocol.membership.versions import VERSION, check_client
-from ..access.guard import AUTHENTICATE_S, FETCHING, Guard
+from ..access.guard import AUTHENTICATE_S, FETCH_FRAMES, Guard
 from ..access.pacing import HOLD_MS
 from ..access.places import Places
 from ..answer_room import AnswerRoom, begin_answer
@@ -286,7 +286,7 @@ class DataPlane:
         )
         if kind not in _PROMPT or full:
             return False
-        if access is not None and not access.passes(asked):
+        if access is not None and not access.is_cleared(asked):
             return False
         call = PlaneCall(connection, number, asked, self._go_on, self._on_refusal, pull=pull)
         try:
@@ -426,7 +426,7 @@ class DataPlane:
         await asyncio.sleep(min(delay.ms, HOLD_MS) / 1000)
         if delay.ms <= HOLD_MS:
             return True
-        error = access.too_long(delay)
+        error = access.quota_error(delay)
         self._on_refusal(error)
         await self._write(connection, frame_parts(correlation_id, refusal(error)))
         return False
@@ -483,7 +483,7 @@ class DataPlane:
         refused: bool = False,
     ) -> None:
         access = connection.access
-        fetches = access is not None and type(asked) in FETCHING
+        fetches = access is not None and type(asked) in FETCH_FRAMES
         if fetches and not refused:
             await self._wait_to_fetch(connection, asked)
         answering = begin_answer(connection.share)
@@ -558,7 +558,7 @@ class DataPlane:
             return _disconnected(f"a frame did not arrive completely within {FRAME_S:g} s")
         if connection.access is not None:
             try:
-                connection.access.check_still()
+                connection.access.check_valid()
             except KeylaneError as ended:
                 return ended
         elif not connection.greeted and now_s - connection.opened_s > AUTHENTICATE_S:
@@ -590,7 +590,7 @@ class DataPlane:
         """Count the error that ends a connection, and report it in the audit log."""
         self._on_refusal(error)
         if connection.access is not None:
-            connection.access.note_end(error)
+            connection.access.record_end(error)
 
     async def close(self, _app: web.Application) -> None:
         """Notify every client that the server stops."""

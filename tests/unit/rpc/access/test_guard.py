@@ -111,7 +111,7 @@ async def test_posted_messages_count_against_the_limit_of_their_subject(endpoint
             return None
 
         authorization = ("Bearer x",)
-        passed = await guard.pass_through(endpoint, authorization, "10.0.0.1", read, store)
+        passed = await guard.handle_request(endpoint, authorization, "10.0.0.1", read, store)
         return passed.waited_ms
 
     guard = guarding()
@@ -145,5 +145,5 @@ async def test_call_has_the_rights_of_when_its_body_has_come():
 
     guard = Guard(identify, targets, clock=SystemClock(), version=lambda: len(rights))
     with pytest.raises(AccessDeniedError):
-        await guard.pass_through(POST_MESSAGES, ["Bearer x"], "10.0.0.1", read_slowly, store)
+        await guard.handle_request(POST_MESSAGES, ["Bearer x"], "10.0.0.1", read_slowly, store)
     assert calls == []

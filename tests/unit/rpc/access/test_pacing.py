@@ -75,15 +75,15 @@ def test_new_quota_begins_without_debt():
 def test_connections_are_counted_until_they_end():
     pacing = Pacing()
     for _ in range(2):
-        pacing.enter("shop", QUOTA)
+        pacing.add_connection("shop", QUOTA)
     with raises(ConnectionQuotaError) as refused:
-        pacing.enter("shop", QUOTA)
+        pacing.add_connection("shop", QUOTA)
     assert refused.value.retry_after_ms
-    pacing.enter("other", QUOTA)
-    pacing.leave("shop")
-    pacing.enter("shop", QUOTA)
+    pacing.add_connection("other", QUOTA)
+    pacing.remove_connection("shop")
+    pacing.add_connection("shop", QUOTA)
     for name in ("shop", "shop", "other"):
-        pacing.leave(name)
+        pacing.remove_connection(name)
     assert not pacing.connections
 
 
@@ -91,7 +91,7 @@ def test_memory_is_bounded_by_the_number_of_principals():
     pacing = Pacing()
     for number in range(KNOWN_MAX + 100):
         pacing.take(f"p{number}", QUOTA, 0, subject=f"s{number}", subject_rate=1, size=1)
-        pacing.note_wait(f"p{number}", NO_DELAY._replace(ms=5.0))
+        pacing.record_wait(f"p{number}", NO_DELAY._replace(ms=5.0))
     assert len(list(pacing.known())) == KNOWN_MAX
 
 
