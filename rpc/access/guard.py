@@ -530,7 +530,7 @@ class ConnectionAccess:
                 subject_rate=rate,
             )
 
-    def waits(self, delay: Delay) -> None:
+    def record_wait(self, delay: Delay) -> None:
         """Count a wait in the metrics."""
         self._guard.pacing.record_wait(self._caller.principal, delay)
 

@@ -23,7 +23,7 @@ class Throttling:
         """Milliseconds that servers have reported; waits of concurrent calls add up."""
         self._log_filter = LogFilter()
 
-    def note(self, address: str, wait_ms: int, limit: str) -> None:
+    def record(self, address: str, wait_ms: int, limit: str) -> None:
         """Count a wait, and log it unless a line about its limit was logged recently."""
         self.waited_ms += max(0, wait_ms)
         if self._log_filter.met(limit, self._boot_ms()):

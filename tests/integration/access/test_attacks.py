@@ -37,7 +37,7 @@ from keylane.rpc.access.client_credentials import ClientCredentials
 from keylane.rpc.access.guard import AUTHENTICATE_S, REFUSALS_PER_KIND
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.intake import HttpLimits
-from keylane.rpc.plane.data_plane import INTRODUCTION_BYTES_MAX
+from keylane.rpc.plane.data_plane import AUTH_FRAME_BYTES_MAX
 from keylane.rpc.tls.contexts import client_context
 from support.access.guarded import GuardedCluster, capabilities
 from support.access.secured_cluster import SecuredCluster
@@ -333,10 +333,10 @@ async def test_frame_of_a_caller_that_is_not_known_is_refused_when_it_is_large(
 ):
     """It would take memory of the broker's before it is known who calls."""
     client = await connect(secured.broker, ssl=client_context(secured.tls))
-    client.transport.write(sized(bytes(INTRODUCTION_BYTES_MAX)))
+    client.transport.write(sized(bytes(AUTH_FRAME_BYTES_MAX)))
     _, answer, _ = await client.answer(10)
     assert isinstance(answer, Refused)
-    assert f"over the limit of {INTRODUCTION_BYTES_MAX}" in answer.message
+    assert f"over the limit of {AUTH_FRAME_BYTES_MAX}" in answer.message
     assert await client.receive(10) is None
     await check_served(secured)
 

@@ -361,9 +361,9 @@ async def test_answer_is_owed_unless_its_call_waits_for_messages(
     server = Server([], data_handler=never)
     await server.start("127.0.0.1", 0)
     channel = await network.open_channel(server.address, timeout_ms=2_000)
-    assert not channel._silence._owed()
+    assert not channel._silence._is_reply_outstanding()
     channel.begin(request_, timeout_ms=5_000)
-    assert channel._silence._owed() is owed
+    assert channel._silence._is_reply_outstanding() is owed
     await channel.close()
     await server.stop()
 
@@ -376,11 +376,11 @@ async def test_part_of_a_pull_counts_as_an_answer(channel, desk):
     channel.begin(
         Read(1, 0, 0), timeout_ms=5_000, on_part=lambda answer, _payload: parts.append(answer)
     )
-    (number,) = channel._waiting
-    assert not channel._silence._had_answers()
-    assert channel._take(bytearray(encode_frame(number, Batches(0, 1, 1, False, more=True))))
+    (number,) = channel._pending
+    assert not channel._silence._has_received()
+    assert channel._on_frame(bytearray(encode_frame(number, Batches(0, 1, 1, False, more=True))))
     assert len(parts) == 1
-    assert channel._silence._had_answers()
+    assert channel._silence._has_received()
 
 
 @pytest.mark.parametrize("request_", [CancelScheduled(bytes(16)), ListParked(1, "g", "s", 0, 0)])

@@ -20,7 +20,7 @@ from keylane.protocol.frames import (
     decode_answer,
     encode_frame,
 )
-from keylane.rpc.answer_room import AnswerRoom, take_room
+from keylane.rpc.answer_room import AnswerBudget, take_room
 from keylane.rpc.plane import data_plane
 from keylane.rpc.plane.connection import PlaneConnection
 from keylane.rpc.server import Server
@@ -70,8 +70,8 @@ async def test_answers_that_are_not_taken_are_not_made(network):
     meanwhile.
     """
     shop = Shop()
-    room = AnswerRoom()
-    server = await serving(shop, room=room)
+    room = AnswerBudget()
+    server = await serving(shop, answer_budget=room)
     client, transport = await stuck_client(server, reads=100)
     await until(lambda: room.reserved >= room.connection_bytes_max)
     neighbour = await network.open_channel(server.address, timeout_ms=5_000)
@@ -95,8 +95,8 @@ async def test_client_that_takes_nothing_is_told_and_let_go(caplog, monkeypatch)
     """
     monkeypatch.setattr(data_plane, "GOODBYE_S", 60.0)
     caplog.set_level(logging.WARNING, "keylane.rpc")
-    room = AnswerRoom()
-    server = await serving(Shop(), room=room, stuck_s=0.4)
+    room = AnswerBudget()
+    server = await serving(Shop(), answer_budget=room, stuck_s=0.4)
     client, transport = await stuck_client(server, reads=100)
     await until(lambda: "is disconnected" in caplog.text)
     transport.resume_reading()
@@ -124,14 +124,14 @@ async def test_connections_are_watched_on_when_one_cannot_be(network, caplog, mo
     """The one ends, the log says why, once, and a stuck client is told and let go all the same."""
     monkeypatch.setattr(data_plane, "GOODBYE_S", 0.2)
     broken: list[PlaneConnection] = []
-    waiting_s = PlaneConnection.waiting_s
+    stuck_s = PlaneConnection.stuck_s
 
     def looked_at(connection: PlaneConnection, now_s: float) -> float:
         if connection in broken:
             raise LookupError("no such transport")
-        return waiting_s(connection, now_s)
+        return stuck_s(connection, now_s)
 
-    monkeypatch.setattr(PlaneConnection, "waiting_s", looked_at)
+    monkeypatch.setattr(PlaneConnection, "stuck_s", looked_at)
     server = await serving(Shop(), stuck_s=0.4)
     channel = await network.open_channel(server.address, timeout_ms=5_000)
     await channel.call(Append(1), timeout_ms=10_000)
@@ -141,7 +141,7 @@ async def test_connections_are_watched_on_when_one_cannot_be(network, caplog, mo
     _, transport = await stuck_client(server, reads=100)
     await until(lambda: not server.connections)
     assert caplog.text.count("cannot be watched") == 1
-    assert "has taken no answer" in caplog.text
+    assert "has read no answer" in caplog.text
     transport.abort()
     await channel.close()
     await server.stop()
@@ -184,8 +184,8 @@ async def test_where_others_wait_patience_is_short(network, monkeypatch):
     time.
     """
     monkeypatch.setattr(data_plane, "GOODBYE_S", 0.2)
-    room = AnswerRoom(bytes_max=4 * MIB)
-    server = await serving(Shop(), room=room, stuck_s=600.0)
+    room = AnswerBudget(bytes_max=4 * MIB)
+    server = await serving(Shop(), answer_budget=room, stuck_s=600.0)
     _, transport = await stuck_client(server, reads=100)
     await until(lambda: room.reserved + MIB > room.bytes_max)
     channel = await network.open_channel(server.address, timeout_ms=5_000)

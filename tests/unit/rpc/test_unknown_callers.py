@@ -30,7 +30,7 @@ from keylane.rpc.access.caller import AccessTarget, Caller
 from keylane.rpc.access.guard import Guard
 from keylane.rpc.intake import HttpLimits
 from keylane.rpc.plane import data_plane
-from keylane.rpc.plane.data_plane import INTRODUCTION_BYTES_MAX
+from keylane.rpc.plane.data_plane import AUTH_FRAME_BYTES_MAX
 from keylane.rpc.server import ControlRoute, Server
 from support import raw_frames
 from support.raw_frames import RawClient
@@ -103,14 +103,14 @@ async def test_oldest_unknown_caller_is_closed_when_there_are_too_many(server):
 
 async def test_large_frame_is_taken_from_known_callers_alone(server):
     connect, _refused = server
-    large = bytes(INTRODUCTION_BYTES_MAX)
+    large = bytes(AUTH_FRAME_BYTES_MAX)
     assert await appended(await connect(known=True), large)
     unknown = await connect(known=False)
     await unknown.send(encode_frame(8, Append(1), large))
     number, answer, _ = await unknown.answer()
     assert isinstance(answer, Refused)
     assert (number, answer.code) == (0, FrameError.code)
-    assert f"over the limit of {INTRODUCTION_BYTES_MAX}" in answer.message
+    assert f"over the limit of {AUTH_FRAME_BYTES_MAX}" in answer.message
 
 
 PLACES = 4

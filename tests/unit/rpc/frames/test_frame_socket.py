@@ -18,14 +18,14 @@ from keylane.protocol.frames import SIGN_OF_LIFE
 from keylane.rpc.frames import frame_socket
 from keylane.rpc.frames.frame_socket import (
     FRAME_BYTES_FIRST,
-    LANDING_BYTES,
     QUEUED_BYTES_MAX,
+    RECEIVE_BUFFER_BYTES,
     UPGRADE_HEADERS,
     FrameSocket,
     accept_socket,
     open_socket,
 )
-from keylane.rpc.frames.incoming import IncomingRoom
+from keylane.rpc.frames.incoming import IncomingBudget
 from keylane.rpc.liveness.silence import KEEPALIVE
 from support.raw_frames import sized
 
@@ -35,9 +35,9 @@ SIZES = [
     255,
     256,
     4_096,
-    LANDING_BYTES - 5,
-    LANDING_BYTES - 4,
-    LANDING_BYTES,
+    RECEIVE_BUFFER_BYTES - 5,
+    RECEIVE_BUFFER_BYTES - 4,
+    RECEIVE_BUFFER_BYTES,
     65_536,
     FRAME_BYTES_FIRST + 1,
     3_000_000,
@@ -60,7 +60,9 @@ class EchoingDesk:
         self.ended = asyncio.Event()
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        response, socket = await accept_socket(request, bytes_max=BYTES_MAX, room=IncomingRoom())
+        response, socket = await accept_socket(
+            request, bytes_max=BYTES_MAX, budget=IncomingBudget()
+        )
         self.socket = socket
         try:
             while self.echoes and (frame := await socket.receive()) is not None:
@@ -110,7 +112,7 @@ def test_frames_of_every_size_go_there_and_back(new_loop, hold_back, monkeypatch
     """In order, many under way at once, with small ones beside large ones; also where `writelines`
     is not used.
     """
-    monkeypatch.setattr(frame_socket, "WRITELINES_HOLD_BACK", hold_back)
+    monkeypatch.setattr(frame_socket, "WRITELINES_APPLIES_BACKPRESSURE", hold_back)
 
     async def body():
         desk = EchoingDesk()
@@ -309,7 +311,9 @@ def test_kernel_watches_the_connection_of_a_client(new_loop):
 
 
 def test_connection_is_opened_when_the_system_cannot_have_its_kernel_watch_it(new_loop, tmp_path):
-    """As a Unix socket, which has no options of TCP; signs of life still find a peer that is gone."""
+    """As a Unix socket, which has no options of TCP; signs of life still find a peer that is
+    gone.
+    """
 
     async def body():
         async with serving(EchoingDesk(), path=str(tmp_path / "s")) as (session, url):

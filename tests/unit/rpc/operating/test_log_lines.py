@@ -10,7 +10,7 @@ import pytest
 
 from keylane.protocol.errors import AccessDeniedError
 from keylane.protocol.text import printable
-from keylane.rpc.access.audit import note
+from keylane.rpc.access.audit import record_event
 from keylane.rpc.access.caller import AccessTarget
 from keylane.rpc.operating.log_lines import log_problems, log_to
 
@@ -91,11 +91,11 @@ def test_audit_line_is_one_object_with_its_own_fields_when_the_log_is_json():
     streams = [io.StringIO(), io.StringIO()]
     for stream, log_format in zip(streams, ("json", "text"), strict=True):
         log_to(stream, level="WARNING", log_format=log_format, fields={"program": "broker"})
-        note(
+        record_event(
             at_ms=1_700_000_000_123,
             who="shop",
             remote="10.0.0.1",
-            did="POST /v1/subjects",
+            action="POST /v1/subjects",
             target=AccessTarget("orders", "billing"),
             error=AccessDeniedError("no"),
             detail="id 7",

@@ -18,9 +18,9 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.frames import Ack, Acked, Append, Appended, Batches, Pull, Read, frame_parts
 from keylane.protocol.limits import FRAME_BYTES_MAX, IN_FLIGHT_PER_CONNECTION_MAX
-from keylane.rpc.answer_room import CONNECTION_BYTES_MAX, READS_AT_ONCE, AnswerRoom
+from keylane.rpc.answer_room import CONNECTION_BYTES_MAX, READS_AT_ONCE, AnswerBudget
 from keylane.rpc.frames.frame_socket import FrameSocket
-from keylane.rpc.frames.incoming import IncomingRoom
+from keylane.rpc.frames.incoming import IncomingBudget
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.plane import data_plane
 from keylane.rpc.plane.connection import PlaneConnection
@@ -60,8 +60,8 @@ def desk() -> PromptDesk:
 
 
 @pytest.fixture
-def room() -> AnswerRoom:
-    return AnswerRoom()
+def room() -> AnswerBudget:
+    return AnswerBudget()
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ async def server(desk, room):
         [],
         data_handler=desk.handle,
         data_begin=desk.begin,
-        room=room,
+        answer_budget=room,
         on_refusal=desk.refused.append,
     )
     await server.start("127.0.0.1", 0)
@@ -323,9 +323,11 @@ class StillTransport(asyncio.Transport):
 class Line:
     """A connection of a plane, whose bytes a test brings."""
 
-    def __init__(self, desk: PromptDesk, room: AnswerRoom) -> None:
-        self.socket = FrameSocket(StillTransport(), bytes_max=FRAME_BYTES_MAX, room=IncomingRoom())
-        self.plane = DataPlane(desk.handle, begin=desk.begin, room=room)
+    def __init__(self, desk: PromptDesk, room: AnswerBudget) -> None:
+        self.socket = FrameSocket(
+            StillTransport(), bytes_max=FRAME_BYTES_MAX, budget=IncomingBudget()
+        )
+        self.plane = DataPlane(desk.handle, begin=desk.begin, answer_budget=room)
         self.connection = PlaneConnection(self.socket, room, None)
         self.connection.greeted = True
         self.socket.on_frame = partial(self.plane._answer_at_once, self.connection)

@@ -14,7 +14,7 @@ from keylane.protocol.frames import Hello, Read, Refused, Released, encode_frame
 from keylane.protocol.limits import CONNECTIONS_MAX
 from keylane.protocol.membership.versions import VERSION
 from keylane.rpc.plane import data_plane
-from keylane.rpc.plane.data_plane import INTRODUCTIONS_MAX
+from keylane.rpc.plane.data_plane import AUTH_FRAMES_MAX
 from keylane.rpc.server import Server
 from support import raw_frames
 from support.raw_frames import RawClient, UpgradeRefusedError
@@ -103,7 +103,7 @@ async def test_oldest_connection_without_hello_is_closed_when_all_places_are_tak
 
 async def test_connection_that_repeats_its_hello_without_end_is_refused(connect):
     socket = await connect()
-    for _ in range(INTRODUCTIONS_MAX):
+    for _ in range(AUTH_FRAMES_MAX):
         await socket.greet()
     await socket.send(encode_frame(1, Hello(VERSION)))
     _, told, _ = await socket.answer()
