@@ -42,7 +42,7 @@ def test_refusal_costs_no_look_at_all_principals_when_its_principal_has_its_shar
     """
     places = filled(50, **{f"p{number}_": 1 for number in range(50)})
     asked: list[str] = []
-    monkeypatch.setattr(places, "held", lambda principal: asked.append(principal) or 1)
+    monkeypatch.setattr(places, "count", lambda principal: asked.append(principal) or 1)
     assert places.acquire("late", "p7_") == SlotGrant(False)
     assert asked == ["p7_"]
 
@@ -66,10 +66,10 @@ def test_shares_are_equal_when_every_principal_asks_for_all_places():
     whose: dict[int, str] = {}
     for connection in range(2_000):
         principal = random.choice("abcde")
-        placing = places.acquire(connection, principal)
-        if placing.given:
+        grant = places.acquire(connection, principal)
+        if grant.granted:
             whose[connection] = principal
-        if placing.leaves is not None:
-            assert whose.pop(placing.leaves) == placing.holder
+        if grant.evicted is not None:
+            assert whose.pop(grant.evicted) == grant.evicted_principal
         assert len(whose) <= 30
     assert Counter(whose.values()) == dict.fromkeys("abcde", 6)

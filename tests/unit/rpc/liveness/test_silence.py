@@ -193,6 +193,6 @@ def test_patience_is_kept_for_the_latest_addresses_when_servers_come_back_at_oth
     for number in range(100):
         patience.record_closed("b:1", has_received=False)
         patience.record_closed(f"c:{number}", has_received=False)
-    assert len(patience._of) == 3
+    assert len(patience._seconds) == 3
     assert patience.of("b:1") == PATIENCE_S_MAX
     assert patience.of("c:99") == 1.0

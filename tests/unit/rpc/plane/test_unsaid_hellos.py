@@ -108,5 +108,5 @@ async def test_connection_that_repeats_its_hello_without_end_is_refused(connect)
     await socket.send(encode_frame(1, Hello(VERSION)))
     _, told, _ = await socket.answer()
     assert isinstance(told, Refused)
-    assert (told.code, "say who calls" in told.message) == (FrameError.code, True)
+    assert (told.code, "authentication frames" in told.message) == (FrameError.code, True)
     assert await socket.receive() is None

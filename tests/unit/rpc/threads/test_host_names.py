@@ -9,16 +9,16 @@ import sys
 
 import pytest
 
-from keylane.rpc.threads.host_names import HostNames, look_up
+from keylane.rpc.threads.host_names import HostNames, resolve_blocking
 
 AT_EXIT = """
 import asyncio, atexit
 from keylane.rpc.threads.host_names import HostNames
 
-async def look_up() -> None:
+async def resolve_blocking() -> None:
     print([place["host"] for place in await HostNames().resolve("localhost", 7000)])
 
-atexit.register(lambda: asyncio.run(look_up()))
+atexit.register(lambda: asyncio.run(resolve_blocking()))
 """
 
 
@@ -35,9 +35,9 @@ def test_lookup_without_threads_finds_what_a_pool_finds():
         return await HostNames().resolve("localhost", 7000, family)
 
     for family in (socket.AF_INET, socket.AF_UNSPEC):
-        assert look_up("localhost", 7000, family) == asyncio.run(of_the_pool(family))
+        assert resolve_blocking("localhost", 7000, family) == asyncio.run(of_the_pool(family))
 
 
 def test_lookup_without_threads_refuses_an_unknown_name():
     with pytest.raises(OSError, match=r"Errno"):
-        look_up("nowhere.invalid", 7000, socket.AF_INET)
+        resolve_blocking("nowhere.invalid", 7000, socket.AF_INET)

@@ -58,7 +58,7 @@ async def test_failing_call_leaves_the_others_to_run(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.ERROR), pytest.raises(KeyError):
         in_turn(callback)
     assert told == ["runs"]
-    assert "a callback failed at its end" in caplog.text
+    assert "a function scheduled for the end of a callback failed" in caplog.text
 
 
 async def test_calls_behind_one_that_ends_the_program_run_in_the_next_turn():
