@@ -62,7 +62,7 @@ from .race import start_task
 from .reasons import cause, reason
 from .threads.host_names import HostNames
 from .tls.contexts import ClientContexts
-from .tls.handshakes import is_cut, tls_problem, why_ended
+from .tls.handshakes import is_disconnect, tls_problem, why_ended
 from .tls.settings import tls_of_environment
 
 T = TypeVar("T")
@@ -470,7 +470,7 @@ class HttpNetwork:
         may probe the server.
         """
         problem = tls_problem(address, error)
-        if problem is None and is_cut(error) and self._should_probe(address):
+        if problem is None and is_disconnect(error) and self._should_probe(address):
             context = None if self._contexts is None else self._contexts.of(address)
             problem = await why_ended(address, error, context)
         return self._explain(problem)
