@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.arrow.planner import (
+    bounds_request,
     check_batch,
     check_named,
     depths,
     lineages,
     plan_ranges,
-    question_of,
     select_partitions,
 )
 from keylane.arrow.selection import (
@@ -242,7 +242,7 @@ def test_times_and_groups_are_asked_for_and_become_offsets():
         ),
     )
     selected = select_partitions([route(*map(partition, (3, 4, 5, 6, 7)))], chosen)
-    asked = [question_of(each.partition, chosen) for each in selected]
+    asked = [bounds_request(each.partition, chosen) for each in selected]
     assert [(each.at_ms, each.groups) for each in asked] == [
         ((1_000, 2_000), ()),
         ((), ("billing", "audit")),

@@ -72,9 +72,9 @@ def builder(start: int, end: int, columns=COLUMNS, batch_rows: int = 100) -> Row
 
 def taken(build: RowBuilder, *payloads: bytes) -> list[pa.RecordBatch]:
     batches = [
-        record_batch for payload in payloads for record_batch in build.take(memoryview(payload))
+        record_batch for payload in payloads for record_batch in build.add(memoryview(payload))
     ]
-    return [*batches, *build.rest()]
+    return [*batches, *build.flush()]
 
 
 def plain(count: int, at: int = 0) -> list[Sent]:
@@ -182,7 +182,7 @@ from keylane.arrow.planner import PlannedRange
 from keylane.arrow.rows import RowBuilder
 from keylane.arrow.schema import EVERY_COLUMN
 planned = {planned(0, 3)!r}
-(record_batch,) = RowBuilder(planned, columns=EVERY_COLUMN, batch_rows=3).take(memoryview({record!r}))
+(record_batch,) = RowBuilder(planned, columns=EVERY_COLUMN, batch_rows=3).add(memoryview({record!r}))
 assert record_batch.num_rows == 3
 print("pandas" in sys.modules)
 """
@@ -201,7 +201,7 @@ def test_small_batches_are_joined_and_large_ones_are_not_copied():
     assert [batch.num_rows for batch in taken(builder(0, 250), b"".join(small))] == [100, 100, 50]
     record = batch(plain(100), 0)
     payload = memoryview(record)
-    (record_batch,) = list(builder(0, 100).take(payload))
+    (record_batch,) = list(builder(0, 100).add(payload))
     values = record_batch["value"].buffers()[2]
     whole = pa.py_buffer(record)
     assert whole.address <= values.address < whole.address + whole.size
@@ -251,7 +251,7 @@ def test_batch_without_the_next_offsets_is_refused(payload, reason):
     """A hole, an overlap, damage or another partition's batch is a typed error, never silent."""
     build = builder(0, 9)
     with pytest.raises(CorruptBatchError, match=reason):
-        list(build.take(memoryview(payload)))
+        list(build.add(memoryview(payload)))
 
 
 def test_undecodable_properties_are_a_typed_error():

@@ -251,7 +251,7 @@ def test_client_has_contexts_of_the_addresses_that_it_used_last(shelf: Certifica
     for number in range(2 * SHARED_MAX):
         contexts.of(f"b.example:{number}")
         assert contexts.of("a.example:1") is first
-    assert len(contexts._of) == SHARED_MAX
+    assert len(contexts._contexts) == SHARED_MAX
 
 
 @pytest.mark.parametrize("change", ["other", "empty", "gone"])
