@@ -92,8 +92,8 @@ class JsonValues:
             offset = first_offset + bad.row
             raise CodecError(
                 Reason.JSON_VALUE,
-                f"partition {partition_id}, offset {offset}: the value does not fit the JSON schema: "
-                f"{bad.reason}",
+                f"partition {partition_id}, offset {offset}: the value does not fit the JSON "
+                f"schema: {bad.reason}",
                 partition_id=partition_id,
                 offset=offset,
             ) from None
