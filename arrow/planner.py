@@ -104,8 +104,8 @@ def depths(route: Route) -> dict[int, int]:
     depth: dict[int, int] = {}
     for partition_id in TopologicalSorter(parents).static_order():
         if partition_id in parents:
-            known = [depth[parent] + 1 for parent in parents[partition_id] if parent in depth]
-            depth[partition_id] = max(known, default=0)
+            below = [depth[parent] + 1 for parent in parents[partition_id] if parent in depth]
+            depth[partition_id] = max(below, default=0)
     return depth
 
 
@@ -157,7 +157,7 @@ def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[Sel
         NotSentError: the broker group of a partition is not available.
         ConfigError: a partition's id does not fit the column `partition`.
     """
-    stored = [
+    with_data = [
         SelectedPartition(
             subject=route.subject,
             partition=partition,
@@ -172,28 +172,28 @@ def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[Sel
     may_contain_keys = {
         str(route.subject): _partitions_with_keys(route, options) for route in routes
     }
-    wanted = {
+    selected = {
         int(each.partition.partition_id): each
-        for each in stored
+        for each in with_data
         if (options.partitions is None or each.partition.partition_id in options.partitions)
         and each.partition.partition_id in may_contain_keys[each.subject]
     }
-    for each in wanted.values():
+    for each in selected.values():
         _check_readable(each.partition)
     parents = {
         int(each.partition_id): map(int, each.parents)
         for route in routes
         for each in route.partitions
     }
-    continued = nearest_ancestors(parents, wanted.keys())
-    return [replace(each, continues=continued[number]) for number, each in wanted.items()]
+    ancestors = nearest_ancestors(parents, selected.keys())
+    return [replace(each, continues=ancestors[id_]) for id_, each in selected.items()]
 
 
 def check_named(routes: Sequence[Route], options: ReadOptions) -> None:
     """Raise PartitionUnknownError if the options name a partition that does not exist in the
     subjects, or whose data was removed.
     """
-    stored = {
+    with_data = {
         int(partition.partition_id)
         for route in routes
         for partition in route.partitions
@@ -202,8 +202,8 @@ def check_named(routes: Sequence[Route], options: ReadOptions) -> None:
     named: dict[str, Iterable[int]] = {"partitions": options.partitions or ()}
     if options.fail_on_data_loss:
         named |= {"start": options.start.by_partition, "end": options.end.by_partition}
-    for option, numbers in named.items():
-        unknown = sorted(set(numbers) - stored)
+    for option, ids in named.items():
+        unknown = sorted(set(ids) - with_data)
         if unknown:
             subjects = ", ".join(options.subjects)
             raise PartitionUnknownError(
@@ -218,11 +218,11 @@ def _partitions_with_keys(route: Route, options: ReadOptions) -> set[int]:
     # If keys may leave their partitions, a message can be in any partition of the subject.
     if options.keys is None or route.may_leave:
         return {int(each.partition_id) for each in route.partitions}
-    numbers = {logical_partition(key) for key in options.keys}
+    logical_partitions = {logical_partition(key) for key in options.keys}
     return {
         int(each.partition_id)
         for each in route.partitions
-        if any(each.range_start <= number < each.range_end for number in numbers)
+        if any(each.range_start <= number < each.range_end for number in logical_partitions)
     }
 
 

@@ -52,7 +52,7 @@ class RowBuilder:
         self._pieces: list[Piece] = []
         self._rows = 0
         self._bytes = 0
-        self._first = planned.start
+        self._first_offset = planned.start
         self.next_offset = planned.start
         """The offset after the last row that was added."""
 
@@ -78,7 +78,7 @@ class RowBuilder:
             yield self._build()
             self._pieces.clear()
             self._rows = self._bytes = 0
-            self._first = self.next_offset
+            self._first_offset = self.next_offset
 
     def _add_batch(self, record: memoryview, header: Header) -> None:
         offset = self.next_offset
@@ -121,12 +121,12 @@ class RowBuilder:
             case "epoch":
                 return same_number(planned.epoch, rows)
             case "logic_offset":
-                return offsets(planned.logic_start + self._first, rows)
+                return offsets(planned.logic_start + self._first_offset, rows)
             case "value" if self._values is not None:
-                values = column(name, self._pieces, self._first)
-                return self._values.decode(values, self._partition_id, self._first)
+                values = column(name, self._pieces, self._first_offset)
+                return self._values.decode(values, self._partition_id, self._first_offset)
             case _:
-                return column(name, self._pieces, self._first)
+                return column(name, self._pieces, self._first_offset)
 
 
 def coalesce(batches: Iterable[pa.RecordBatch], batch_rows: int) -> Iterator[pa.RecordBatch]:

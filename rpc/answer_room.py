@@ -56,11 +56,11 @@ class AnswerBudget:
         """Return the budget of a new connection."""
         return ConnectionBudget(self)
 
-    def fits(self, wanted: int) -> bool:
-        """Return True if `wanted` bytes fit, or if nothing is reserved: a single oversized answer
+    def fits(self, size: int) -> bool:
+        """Return True if `size` bytes fit, or if nothing is reserved: a single oversized answer
         is always allowed.
         """
-        return self.reserved + wanted <= self.bytes_max or not self.reserved
+        return self.reserved + size <= self.bytes_max or not self.reserved
 
     def start_waiting(self, added: ConnectionBudget | None = None) -> None:
         """Start waiting answers while the budget allows it, one of each connection in turn; `added`
@@ -87,41 +87,41 @@ class ConnectionBudget:
         """The number of answers in preparation."""
         self.reserved = 0
 
-    async def reserve(self, wanted: int) -> None:
-        """Reserve `wanted` bytes for an answer that is to be prepared; wait until they are free."""
-        if self.try_reserve(wanted):
+    async def reserve(self, size: int) -> None:
+        """Reserve `size` bytes for an answer that is to be prepared; wait until they are free."""
+        if self.try_reserve(size):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((wanted, future))
+        self._waiting.append((size, future))
         self._server.start_waiting(self)
         try:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self.settle(wanted, 0)
+                self.settle(size, 0)
             raise
 
-    def try_reserve(self, wanted: int) -> bool:
-        """Reserve `wanted` bytes for an answer that is to be prepared; return False if that needs a
+    def try_reserve(self, size: int) -> bool:
+        """Reserve `size` bytes for an answer that is to be prepared; return False if that needs a
         wait.
         """
         server, own = self._server, self.reserved
         if (
             self._waiting
             or self._preparing >= server.reads_max
-            or (own and own + wanted > server.connection_bytes_max)
-            or (server.reserved and server.reserved + wanted > server.bytes_max)
+            or (own and own + size > server.connection_bytes_max)
+            or (server.reserved and server.reserved + size > server.bytes_max)
         ):
             return False
         self._preparing += 1
-        self.reserved = own + wanted
-        server.reserved += wanted
+        self.reserved = own + size
+        server.reserved += size
         return True
 
-    def _fits(self, wanted: int) -> bool:
+    def _fits(self, size: int) -> bool:
         server = self._server
         return self._preparing < server.reads_max and (
-            self.reserved + wanted <= server.connection_bytes_max or not self.reserved
+            self.reserved + size <= server.connection_bytes_max or not self.reserved
         )
 
     def _next(self) -> int | None:
@@ -132,27 +132,27 @@ class ConnectionBudget:
 
     def waits_for_server(self) -> bool:
         """Return True if the next answer waits for nothing but the server's budget."""
-        wanted = self._next()
-        return wanted is not None and not self._server.fits(wanted)
+        size = self._next()
+        return size is not None and not self._server.fits(size)
 
     def start_next(self) -> bool:
         """Start the connection's next answer if its own budget allows it; return True if another
         may follow.
         """
-        wanted = self._next()
-        if wanted is None:
+        size = self._next()
+        if size is None:
             return False
         _, future = self._waiting.popleft()
         self._preparing += 1
-        self.reserved += wanted
-        self._server.reserved += wanted
+        self.reserved += size
+        self._server.reserved += size
         future.set_result(None)
         return bool(self._waiting)
 
-    def settle(self, wanted: int, actual: int) -> None:
-        """Reduce a reservation of `wanted` bytes to the `actual` bytes of the finished answer."""
+    def settle(self, size: int, actual: int) -> None:
+        """Reduce a reservation of `size` bytes to the `actual` bytes of the finished answer."""
         self._preparing -= 1
-        server, unused = self._server, wanted - actual
+        server, unused = self._server, size - actual
         self.reserved -= unused
         server.reserved -= unused
         if self._waiting or server.turns:
@@ -172,20 +172,20 @@ class AnswerReservation:
 
     def __init__(self, budget: ConnectionBudget) -> None:
         self._budget = budget
-        self._wanted = 0
+        self._requested = 0
         self._reserved = 0
 
-    async def reserve(self, wanted: int) -> None:
+    async def reserve(self, size: int) -> None:
         """See `take_room`."""
-        if not self._wanted:
-            await self._budget.reserve(wanted)
-            self._wanted = wanted
+        if not self._requested:
+            await self._budget.reserve(size)
+            self._requested = size
 
     def settle(self, count: int) -> None:
         """Reduce the reservation to the answer's `count` bytes; 0 if the answer failed."""
-        if self._wanted:
-            self._budget.settle(self._wanted, count)
-            self._wanted = 0
+        if self._requested:
+            self._budget.settle(self._requested, count)
+            self._requested = 0
             self._reserved = count
 
     def release(self) -> None:

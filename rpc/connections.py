@@ -52,7 +52,7 @@ class BrokerClients:
 
     def __init__(self) -> None:
         self._clients: WeakValueDictionary[str, BrokerClient] = WeakValueDictionary()
-        self._kept: dict[str, BrokerClient] = {}
+        self._active: dict[str, BrokerClient] = {}
         """Strong references to the clients that have a connection, or had one recently."""
         self._prune_at = KEPT_MIN
 
@@ -60,7 +60,7 @@ class BrokerClients:
         """Return the client of the broker at `address`: the same object while anyone uses it."""
         client = self._clients.get(address)
         if client is None:
-            if len(self._kept) >= self._prune_at:
+            if len(self._active) >= self._prune_at:
                 self._prune()
             client = BrokerClient(network, address, timeout_ms=timeout_ms, on_opening=self._keep)
             self._clients[address] = client
@@ -72,13 +72,13 @@ class BrokerClients:
         return list(self._clients.values())
 
     def _keep(self, client: BrokerClient) -> None:
-        self._kept[client.address] = client
+        self._active[client.address] = client
 
     def _prune(self) -> None:
-        self._kept = {
-            address: client for address, client in self._kept.items() if not client.is_idle
+        self._active = {
+            address: client for address, client in self._active.items() if not client.is_idle
         }
-        self._prune_at = max(KEPT_MIN, 2 * len(self._kept))
+        self._prune_at = max(KEPT_MIN, 2 * len(self._active))
 
 
 class Connections:

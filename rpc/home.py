@@ -66,7 +66,7 @@ class Home:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.thread = NO_THREAD
         """The event loop's thread; a call from it needs no other check."""
-        self._kept: object = None
+        self._pinned: object = None
         self.on_fork: Callable[[], None] = _no_op
         """Called in a child process that was forked while the client was open."""
         self._forked = False
@@ -85,12 +85,12 @@ class Home:
         """
         return "open" if self.here else "forked" if self._forked else "closed"
 
-    def enter(self, kept: object, on_fork: Callable[[], None]) -> None:
+    def enter(self, pinned: object, on_fork: Callable[[], None]) -> None:
         """
         Open the client in the running event loop.
 
         Args:
-            kept: object that must not be finalized in a child of this process.
+            pinned: object that must not be finalized in a child of this process.
             on_fork: called in such a child.
 
         Raises:
@@ -112,13 +112,13 @@ class Home:
             raise no_loop from None
         self.thread = get_ident()
         self._process_id = os.getpid()
-        self._kept = kept
+        self._pinned = pinned
         self.on_fork = on_fork
         _OPEN.homes.add(self)
 
     def leave(self) -> None:
         """Close the client."""
-        self._loop = self._kept = None
+        self._loop = self._pinned = None
         self.on_fork = _no_op
         self.thread = NO_THREAD
 

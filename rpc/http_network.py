@@ -161,12 +161,12 @@ class HttpNetwork:
         """
         if self._identity is None:
             return await self._connect(address, timeout_ms)
-        held = await self._identity.held()
+        capability = await self._identity.held()
         channel = await self._connect(address, timeout_ms)
-        if held is None:
+        if capability is None:
             return channel
         try:
-            await self._authenticate(self._identity, channel, held, address, timeout_ms)
+            await self._authenticate(self._identity, channel, capability, address, timeout_ms)
         except OutcomeUnknownError as error:
             await channel.close()
             raise NotSentError(error.message, address=address) from error
@@ -179,7 +179,7 @@ class HttpNetwork:
         self,
         identity: Credentials,
         channel: DataChannel,
-        held: ShownCapability,
+        capability: ShownCapability,
         address: str,
         timeout_ms: int,
     ) -> None:
@@ -192,15 +192,17 @@ class HttpNetwork:
         if not nonce:
             return
         try:
-            await authenticate(channel, held, nonce, address, timeout_ms)
+            await authenticate(channel, capability, nonce, address, timeout_ms)
         except CapabilityEndedError:
-            identity.refused(held.text)
+            identity.refused(capability.text)
             newer = await identity.held()
             if newer is None:
                 raise
-            held = newer
-            await authenticate(channel, held, nonce, address, timeout_ms)
-        task = start_task(keep_authenticated(identity, channel, held, nonce, address, timeout_ms))
+            capability = newer
+            await authenticate(channel, capability, nonce, address, timeout_ms)
+        task = start_task(
+            keep_authenticated(identity, channel, capability, nonce, address, timeout_ms)
+        )
         self._renewal_tasks.add(task)
         task.add_done_callback(self._renewal_tasks.discard)
 
@@ -499,7 +501,7 @@ class HttpNetwork:
             return problem
         explanation = self._contexts.own_certificate_problem()
         if not self._contexts.shows_certificate:
-            explanation = "it wants a certificate, and this client has none"
+            explanation = "it requires a certificate, and this client has none"
         if not explanation:
             return problem
         return NotSentError(
@@ -532,9 +534,12 @@ def client_network(
     Raises:
         ConfigError: a TLS file or the token cannot be used.
     """
-    chosen = tls or tls_of_environment()
+    tls_settings = tls or tls_of_environment()
     return HttpNetwork(
-        chosen, token=token, by_certificate=bool(chosen and chosen.cert), follows_files=True
+        tls_settings,
+        token=token,
+        by_certificate=bool(tls_settings and tls_settings.cert),
+        follows_files=True,
     )
 
 

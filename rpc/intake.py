@@ -45,7 +45,7 @@ from ..protocol.http.bodies import encode_json
 from ..protocol.limits import CONTROL_BYTES_MAX, HTTP_CONNECTIONS_MAX
 from .access.places import ConnectionSlots
 from .tls.contexts import ServerTls
-from .tls.listeners import TlsOpenings, listen
+from .tls.listeners import TlsHandshakes, listen
 
 REFUSED_S = 0.5
 """Seconds for which a refused caller may read the answer before its connection is closed."""
@@ -373,12 +373,12 @@ class LimitedSite(web.BaseSite):
         self._exempt = exempt
         self._on_refused = on_refused
         self._callers = HttpCallers(limits.connections_max) if guarded else None
-        self._openings: TlsOpenings | None = None
+        self._handshakes: TlsHandshakes | None = None
         if tls is not None:
-            self._openings = TlsOpenings(
+            self._handshakes = TlsHandshakes(
                 lambda: tls.context,
                 self._accept,
-                most=limits.connections_max,
+                limit=limits.connections_max,
                 handshake_s=limits.head_s,
                 on_refused=lambda error, remote: on_refused(error, "TLS handshake", remote),
             )
@@ -392,9 +392,9 @@ class LimitedSite(web.BaseSite):
     async def start(self) -> None:
         """Listen. Raises OSError."""
         await super().start()
-        if self._openings is not None:
+        if self._handshakes is not None:
             listeners = await listen(
-                self._host, self._port, backlog=self._backlog, on_accepted=self._openings.enter
+                self._host, self._port, backlog=self._backlog, on_accepted=self._handshakes.enter
             )
             self._server = cast(asyncio.AbstractServer, listeners)  # for aiohttp
             return
@@ -405,8 +405,8 @@ class LimitedSite(web.BaseSite):
     async def stop(self) -> None:
         """Stop listening; connections in their TLS handshake are closed."""
         await super().stop()
-        if self._openings is not None:
-            await self._openings.close()
+        if self._handshakes is not None:
+            await self._handshakes.close()
 
     def _accept(self) -> asyncio.Protocol:
         server = self._runner.server

@@ -51,7 +51,9 @@ class Metaservers:
 
     def put_last(self, address: str) -> None:
         """Move an address to the end of the list, because its metaserver did not answer."""
-        self._addresses.sort(key=lambda known: known == address)  # the others keep their order
+        self._addresses.sort(
+            key=lambda candidate: candidate == address
+        )  # the others keep their order
 
     @property
     def address_count(self) -> int:

@@ -54,9 +54,9 @@ def check_host(
         return
     if name and any(_matches(pattern, name) for pattern in patterns or ()):
         return
-    shown = ", ".join(hosts)[:SHOWN_CHARS_MAX]
+    excerpt = ", ".join(hosts)[:SHOWN_CHARS_MAX]
     error = InvalidRequestError(
-        Reason.FOREIGN_HOST, f"{shown!r} is not a name of this server", host=shown
+        Reason.FOREIGN_HOST, f"{excerpt!r} is not a name of this server", host=excerpt
     )
     if patterns is not None:
         error.hint += (
@@ -96,11 +96,11 @@ def check_fetch_site(sites: Iterable[str]) -> None:
     """
     for site in sites:
         if site not in _OWN_SITES:
-            shown = site[:SHOWN_CHARS_MAX]
+            excerpt = site[:SHOWN_CHARS_MAX]
             raise InvalidRequestError(
                 Reason.ORIGIN,
-                f"a web page of another origin ({shown!r}) may not call this server",
-                origin=shown,
+                f"a web page of another origin ({excerpt!r}) may not call this server",
+                origin=excerpt,
             )
 
 
@@ -120,9 +120,9 @@ def check_origins(
     """
     for origin in origins:
         if not _is_own(origin, names, port, scheme):
-            shown = origin[:SHOWN_CHARS_MAX]
+            excerpt = origin[:SHOWN_CHARS_MAX]
             raise InvalidRequestError(
-                Reason.ORIGIN, f"a web page of {shown!r} may not call this server", origin=shown
+                Reason.ORIGIN, f"a web page of {excerpt!r} may not call this server", origin=excerpt
             )
 
 

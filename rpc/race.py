@@ -73,14 +73,14 @@ class _Ending(Coroutine[Any, Any, T], Generic[T]):
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._work = work
-        self._begun = False
+        self._is_started = False
 
     def send(self, value: Any) -> Any:
-        self._begun = True
+        self._is_started = True
         return self._work.send(value)
 
     def throw(self, *error: Any) -> Any:
-        return self._work.throw(*error) if self._begun else self.send(None)
+        return self._work.throw(*error) if self._is_started else self.send(None)
 
     def close(self) -> None:
         self._work.close()
@@ -97,7 +97,7 @@ class _Ending(Coroutine[Any, Any, T], Generic[T]):
         return self._work.cr_await  # type: ignore[attr-defined]
 
     def __del__(self) -> None:
-        if not self._begun:
+        if not self._is_started:
             self._work.close()  # the event loop already reports the dropped task
 
     def __await__(self) -> Generator[Any, Any, T]:

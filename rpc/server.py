@@ -541,8 +541,10 @@ class Server:
         Raises:
             UnauthenticatedError, CapabilityEndedError, AccessDeniedError: it has neither.
         """
-        shown = request.headers.getall("Authorization", ())
-        if len(shown) == 1 and compare_digest(shown[0].encode(), f"Bearer {token}".encode()):
+        authorization = request.headers.getall("Authorization", ())
+        if len(authorization) == 1 and compare_digest(
+            authorization[0].encode(), f"Bearer {token}".encode()
+        ):
             return
         if self._guard is None:
             raise UnauthenticatedError(
@@ -552,7 +554,7 @@ class Server:
         peer = None
         if self._serving.tls_client_principals:
             peer = peer_of(request.get_extra_info("peercert"))
-        caller = await self._guard.caller(READ_METRICS, shown, peer)
+        caller = await self._guard.caller(READ_METRICS, authorization, peer)
         caller.check(READ_METRICS.rights, "")
 
     async def start(self, host: str, port: int) -> None:

@@ -142,18 +142,18 @@ class SettingSources(Generic[Settings]):
         for name, value in flags.items():
             if value is not None:
                 found[name] = value, f"flag {flag_of(name)}"
-        known = {field.name for field in self._fields}
+        names = {field.name for field in self._fields}
         values = {
             name: _convert(self._hints[name], value)
             for name, (value, _) in found.items()
-            if name in known
+            if name in names
         }
         refuse(
             [
                 *(
                     f"{name}: no such setting ({origin})"
                     for name, (_, origin) in found.items()
-                    if name not in known
+                    if name not in names
                 ),
                 *(
                     f"{field.name} is missing"
@@ -210,8 +210,8 @@ class _AppendToList(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        before = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
+        earlier = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, values if earlier is None else f"{earlier},{values}")
 
 
 def flag_of(name: str) -> str:

@@ -66,10 +66,11 @@ async def greet(channel: DataChannel, timeout_ms: int) -> None:
 
 
 async def authenticate(
-    channel: DataChannel, held: ShownCapability, nonce: bytes, address: str, timeout_ms: int
+    channel: DataChannel, capability: ShownCapability, nonce: bytes, address: str, timeout_ms: int
 ) -> None:
     """Send a capability, and prove that the client holds its key."""
-    request = Authenticate(held.text, held.key.sign_challenge(nonce, address), address)
+    proof = capability.key.sign_challenge(nonce, address)
+    request = Authenticate(capability.text, proof, address)
     reply, _ = await channel.call(request, timeout_ms=timeout_ms)
     assert isinstance(reply, Authenticated)
 
@@ -77,7 +78,7 @@ async def authenticate(
 async def keep_authenticated(
     identity: Credentials,
     channel: DataChannel,
-    held: ShownCapability,
+    capability: ShownCapability,
     nonce: bytes,
     address: str,
     timeout_ms: int,
@@ -86,11 +87,11 @@ async def keep_authenticated(
     the last one has expired.
     """
     while not channel.closed:
-        await asyncio.sleep(max(RENEW_INTERVAL_S_MIN, held.renew_in_s))
+        await asyncio.sleep(max(RENEW_INTERVAL_S_MIN, capability.renew_in_s))
         with contextlib.suppress(KeylaneError):
             newer = await identity.held()
             if newer is None or channel.closed:
                 return
-            if newer.text != held.text:
+            if newer.text != capability.text:
                 await authenticate(channel, newer, nonce, address, timeout_ms)
-            held = newer
+            capability = newer

@@ -396,7 +396,7 @@ class ConnectionAccess:
         self._remote = remote
         self._boot_ms = clock.boot_ms
         self._began_ms = clock.boot_ms()
-        self._held: HeldCapability | None = None
+        self._capability: HeldCapability | None = None
         self._caller = UNKNOWN_CALLER
         self._allowed: dict[tuple[object, ...], AccessTarget] = {}
         self._counted_principal = ""
@@ -419,18 +419,18 @@ class ConnectionAccess:
             ConnectionQuotaError: the principal already has as many connections as it may have.
         """
         try:
-            held = await self._judge.authenticate(self.nonce, request)
+            capability = await self._judge.authenticate(self.nonce, request)
         except KeylaneError as error:
             self._guard.record(self._caller, self._remote, "Authenticate", AccessTarget(), error)
             raise
-        caller = held.caller
+        caller = capability.caller
         principal = "" if caller.is_server else caller.principal
-        if principal != self._counted_principal or self._held is None:
+        if principal != self._counted_principal or self._capability is None:
             self._count_connection(principal, caller.quota, take_slot)
-        self._held = held
+        self._capability = capability
         self._caller = caller
         self._allowed.clear()
-        return Authenticated(held.ends_in_ms)
+        return Authenticated(capability.ends_in_ms)
 
     def _count_connection(
         self, principal: str, quota: Quota, take_slot: Callable[[str], None]
@@ -458,8 +458,8 @@ class ConnectionAccess:
             UnauthenticatedError: the caller has not authenticated within AUTHENTICATE_S.
             CapabilityEndedError: its capability has expired.
         """
-        if self._held is not None:
-            self._held.check()
+        if self._capability is not None:
+            self._capability.check()
         elif self._boot_ms() - self._began_ms > AUTHENTICATE_S * 1000:
             raise UnauthenticatedError(
                 "the connection has not said who calls", problem="not authenticated"
@@ -551,7 +551,7 @@ class ConnectionAccess:
         kind = type(request)
         target = AccessTarget()
         try:
-            if self._held is None:
+            if self._capability is None:
                 raise UnauthenticatedError(
                     "the connection has not said who calls", problem="not authenticated"
                 )

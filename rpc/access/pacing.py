@@ -163,7 +163,7 @@ class Pacing:
         if self.connections[principal] <= 0:
             del self.connections[principal]
 
-    def known(self) -> Iterable[str]:
+    def known_principals(self) -> Iterable[str]:
         """Return the principals whose buckets are remembered."""
         return self._principals
 

@@ -6,7 +6,7 @@
                       evict the newest connection of the principal with the most slots
 
 Invariants
-    Never do more connections have a slot than there are slots.
+    The number of connections with a slot never exceeds the limit.
     A principal loses a slot only while it has more than an equal share, and only to a principal
     with less.
 """

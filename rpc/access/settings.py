@@ -23,12 +23,12 @@ def is_access_on(access: object, host: object) -> bool:
     return access == ON or (access == AUTO and isinstance(host, str) and not is_loopback(host))
 
 
-def access_problems(values: Mapping[str, object], *needed: tuple[str, ...]) -> list[str]:
+def access_problems(values: Mapping[str, object], *required: tuple[str, ...]) -> list[str]:
     """
     Return the problems of the setting `access` and its tokens, as sentences.
 
     Args:
-        needed: names of settings; where access is on, at least one of each tuple must be set.
+        required: names of settings; where access is on, at least one of each tuple must be set.
     """
     access, host = values.get("access", AUTO), values.get("host", "127.0.0.1")
     if access not in (ON, OFF, AUTO):
@@ -45,7 +45,7 @@ def access_problems(values: Mapping[str, object], *needed: tuple[str, ...]) -> l
         )
     return [
         f"{' or '.join(names)} is missing; {why}"
-        for names in needed
+        for names in required
         if not any(values.get(name) for name in names)
     ]
 
@@ -105,10 +105,10 @@ class IssuerSettings:
 
 def issuer_problems(values: Mapping[str, object]) -> list[str]:
     """Return the problems of the jwt_* settings, as sentences."""
-    given = {name for name in _REQUIRED if values.get(name)}
+    present = {name for name in _REQUIRED if values.get(name)}
     problems = []
-    if given and given != set(_REQUIRED):
-        missing = [name for name in _REQUIRED if name not in given]
+    if present and present != set(_REQUIRED):
+        missing = [name for name in _REQUIRED if name not in present]
         problems.append(f"JWTs need also {' and '.join(missing)}")
     jwks = values.get("jwt_jwks") or ""
     if isinstance(jwks, str) and "://" in jwks and not jwks.startswith("https://"):

@@ -140,18 +140,18 @@ def token_variables() -> tuple[str, str]:
     return os.environ.get(FILE_VARIABLE, ""), os.environ.get(VARIABLE, "")
 
 
-def token_source(given: str | None) -> TokenSource | None:
+def token_source(argument: str | None) -> TokenSource | None:
     """
     Return the source of a client's token, or None if it has no token.
 
     Args:
-        given: the argument `token=`.
+        argument: value of the client's argument `token=`.
 
     Raises:
         ConfigError: the token is malformed, or its file cannot be read.
     """
-    if given is not None:
-        token = check_token(given, "token=")
+    if argument is not None:
+        token = check_token(argument, "token=")
         return lambda: token
     path = os.environ.get(FILE_VARIABLE)
     if path:

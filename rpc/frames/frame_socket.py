@@ -152,7 +152,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         self._writable_event.set()
         self.written_bytes = 0
         """The number of bytes that were passed to the transport."""
-        self.heard = True
+        self.received = True
         """True once something was received; the watchdog of silent connections sets it to False."""
         self.pings = 0
         """The number of pings received; the watchdog of silent connections sets it to 0."""
@@ -185,7 +185,7 @@ class FrameSocket(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Process the bytes that were read; see `asyncio.BufferedProtocol`."""
-        self.heard = True
+        self.received = True
         if self._accepts_data:
             in_turn(self._process, nbytes)
 
@@ -557,9 +557,9 @@ async def accept_socket(
     """
     from aiohttp import web
 
-    wanted = request.headers.get("Upgrade", "")
-    if wanted != UPGRADE or "upgrade" not in request.headers.get("Connection", "").lower():
-        problem = f"not {wanted[:80]!r}" if wanted else "and has none"
+    protocol = request.headers.get("Upgrade", "")
+    if protocol != UPGRADE or "upgrade" not in request.headers.get("Connection", "").lower():
+        problem = f"not {protocol[:80]!r}" if protocol else "and has none"
         error = InvalidRequestError(
             f"{request.path} needs the header Upgrade: {UPGRADE}, {problem}"
         )

@@ -53,7 +53,7 @@ ADDRESSES_KNOWN_MAX = 1_000
 class WatchedConnection(Protocol):
     """The connection that is watched; see `frames.frame_socket.FrameSocket`."""
 
-    heard: bool
+    received: bool
     reading: bool
 
     def ping(self) -> None:
@@ -142,7 +142,7 @@ class Silence:
         """Measure the silence since the last check, and ping, probe or close the connection."""
         socket = self._socket
         self._silent_s += self._interval_s
-        if socket.heard or not socket.reading:
+        if socket.received or not socket.reading:
             self._silent_s = 0.0
             self._is_ping_pending = False
             self._probe_at_s = 0.0
@@ -153,19 +153,19 @@ class Silence:
         elif not self.is_alive(self._silent_s):
             socket.abort(f"no data was received for {self._silent_s:g} s")
             return
-        socket.heard = False
+        socket.received = False
         self._timer = self._schedule_check()
 
     def ping(self) -> None:
         """Send a ping; anything that is received counts as the reply."""
         self._is_ping_pending = True
-        self._socket.heard = False
+        self._socket.received = False
         self._socket.ping()
 
     @property
     def _is_silent(self) -> bool:
         """True if nothing was received since the last ping."""
-        return self._is_ping_pending and self._socket.reading and not self._socket.heard
+        return self._is_ping_pending and self._socket.reading and not self._socket.received
 
     def excuse(self, wait_s: float) -> None:
         """Ignore silence for `wait_s`, because the server has announced that calls wait so long."""

@@ -180,10 +180,10 @@ def largest(samples: Mapping[Labels, float], most: int = SERIES_MAX) -> dict[Lab
     if len(samples) <= most:
         return dict(samples)
     ordered = sorted(samples.items(), key=lambda pair: -pair[1])
-    kept = dict(ordered[:most])
+    result = dict(ordered[:most])
     names = [label for label, _ in ordered[0][0]]
-    kept[tuple((name, OTHER) for name in names)] = sum(value for _, value in ordered[most:])
-    return kept
+    result[tuple((name, OTHER) for name in names)] = sum(value for _, value in ordered[most:])
+    return result
 
 
 def histogram(name: str, text: str, values: Histogram) -> Metric:

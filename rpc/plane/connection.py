@@ -73,17 +73,17 @@ class PlaneConnection:
         self._auth_frames = 0
         self._auth_window_s = self.opened_s
 
-    def count_auth_frame(self, most: int, within_s: float) -> None:
+    def count_auth_frame(self, limit: int, within_s: float) -> None:
         """Count a Hello, Challenge or Authenticate frame. Raises FrameError if there were more than
-        `most` within `within_s` seconds.
+        `limit` within `within_s` seconds.
         """
         now_s = asyncio.get_running_loop().time()
         if now_s - self._auth_window_s > within_s:
             self._auth_window_s = now_s
             self._auth_frames = 0
         self._auth_frames += 1
-        if self._auth_frames > most:
-            raise FrameError(f"over {most} Hello or authentication frames within {within_s:g} s")
+        if self._auth_frames > limit:
+            raise FrameError(f"over {limit} Hello or authentication frames within {within_s:g} s")
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
     def start(
@@ -192,8 +192,8 @@ class PlaneConnection:
         socket = self.socket
         socket.pings = 0
         sent = socket.written_bytes - self.transport.get_write_buffer_size()
-        if socket.heard or not socket.reading or sent != self._sent_bytes:
-            socket.heard = False
+        if socket.received or not socket.reading or sent != self._sent_bytes:
+            socket.received = False
             self._sent_bytes = sent
             self._silent_s = 0.0
         else:

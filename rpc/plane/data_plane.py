@@ -303,13 +303,13 @@ class DataPlane:
             connection, correlation_id, request, self._hand_to_task, self._on_refusal, pull=is_pull
         )
         try:
-            begun = self._begin(request, payload, call)
+            is_handled = self._begin(request, payload, call)
         except Exception as error:  # noqa: BLE001 - `refuse` logs it
             call.refuse(error)
             return True
-        if not begun:
+        if not is_handled:
             call.forget()
-        return begun
+        return is_handled
 
     def _hand_to_task(
         self, connection: PlaneConnection, correlation_id: int, request: Request
@@ -320,10 +320,10 @@ class DataPlane:
 
     async def _answer_all(self, connection: PlaneConnection) -> None:
         """Answer the frames of a connection in order of arrival, until it is closed or refused."""
-        begun = 0
+        frames = 0
         while True:
-            begun += 1
-            if begun % FRAMES_AT_ONCE == 0:
+            frames += 1
+            if frames % FRAMES_AT_ONCE == 0:
                 await asyncio.sleep(0)  # `receive` does not yield while frames are queued
             try:
                 data = await connection.socket.receive()
@@ -637,5 +637,5 @@ def _no_slot(text: str, principal: str, limit: int) -> ConnectionQuotaError:
 def _disconnected(why: str) -> FrameError:
     """Return the error for a client that is disconnected because it missed a deadline."""
     error = FrameError(why)
-    error.hint = "Open a new connection; a client of keylane does so by itself."
+    error.hint = "Open a new connection; a keylane client does so automatically."
     return error

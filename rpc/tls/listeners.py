@@ -120,14 +120,14 @@ async def listen(
     return Listeners(sockets, on_accepted)
 
 
-class TlsOpenings:
+class TlsHandshakes:
     """
     Does the TLS handshakes of a server's connections; their number and time are limited.
 
     Args:
         context: returns the TLS context for a new connection.
         make: returns the protocol for a connection with a finished handshake.
-        most: number of connections in their handshake above which the oldest is closed.
+        limit: number of connections in their handshake above which the oldest is closed.
         handshake_s: seconds for each handshake.
         on_refused: called with the error and the client's host for each connection that is closed
             without a handshake.
@@ -138,13 +138,13 @@ class TlsOpenings:
         context: Callable[[], ssl.SSLContext],
         make: Callable[[], asyncio.Protocol],
         *,
-        most: int,
+        limit: int,
         handshake_s: float,
         on_refused: Callable[[KeylaneError, str], None],
     ) -> None:
         self._context = context
         self._make = make
-        self._most = most
+        self._limit = limit
         self._handshake_s = handshake_s
         self._on_refused = on_refused
         self._handshakes: dict[socket.socket, asyncio.Task[None]] = {}
@@ -156,9 +156,11 @@ class TlsOpenings:
 
     def enter(self, accepted: socket.socket) -> None:
         """Begin a connection's handshake; close the oldest ones if there are too many."""
-        while len(self._handshakes) >= self._most:
+        while len(self._handshakes) >= self._limit:
             oldest = next(iter(self._handshakes))
-            error = OverloadedError("too many connections in their TLS handshake", limit=self._most)
+            error = OverloadedError(
+                "too many connections in their TLS handshake", limit=self._limit
+            )
             self._on_refused(error, _host_of(oldest))
             self._cancel(oldest)
         # Read now, because a client whose handshake fails has left by then.

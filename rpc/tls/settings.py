@@ -124,22 +124,22 @@ def serving_problems(values: Mapping[str, object]) -> list[str]:
         for name in _FILES
         if not (values.get(name) is None or isinstance(values[name], Path))
     ]
-    given = {name for name in _FILES if values.get(name) is not None}
-    if given & {"tls_cert", "tls_key"} and not given >= {"tls_cert", "tls_key", "tls_ca"}:
-        missing = sorted({"tls_cert", "tls_key", "tls_ca"} - given)
+    present = {name for name in _FILES if values.get(name) is not None}
+    if present & {"tls_cert", "tls_key"} and not present >= {"tls_cert", "tls_key", "tls_ca"}:
+        missing = sorted({"tls_cert", "tls_key", "tls_ca"} - present)
         problems.append(f"TLS needs also {' and '.join(missing)}")
-    elif "tls_client_ca" in given and "tls_cert" not in given:
+    elif "tls_client_ca" in present and "tls_cert" not in present:
         problems.append("tls_client_ca needs also tls_cert, tls_key and tls_ca")
     principals = values.get("tls_client_principals", False)
     if not isinstance(principals, bool):
         problems.append("tls_client_principals must be true or false")
-    elif principals and "tls_client_ca" not in given:
+    elif principals and "tls_client_ca" not in present:
         problems.append("tls_client_principals needs also tls_client_ca")
     if not isinstance(values.get("insecure_network", False), bool):
         problems.append("insecure_network must be true or false")
     host, advertised = values.get("host", "127.0.0.1"), values.get("advertised_host", "")
     # Without either, the server refuses to start at this address, with advice about TLS.
-    served = "tls_cert" in given or values.get("insecure_network") is True
+    served = "tls_cert" in present or values.get("insecure_network") is True
     if not isinstance(host, str) or not host:
         problems.append("host must be an address")
     elif served and not advertised and is_wildcard(host):

@@ -13,12 +13,12 @@ from keylane.rpc.liveness.silence import PATIENCE_S_MAX, Silence, SilencePatienc
 
 
 class SilentSocket:
-    """A connection from which nothing comes, until `heard` is set to True."""
+    """A connection from which nothing comes, until `received` is set to True."""
 
     reading = True
 
     def __init__(self) -> None:
-        self.heard = False
+        self.received = False
         self.asked = 0
         self.given_up: list[str] = []
 
@@ -100,7 +100,7 @@ async def test_connection_that_is_heard_is_not_asked_for_a_sign_of_life(monkeypa
     socket = SilentSocket()
     judged = judge(socket, Path(answers=True))
     for _ in range(60):
-        socket.heard = True
+        socket.received = True
         await asyncio.sleep(0.005)
     assert (socket.asked, socket.given_up) == (1, [])
     judged.end()
@@ -132,7 +132,7 @@ async def test_connection_goes_on_when_something_comes_after_all():
     judged = judge(socket, path)
     assert judged.is_alive(3.0)
     await asyncio.sleep(0.01)
-    socket.heard = True
+    socket.received = True
     await asyncio.sleep(0.1)
     assert not socket.given_up
 
