@@ -67,7 +67,7 @@ def test_connection_gives_signs_of_life_while_the_caller_pauses(filled, monkeypa
     """A caller that stands still for many looks at its connection keeps its connection, and its frames
     ahead.
     """
-    monkeypatch.setattr(silence, "LOOK_S", 0.1)
+    monkeypatch.setattr(silence, "CHECK_INTERVAL_S", 0.1)
     connections = []
     open_channel = http_network.HttpNetwork.open_channel
 
