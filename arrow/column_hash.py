@@ -22,7 +22,7 @@ I64 = npt.NDArray[np.int64]
 LONG = 64
 """The length in bytes above which vectorized hashing is no faster."""
 BLOCK_ROWS = 8_192
-"""The number of rows hash_class together: they fit into a core's cache, which is three times as
+"""The number of rows hashed together: they fit into a core's cache, which is three times as
 fast as 65,536 rows.
 """
 _SECRET = bytes.fromhex(

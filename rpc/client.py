@@ -80,7 +80,7 @@ async def _retry_until_created(call: Callable[[], Awaitable[T]]) -> T:
 
 class MetaClient(Metaservers):
     """
-    Calls one of several metaservers; `Metaservers` describes which.
+    Calls one of several metaservers; see `Metaservers`.
 
     Most calls are `meta.call(endpoints.SUBJECT, subject=name)`; only calls that need more have a
     method.

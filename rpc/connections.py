@@ -221,7 +221,8 @@ class Connections:
         loop in which it was opened.
 
         Raises:
-            ClosedError, UsageError: it is not so.
+            ClosedError: the client is not open, or is being closed.
+            UsageError: the caller runs elsewhere.
         """
         self.home.check()
         if not self.wanted:

@@ -23,7 +23,7 @@ from .network import Network
 from .stop_signals import Stopping, StopSignals
 
 DrawBits = Callable[[int], int]
-"""Function that returns a random number of the given number of bits."""
+"""Function that returns a random number with the given number of bits."""
 from_system: DrawBits = secrets.randbits
 
 

@@ -16,7 +16,7 @@ def check_loopback(host: str) -> None:
     Check that `host` is a loopback address.
 
     Raises:
-        AddressError: it is another address.
+        AddressError: it is not a loopback address.
     """
     if not is_loopback(host):
         raise AddressError(

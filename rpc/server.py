@@ -330,7 +330,7 @@ def document_route(served: Sequence[Endpoint[Any]], program: str) -> ControlRout
 
 def _slots(connections_max: int, guard: Guard | None) -> int:
     """Return the limit of connections; with access control it is lowered to what the limit of open
-    files allows, so that principals share what there really is.
+    files allows, because principals share the slots.
     """
     return connections_max if guard is None else within_files(connections_max)
 

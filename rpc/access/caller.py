@@ -1,4 +1,4 @@
-"""Who calls a server, and with which rights. Pure."""
+"""The caller of a server, and its rights. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ class Caller(NamedTuple):
     """When its credential expires, in milliseconds since 1970 by the metaserver's clock; 0: never.
     """
     version: int = 0
-    """Version of the access rules from which the rights come, if a metaserver identified the
-    caller.
-    """
+    """Version of the access rules under which a metaserver identified the caller."""
 
     @property
     def is_paced(self) -> bool:
@@ -40,8 +38,8 @@ class Caller(NamedTuple):
 
 
 class AccessTarget(NamedTuple):
-    """The subject and consumer group that a request needs rights on; "" as the subject means that
-    there is no single one, "" as the group means all groups of the subject.
+    """The subject and consumer group on which a request needs rights. An empty subject means that
+    there is no single one, an empty group means all groups.
     """
 
     subject: str = ""

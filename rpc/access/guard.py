@@ -58,13 +58,17 @@ AUTHENTICATE_S = 5.0
 ALLOWED_MAX = 10_000
 """The largest number of decisions that are cached for a connection."""
 REFUSALS_PER_KIND = Allowance(100, 1.0)
-"""Audit log lines for refusals of one kind: with the same caller, call, host and error code."""
+"""Limit of audit log lines for refusals with the same caller, call, host and error code."""
 REFUSALS_PER_HOST = Allowance(500, 1.0)
-"""Audit log lines for refusals of one host's callers: one host must not hide the others."""
+"""Limit of audit log lines for refusals of one host's callers: one host must not hide the
+others.
+"""
 REFUSALS_TOTAL = Allowance(2_000, 2.0)
-"""Audit log lines for all refusals of a server."""
+"""Limit of audit log lines for all refusals of a server."""
 READS_PER_KIND = Allowance(20, 1 / 60)
-"""Audit log lines for reads of one kind: reads of one subject must not hide those of others."""
+"""Limit of audit log lines for reads with the same caller, call and target: reads of one subject
+must not hide those of others.
+"""
 FRAME_RIGHTS: dict[type[Any], Rights] = {
     Append: Rights.PRODUCE,
     Schedule: Rights.PRODUCE,
@@ -125,7 +129,7 @@ class DataJudge(Protocol):
 
 
 class GuardedReply(NamedTuple):
-    """The answer of a call that was admitted, and facts for its response."""
+    """The answer of an admitted call, its caller, and how long it waited."""
 
     answer: object
     caller: Caller
@@ -176,8 +180,7 @@ class Guard:
         self, endpoint: Endpoint[Any], authorization: Sequence[str], peer: Peer | None = None
     ) -> Caller:
         """
-        Identify the caller by the `Authorization` header, or without one by the connection's
-        certificate.
+        Identify the caller by its `Authorization` header, or without one by its certificate.
 
         Args:
             authorization: values of the header, of which there must be at most one.
@@ -371,7 +374,9 @@ class Guard:
 
 
 def _with_suppressed(suppressed: int, outcome: str, detail: str) -> str:
-    """Return a line's detail, with the number of earlier events of its kind that got no line."""
+    """Return a line's detail, with the number of earlier events of the same kind that got no
+    line.
+    """
     if not suppressed:
         return detail
     count = f"{suppressed} more were {outcome} before"

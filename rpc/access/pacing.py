@@ -1,12 +1,12 @@
 """Rate limits: token buckets that decide how long callers over their quota wait. Pure.
 
-    take(cost) ─▶ the level falls, even below 0 ─▶ the next call delays until it is 0 again
+    take(cost) ─▶ the level falls, even below 0 ─▶ the next call waits until it is 0 again
 
-A bucket holds one second of its rate. A call that finds it empty delays until the debt of earlier
+A bucket holds one second of its rate. A call that finds it empty waits until the debt of earlier
 calls is paid. The connections of one principal share its rate; other principals do not wait for it.
 
 Invariants
-    Each server applies the quotas to its own calls only; a caller that delays blocks no other.
+    Each server applies the quotas to its own calls only; a caller that waits blocks no other.
     Calls that renew or release leases (acks, releases, heartbeats) wait only for a debt above
     GRACE_MS, so that no lease is lost because of a quota.
 """
@@ -27,7 +27,7 @@ would have to wait longer is refused.
 GRACE_MS = 5_000
 """The debt up to which calls that renew or release leases do not wait."""
 HTTP_HOLD_MS = 2_000
-"""The longest time for which a plain HTTP call delays for a quota; beyond that it is refused."""
+"""The longest time for which a plain HTTP call waits for a quota; beyond that it is refused."""
 RETRY_CONNECTION_MS = 1_000
 KNOWN_MAX = 10_000
 """The largest number of principals, and of subjects, whose buckets are remembered."""

@@ -1,4 +1,4 @@
-"""Where a client's or server's token comes from: an argument, a file, or the environment.
+"""Finds a client's or server's token, in an argument, a file, or the environment.
 
     token=  ▶  KEYLANE_TOKEN_FILE  ▶  KEYLANE_TOKEN  ▶  none
 
@@ -125,8 +125,8 @@ def token_from_file(path: str) -> TokenSource:
 
 
 def refused_token(error: UnauthenticatedError, source: TokenSource | None) -> UnauthenticatedError:
-    """Return the error for a refused token; it also reports that the token's file could not be
-    read, if that is so.
+    """Return the error for a refused token, which mentions that the token's file could not be read
+    if that is the case.
     """
     problem = source.problem if isinstance(source, TokenFile) else ""
     if not problem:

@@ -76,7 +76,7 @@ class SilencePatience:
 
     def of(self, address: str) -> float:
         """Return the seconds for a connection to `address` that has brought no answer yet; 0: a
-        probe is new_socket after the first unanswered ping.
+        probe is made after the first unanswered ping.
         """
         return self._seconds.get(address, 0.0)
 

@@ -122,7 +122,7 @@ client sends two every few minutes.
 """
 AUTH_WINDOW_S = 60.0
 FRAMES_AT_ONCE = 64
-"""The number of a connection's frames that are begun before the event loop continues."""
+"""The number of frames that are read from a connection before other tasks may run."""
 AUTH_FRAME_BYTES_MAX = 64 << 10
 """The largest frame, in bytes, from a client that has not authenticated; a capability is
 smaller.
