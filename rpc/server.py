@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import ClientConnectionResetError, web
 
+from ..protocol.access.tokens import check_no_token
 from ..protocol.control import ErrorBody
 from ..protocol.endpoints import DATA_PATH, LIVE, METRICS, OPENAPI, READY
 from ..protocol.errors import (
@@ -527,7 +528,7 @@ class Server:
         origins = request.headers.getall("Origin", ())
         check_origins(origins, names, self.port, scheme="http" if self._tls is None else "https")
         if self._guard is not None:
-            self._guard.check_url(request.path, request.query)
+            check_no_token(request.path, request.query)
         if (version := request.headers.get(VERSION_HEADER)) is not None:
             check_client(version, VERSION)
         if self._scraper_token is not None and request.path == METRICS.path:

@@ -81,8 +81,8 @@ class StopSignals:
 _listening: dict[StopSignals, None] = {}
 """The open StopSignals, in the order of their opening."""
 _earlier_handlers: dict[int, Any] = {}
-"""The handlers from before the first of them was opened, by signal; they are restored when the last
-one is closed.
+"""The handlers that were installed when the first of them was opened, by signal; they are restored
+when the last one is closed.
 """
 _is_signaled = False
 """True if a signal has arrived since the first of them was opened."""

@@ -21,7 +21,6 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from ...protocol.access.quota import Quota
-from ...protocol.access.tokens import check_no_token
 from ...protocol.clock import Clock
 from ...protocol.errors import (
     KeylaneError,
@@ -202,10 +201,6 @@ class Guard:
                 "the header is: Authorization: Bearer TOKEN", problem="no bearer"
             )
         return await self._identify(text.strip())
-
-    def check_url(self, path: str, query: Mapping[str, str]) -> None:
-        """Raise InvalidRequestError if the URL contains a token."""
-        check_no_token(path, query)
 
     async def handle_request(
         self,

@@ -47,7 +47,7 @@ PROBE_PAUSE_S = 2.0
 PROBE_PAUSE_S_MAX = 8.0
 PATIENCE_S_MAX = 16.0
 ADDRESSES_KNOWN_MAX = 1_000
-"""Number of addresses whose patience is remembered, those that were closed last."""
+"""The number of addresses whose patience is remembered: those of the connections closed last."""
 
 
 class WatchedConnection(Protocol):
@@ -66,9 +66,7 @@ class WatchedConnection(Protocol):
 
 
 class SilencePatience:
-    """Remembers for how long connections to each address may be silent before a probe is
-    new_socket.
-    """
+    """Remembers for how long connections to each address may be silent before a probe is made."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
