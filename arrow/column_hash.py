@@ -1,9 +1,8 @@
 """Computes xxh3_64 of a column of byte strings, vectorized. Pure.
 
 The hash of a key determines its partition, so the result must equal `xxhash.xxh3_64_intdigest`.
-XXH3
-has a formula for each class of lengths: the rows of a class are hash_class together, and keys above
-`LONG` bytes one by one.
+XXH3 has a formula for each class of lengths: the rows of a class are hashed together, and keys
+above `LONG` bytes one by one.
 
 Source: the XXH3 specification (xxHash 0.8, `doc/xxhash_spec.md`), seed 0, for up to 64 bytes.
 """

@@ -1,6 +1,5 @@
 """Converts the columns of batches to Arrow columns by slicing and joining buffers, without Python
-code
-for each message. Pure.
+code for each message. Pure.
 
     record   times i64×n │ lengths u32×3n │ keys │ values │ properties       one batch of the broker
                  │             │              │       │

@@ -9,8 +9,7 @@ Fields of a value that are not in the schema are ignored; missing fields become 
 
 Values that pyarrow refuses are converted one by one like Spark's `from_json`, if they are JSON and
 fit the schema: any JSON as a string, the last of two fields of the same name, seconds since 1970
-and
-fractions beyond microseconds as a timestamp, NaN and infinity.
+and fractions beyond microseconds as a timestamp, NaN and infinity.
 
 Invariants
     Row i of the result is the value of row i: a value that is not exactly one JSON object never

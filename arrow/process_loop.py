@@ -1,6 +1,5 @@
 """The event loop that all readers of a process share, in its own thread, with one connection to
-each
-broker.
+each broker.
 
     reader's thread ── submit ──▶ loop: one connection to each broker, opened by the first call,
                                         and again after it was lost

@@ -5,8 +5,7 @@ Pure.
                                        ▶  neither TLS nor a token
 
 The options are sent to other machines, but only the paths of files, which must exist there under
-the
-same names; a token itself is never sent.
+the same names; a token itself is never sent.
 """
 
 from __future__ import annotations

@@ -48,8 +48,7 @@ class _TaskIterator(Iterator[pa.RecordBatch]):
     The iterator over a task's rows.
 
     It is not a generator, because Ctrl-C would end a generator, and a later call would silently
-    miss
-    the remaining batches.
+    miss the remaining batches.
     """
 
     def __init__(self, options: ReadOptions, ranges: Sequence[PlannedRange]) -> None:

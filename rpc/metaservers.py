@@ -32,9 +32,8 @@ class Metaservers:
     Calls one of several metaservers, beginning with the one that answered last.
 
     An address that cannot be reached, does not answer, has no database or belongs to another
-    program
-    is moved to the end of the list. A failed call is retried at the next address, unless it may
-    have been executed and is not idempotent. A call whose endpoint has `one_address` is never
+    program is moved to the end of the list. A failed call is retried at the next address, unless it
+    may have been executed and is not idempotent. A call whose endpoint has `one_address` is never
     retried.
     """
 

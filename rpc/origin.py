@@ -1,6 +1,5 @@
 """Decides which callers a server answers: programs, and web pages of its own origin, but no pages
-of
-other sites. Pure.
+of other sites. Pure.
 
     Origin            sent by browsers with every WebSocket and POST
                       must be the server's own address

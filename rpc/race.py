@@ -20,9 +20,8 @@ def start_task(work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyn
     Run `work` in a task whose first step happens in a later iteration of the running event loop.
 
     The loop's task factory is bypassed, because it belongs to the user:
-    `asyncio.eager_task_factory`
-    would take the first step inside this call, before the caller has stored the task and set what
-    the task reads.
+    `asyncio.eager_task_factory` would take the first step inside this call, before the caller has
+    stored the task and set what the task reads.
     """
     return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name)
 
@@ -43,8 +42,8 @@ def shield(work: asyncio.Future[T] | Coroutine[Any, Any, T]) -> asyncio.Future[T
     Like `asyncio.shield`: return a future whose cancellation does not cancel `work`.
 
     If the future was cancelled, an error of `work` is dropped. From Python 3.14 on,
-    `asyncio.shield`
-    reports it to the event loop, and a server would log an error for each caller that has left.
+    `asyncio.shield` reports it to the event loop, and a server would log an error for each caller
+    that has left.
     """
     inner = start_task(work) if asyncio.iscoroutine(work) else work
     assert isinstance(inner, asyncio.Future)
@@ -107,8 +106,7 @@ class _Ending(Coroutine[Any, Any, T], Generic[T]):
 class Race:
     """
     Runs tasks until the first of them is done; leaving the block cancels the others, and waits
-    until
-    they have ended.
+    until they have ended.
 
         async with Race() as race:
             answer = race.start(call())
@@ -154,8 +152,7 @@ class Race:
 async def error_of(work: Awaitable[object]) -> BaseException | None:
     """
     Return the error that `work` raises, or None if it succeeds. Raises CancelledError if this call
-    is
-    cancelled.
+    is cancelled.
 
     A task that raises SystemExit or KeyboardInterrupt stops the event loop at once; a task that
     runs this function does not.
@@ -172,8 +169,7 @@ async def error_of(work: Awaitable[object]) -> BaseException | None:
 async def shared(task: asyncio.Task[T], closed: str) -> T:
     """
     Wait for a task that several callers share, and return its result; cancelling one caller does
-    not
-    cancel the task.
+    not cancel the task.
 
     Args:
         closed: text of the ClosedError.
@@ -218,8 +214,7 @@ def outlives_cancel(
 class Steps(AsyncIterator[T]):
     """
     Iterates over an async generator. Each value is computed in a task; if an `anext` is cancelled,
-    the
-    next one waits for the same task.
+    the next one waits for the same task.
 
     Args:
         values: the generator; nothing else may iterate over it.

@@ -1,6 +1,5 @@
 """Limits a server's memory for incoming messages that are not complete: above the limit, the
-slowest
-senders are dropped. Pure.
+slowest senders are dropped. Pure.
 
     up to bytes_max                 none is dropped
     up to HARD_FACTOR * bytes_max   messages that arrived more slowly than RATE_MIN are dropped

@@ -1,6 +1,5 @@
 """Detects dead connections: if a connection is silent, a probe on a new connection to the same
-server
-decides whether it is closed.
+server decides whether it is closed.
 
     silence ─▶ ping, no reply ─▶ does the server answer on a new connection?
                  ▲                    │ no: the server is paused or unreachable ─▶ probe again later

@@ -4,9 +4,8 @@
      "message": …, "program": …}
 
 Every JSON line starts with the same fields; the program's fields (`broker_group`, `pid`) follow,
-and
-`error` with a traceback. The audit log adds the fields in a record's FIELDS attribute.
-A message with line breaks is one line of JSON. In text, its further lines are indented like
+and `error` with a traceback. The audit log adds the fields in a record's FIELDS attribute. A
+message with line breaks is one line of JSON. In text, its further lines are indented like
 tracebacks: no text from a caller can pass for a log line. Other control characters are escaped in
 both formats, because they could control a terminal.
 """
