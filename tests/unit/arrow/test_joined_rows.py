@@ -1,4 +1,4 @@
-"""Small batches are coalesce, in order, and nothing that came before an error is kept back."""
+"""Small batches are combined in order, and all rows before an error are yielded."""
 
 from __future__ import annotations
 

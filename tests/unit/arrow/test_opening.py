@@ -1,4 +1,4 @@
-"""A network that cannot be opened: the file and the machine are told."""
+"""An error of opening a network names the file and the machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from support.raising import raises
     ids=("authority", "token"),
 )
 def test_file_that_is_missing_is_told_with_its_machine(secured, error, name):
-    """A file of the driver may be missing on an executor."""
+    """A file that exists on the driver may be missing on an executor."""
 
     async def opened() -> None:
         open_network(secured)

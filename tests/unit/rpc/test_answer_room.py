@@ -1,4 +1,4 @@
-"""Room for answers: who waits, waits behind its own, and in turn."""
+"""Memory budgets for answers: which answers wait, for what, and in which order."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def asks(share, *sizes: int) -> list[asyncio.Task[None]]:
 
 
 async def test_connection_waits_for_its_own_room_only():
-    """An answer beyond a connection's bytes waits until earlier ones are taken, and no other
-    connection does.
+    """An answer that exceeds its connection's budget waits for earlier ones, and delays no other
+    connection.
     """
     room = AnswerBudget(connection_bytes_max=10)
     slow, other = room.for_connection(), room.for_connection()
@@ -36,8 +36,8 @@ async def test_connection_waits_for_its_own_room_only():
 
 
 async def test_few_answers_of_a_connection_are_made_at_once():
-    """However small they are, a connection has a few reads under way, so that others come in
-    between.
+    """However small they are, a connection prepares only a few answers at a time, so that others
+    proceed.
     """
     share = AnswerBudget(reads_max=2).for_connection()
     tasks = asks(share, 1, 1, 1)
@@ -49,7 +49,7 @@ async def test_few_answers_of_a_connection_are_made_at_once():
 
 
 async def test_connections_take_turns_where_the_server_has_no_room():
-    """A connection with many waiting answers gets one, then the others get theirs."""
+    """A connection with many waiting answers gets one, and then the others get theirs."""
     room = AnswerBudget(bytes_max=10, connection_bytes_max=100, reads_max=100)
     full, greedy, modest = room.for_connection(), room.for_connection(), room.for_connection()
     await full.reserve(10)
@@ -67,7 +67,7 @@ async def test_connections_take_turns_where_the_server_has_no_room():
 
 
 async def test_answer_larger_than_all_room_is_made_alone():
-    """Room that is empty takes any answer: none waits for ever."""
+    """An empty budget accepts any answer, so that none waits forever."""
     room = AnswerBudget(bytes_max=10, connection_bytes_max=10)
     share = room.for_connection()
     await asyncio.wait_for(share.reserve(1_000), 5)
@@ -75,8 +75,8 @@ async def test_answer_larger_than_all_room_is_made_alone():
 
 
 async def test_room_is_free_again_when_its_answers_are_cancelled():
-    """Answers that are cancelled, before or after they had room, hold no room, and no other answer
-    waits for them.
+    """Answers that are cancelled, before or after their reservation, hold no bytes and delay no
+    other answer.
     """
     room = AnswerBudget(bytes_max=10)
     first, second = room.for_connection(), room.for_connection()

@@ -130,7 +130,7 @@ def test_fork_is_refused_by_name():
 
 
 def test_fork_of_what_was_closed_may_be_opened():
-    """What was open once and is no more is as one that never was."""
+    """A client that was closed before the fork behaves like a new one."""
     client = connections()
 
     async def once() -> None:
@@ -152,7 +152,7 @@ def test_fork_of_what_was_closed_may_be_opened():
 )
 @pytest.mark.parametrize("work", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_clients_are_not_copied(client, work):
-    """There is one of each, with its state: a copy would share it."""
+    """A copy would share the state of the original."""
     with pytest.raises(InvalidRequestError, match="neither copied nor pickled"):
         work(client)
 

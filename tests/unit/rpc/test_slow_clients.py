@@ -1,5 +1,5 @@
-"""Clients that do not take their answers are told and disconnected, and no other client waits for
-them.
+"""Clients that do not read their answers get an error and are disconnected, and no other client
+waits for them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Shop:
 
 
 async def stuck_client(server: Server, *, reads: int) -> tuple[RawClient, asyncio.Transport]:
-    """A client that asks for `reads` MiB and takes nothing; its transport."""
+    """Return the transport of a client that requests `reads` MiB and reads nothing."""
     client = await connect(server.address, read_bytes_max=64 << 10)
     await client.greet()
     client.transport.pause_reading()
@@ -66,8 +66,8 @@ async def serving(shop, **settings) -> Server:
 
 
 async def test_answers_that_are_not_taken_are_not_made(network):
-    """Of a hundred reads of a client that takes nothing a few are made, and a neighbour is served
-    meanwhile.
+    """Of a hundred reads of a client that reads nothing, a few are answered, and another client is
+    served meanwhile.
     """
     shop = Shop()
     room = AnswerBudget()
@@ -109,7 +109,7 @@ async def test_client_that_takes_nothing_is_told_and_let_go(caplog, monkeypatch)
 
 
 async def test_client_that_never_comes_back_is_cut_off(caplog, monkeypatch):
-    """The connection of a client that does not even take the last word ends all the same."""
+    """A client that does not even read the error is disconnected all the same."""
     monkeypatch.setattr(data_plane, "GOODBYE_S", 0.2)
     server = await serving(Shop(), stuck_s=0.4)
     _, transport = await stuck_client(server, reads=100)
@@ -121,7 +121,9 @@ async def test_client_that_never_comes_back_is_cut_off(caplog, monkeypatch):
 
 
 async def test_connections_are_watched_on_when_one_cannot_be(network, caplog, monkeypatch):
-    """The one ends, the log says why, once, and a stuck client is told and let go all the same."""
+    """A check that fails closes its connection and is logged once; a stuck client is disconnected
+    all the same.
+    """
     monkeypatch.setattr(data_plane, "GOODBYE_S", 0.2)
     broken: list[PlaneConnection] = []
     stuck_s = PlaneConnection.stuck_s
@@ -180,9 +182,7 @@ async def test_slow_client_is_no_stuck_one():
 
 
 async def test_where_others_wait_patience_is_short(network, monkeypatch):
-    """A client that fills the server's whole room is let go for another that waits, long before its
-    time.
-    """
+    """A client that uses up the server's budget is disconnected early if another one waits."""
     monkeypatch.setattr(data_plane, "GOODBYE_S", 0.2)
     room = AnswerBudget(bytes_max=4 * MIB)
     server = await serving(Shop(), answer_budget=room, stuck_s=600.0)
@@ -197,7 +197,7 @@ async def test_where_others_wait_patience_is_short(network, monkeypatch):
 
 
 async def test_server_logs_no_error_when_clients_leave_in_the_handshake(caplog):
-    """A program that dies as it connects is no fault of the server."""
+    """A program that dies while it connects is not an error of the server."""
     server = await serving(Shop())
     try:
         host, _, port = server.address.rpartition(":")

@@ -1,4 +1,4 @@
-"""What the audit log says of a call beside its subject and group."""
+"""The details of calls in the audit log, besides subject and group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keylane.rpc.access.caller import AccessTarget
 
 
 def test_detail_says_that_a_loss_is_accepted_and_what_is_a_dry_run():
-    """An auditor tells who gave up data from who looked at a plan."""
+    """An auditor can distinguish a call that gave up data from one that looked at a plan."""
     lose = Reshape(kind=OperationKind.EVACUATE, broker_group="g2", accept_loss=True)
     accepts = "evacuate g2, accepts the loss of what only it has"
     assert detail_of(lose, {}) == accepts

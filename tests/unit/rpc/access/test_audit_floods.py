@@ -1,5 +1,5 @@
-"""Lines about refusals and reads are bounded: of a kind, of a host, of a server; what is left out
-is counted.
+"""Audit lines for refusals and reads are limited per kind, host and server; suppressed ones are
+counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from keylane.rpc.access.guard import READS_PER_KIND, REFUSALS_PER_KIND, Guard
 
 
 class ToldClock:
-    """A clock that is told the time."""
+    """A clock that the test sets."""
 
     now_ms = 1_000
 
@@ -62,7 +62,7 @@ def test_flood_of_handshakes_writes_few_lines_and_says_what_is_left_out(lines):
 
 
 def test_flood_of_reads_writes_few_lines_and_hides_no_other_read(lines):
-    """Who may read one subject would push out of SQL what all others did."""
+    """Otherwise reads by one caller would push all other events out of the database."""
     clock, buffer = ToldClock(), AuditBuffer("g1")
     guard = Guard(None, None, clock=clock, on_audit=buffer.add)
     shop, did = Caller("shop", ()), "GET /v1/subjects/{subject}/messages"

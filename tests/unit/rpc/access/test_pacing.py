@@ -1,4 +1,4 @@
-"""Token buckets: rates are kept over seconds, by principal, and leases cost no wait."""
+"""Token buckets hold a rate per principal, and never cost a lease."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_bucket_never_holds_more_than_a_second_of_its_rate():
 
 
 def test_connections_of_a_principal_share_its_rate():
-    """Each finds the debt of those before it."""
+    """Each call waits for the debt of those before it."""
     pacing = Pacing()
     waits = []
     for _ in range(5):

@@ -1,6 +1,4 @@
-"""ConnectionSlots of a server: each principal that comes gets an equal share, and none loses more
-than that.
-"""
+"""Connection slots: each new principal gets an equal share, and none loses more than necessary."""
 
 from __future__ import annotations
 
@@ -37,8 +35,8 @@ def test_principals_keep_their_places_when_there_are_more_principals_than_places
 
 
 def test_refusal_costs_no_look_at_all_principals_when_its_principal_has_its_share(monkeypatch):
-    """With 10,000 principals each refusal kept the event loop for a millisecond, and who is refused
-    comes again.
+    """With 10,000 principals, each refusal blocked the event loop for a millisecond, and refused
+    callers retry.
     """
     places = filled(50, **{f"p{number}_": 1 for number in range(50)})
     asked: list[str] = []

@@ -1,4 +1,4 @@
-"""Access control is on where other machines may connect, unless it is written that it is off."""
+"""Access control is on if other machines may connect, unless it is turned off explicitly."""
 
 from __future__ import annotations
 

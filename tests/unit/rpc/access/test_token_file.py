@@ -1,4 +1,4 @@
-"""A token that comes from a file: what is said when the file is gone."""
+"""Tokens from files, and the errors when a file is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_token_file_tells_once_when_it_is_gone_and_when_it_is_back(path, caplog):
-    """However often the token is used."""
+    """The problem is logged once, however often the token is used."""
     token = path.read_text()
     source = TokenFile(path)
     path.unlink()
@@ -46,7 +46,7 @@ def test_token_file_tells_once_when_it_is_gone_and_when_it_is_back(path, caplog)
 
 
 def test_refusal_says_that_the_file_is_gone_when_it_is(path):
-    """A deleted file was told as a token that was revoked."""
+    """A deleted file was reported as a revoked token."""
     source = TokenFile(path)
     assert refused_token(REFUSAL, source) is REFUSAL
     path.unlink()
@@ -83,7 +83,7 @@ def test_last_token_is_used_when_the_file_is_half_written(path, share: int):
 
 
 def test_token_is_read_from_a_pipe_once(path):
-    """As of the shell's `<(…)`: what a second reading finds is nothing, and no problem."""
+    """Like the shell's `<(…)`: a second read returns nothing, which is not an error."""
     token = path.read_text()
     reading, writing = os.pipe()
 
@@ -103,7 +103,7 @@ def test_token_is_read_from_a_pipe_once(path):
 
 
 def test_pipe_without_a_writer_holds_no_program(path):
-    """The event loop of a broker stood still while it read the token."""
+    """A broker's event loop was blocked while it read the token."""
     token = path.read_text()
     source = TokenFile(path)
     path.unlink()
@@ -121,7 +121,7 @@ def test_pipe_without_a_writer_holds_no_program(path):
 
 
 def test_token_is_read_when_the_process_has_over_1023_open_files(path):
-    """`select.select` refuses such a file number: a new token was never read."""
+    """`select.select` refuses such a file descriptor, so a new token was never read."""
     token = path.read_text()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 2_048), hard), hard))

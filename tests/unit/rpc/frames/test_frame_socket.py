@@ -1,4 +1,4 @@
-"""Connections of frames, at both ends, on asyncio and uvloop."""
+"""Frame connections at both ends, on asyncio and uvloop."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def run(new_loop, body):
 
 @pytest.mark.parametrize("hold_back", [True, False])
 def test_frames_of_every_size_go_there_and_back(new_loop, hold_back, monkeypatch):
-    """In order, many under way at once, with small ones beside large ones; also where `writelines`
-    is not used.
+    """Frames arrive in order, many at a time, large beside small ones; also without
+    `writelines`.
     """
     monkeypatch.setattr(frame_socket, "WRITELINES_APPLIES_BACKPRESSURE", hold_back)
 
@@ -148,7 +148,7 @@ def test_frames_of_every_size_go_there_and_back(new_loop, hold_back, monkeypatch
     ids=["long", "huge", "http", "WebSocket"],
 )
 async def test_bytes_that_are_no_frames_are_refused(raw):
-    """What came before is received first."""
+    """Frames that arrived earlier are received first."""
     desk = EchoingDesk()
     async with serving(desk) as (session, url):
         socket = await open_socket(session, url, bytes_max=BYTES_MAX)
@@ -190,7 +190,7 @@ async def test_server_answers_a_client_that_asks_for_a_sign_of_life():
 
 
 async def test_memory_grows_with_what_has_come():
-    """Whatever size a frame claims."""
+    """Whatever size a frame's header announces."""
     desk = EchoingDesk()
     async with serving(desk) as (session, url):
         socket = await open_socket(session, url, bytes_max=BYTES_MAX)
@@ -204,7 +204,7 @@ async def test_memory_grows_with_what_has_come():
 
 
 async def test_socket_reads_nothing_while_frames_wait_to_be_received():
-    """A sender is held back; all of it comes when they are received."""
+    """The sender is slowed down, and everything arrives once it is received."""
     desk = EchoingDesk()
     desk.echoes = False
     count = 64
@@ -294,7 +294,7 @@ async def test_server_that_speaks_another_protocol_is_refused(answer: web.Respon
 
 
 def test_kernel_watches_the_connection_of_a_client(new_loop):
-    """A path that is gone is found within 10 s, while nothing is sent."""
+    """A broken path is detected within 10 s, even if nothing is sent."""
 
     async def body():
         async with serving(EchoingDesk()) as (session, url):
@@ -311,9 +311,7 @@ def test_kernel_watches_the_connection_of_a_client(new_loop):
 
 
 def test_connection_is_opened_when_the_system_cannot_have_its_kernel_watch_it(new_loop, tmp_path):
-    """As a Unix socket, which has no options of TCP; signs of life still find a peer that is
-    gone.
-    """
+    """A Unix socket has no TCP options; pings still detect a dead peer."""
 
     async def body():
         async with serving(EchoingDesk(), path=str(tmp_path / "s")) as (session, url):
@@ -326,7 +324,7 @@ def test_connection_is_opened_when_the_system_cannot_have_its_kernel_watch_it(ne
 
 
 def test_frames_arrive_when_their_sender_closes_before_it_has_read_all(new_loop, monkeypatch):
-    """The kernel resets a connection that is closed with bytes unread, and the frames are lost."""
+    """The kernel resets a connection that is closed with unread data, and frames would be lost."""
     monkeypatch.setattr(frame_socket, "CLOSE_S", 10)
     count = 3_000
     arrived: list[bytearray] = []

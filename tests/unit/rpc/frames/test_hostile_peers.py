@@ -1,5 +1,5 @@
-"""Peers that send what programs of keylane never do: what they make the other end hold has a
-bound.
+"""Peers that keylane's programs never are: the memory that they can use at the other end is
+limited.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def sent(theirs: FrameSocket, data: bytes, size: int) -> None:
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_peer_that_asks_for_signs_of_life_without_end_gets_few(run, reads: bool):
-    """None while it does not read: what waits for it is a sign of life."""
+    """A peer that does not read gets no replies to pings, apart from those that wait."""
 
     async def body():
         async with both_ends() as (theirs, ours):
@@ -134,7 +134,7 @@ def test_frame_is_not_late_while_the_server_reads_nothing(run):
 
 
 def test_frames_without_an_end_hold_a_bounded_amount_together(run):
-    """The one that has come to a stop is given up for the later ones, and its memory is free."""
+    """The stuck sender is dropped in favor of later ones, and its memory is released."""
 
     async def body():
         budget = IncomingBudget(1 << 20)
@@ -162,7 +162,7 @@ def test_frames_without_an_end_hold_a_bounded_amount_together(run):
 
 
 def test_frame_is_not_given_up_for_others_when_the_server_reads_nothing(run):
-    """As while a quota holds the connection."""
+    """As while a quota pauses the connection."""
 
     async def body():
         budget = IncomingBudget(256 << 10)
@@ -189,9 +189,7 @@ def test_frame_is_not_given_up_for_others_when_the_server_reads_nothing(run):
 
 
 def test_peer_that_sends_many_small_frames_leaves_turns_to_others(run):
-    """Between two turns of the event loop a bounded number of its frames is taken, and none is
-    lost.
-    """
+    """Each iteration of the event loop takes a limited number of frames, and none is lost."""
 
     async def body():
         async with both_ends() as (theirs, ours):

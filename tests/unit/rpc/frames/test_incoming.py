@@ -1,6 +1,4 @@
-"""Messages whose end has not come: what they hold together has a bound, and the slowest are given
-up.
-"""
+"""The memory of unfinished messages is limited, and the slowest are dropped."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ MIB = 1 << 20
 
 
 class Senders:
-    """Notes of messages at moments of one clock."""
+    """Reports progress of messages at times that the test sets."""
 
     def __init__(self, bytes_max: int) -> None:
         self.room = IncomingBudget(bytes_max)
@@ -28,7 +26,7 @@ class Senders:
 
 
 def test_slowest_message_is_given_up_when_all_hold_too_much():
-    """The first one to begin is an honest one, and goes on."""
+    """The oldest message comes from an honest sender, and is not dropped."""
     senders = Senders(10 * MIB)
     senders.note("first", MIB)
     senders.note("stuck", 8 * MIB)
@@ -41,8 +39,8 @@ def test_slowest_message_is_given_up_when_all_hold_too_much():
 
 
 def test_no_message_is_given_up_when_all_come_at_an_honest_rate():
-    """260 clients with frames of 135 kB that take 4 s, at limits a tenth of a broker's: those
-    nearest their end were cut.
+    """260 clients send frames of 135 kB in 4 s each, at a tenth of a broker's limits: those nearest
+    to their end were dropped.
     """
     senders = Senders(12 * MIB)
     frame_bytes, steps = 135_000, 40

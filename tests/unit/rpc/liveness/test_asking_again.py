@@ -1,5 +1,5 @@
-"""Control calls over connections that may be dead: which are made again, on which connection, and
-what is raised.
+"""Control calls over connections that may be dead: which are repeated, over which connection, and
+what they raise.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keylane.rpc.liveness.asking_again import ControlCaller, hedge
 
 
 def ask(after_s: float, result: object) -> Callable[..., object]:
-    """A call that ends after so long, or raises OutcomeUnknownError at its time-out."""
+    """Return a call that ends after `after_s`, or raises OutcomeUnknownError at its timeout."""
 
     async def call(*, timeout_ms: int) -> object:
         try:
@@ -31,7 +31,7 @@ def ask(after_s: float, result: object) -> Callable[..., object]:
 
 
 async def test_answer_in_time_is_the_only_one():
-    """A call whose answer is not overdue is made once, though the server itself waits."""
+    """A call whose answer is not overdue is made once, even though the server itself waits."""
     again = ask(0, AssertionError("made again"))
     assert await hedge(ask(0.05, "first"), again, wait_ms=100, timeout_ms=200) == "first"
 
@@ -62,7 +62,7 @@ async def test_error_is_that_of_the_first_call_unless_the_server_says_more(again
 
 
 class NotingNetwork:
-    """Notes on which connections calls are made; one that is kept never answers."""
+    """Records on which connections calls are made; a pooled connection never answers."""
 
     def __init__(self) -> None:
         self.made: list[str] = []

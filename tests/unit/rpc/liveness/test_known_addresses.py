@@ -1,6 +1,4 @@
-"""What a network keeps of addresses: brokers may come back at others for as long as a client
-lives.
-"""
+"""The addresses that a network remembers are limited, because brokers may return at others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""When a silent connection is given up: a new connection decides, and a server that pauses loses
-none.
-"""
+"""When a silent connection is closed: a probe decides, and a paused server loses none."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from keylane.rpc.liveness.silence import PATIENCE_S_MAX, Silence, SilencePatienc
 
 
 class SilentSocket:
-    """A connection from which nothing comes, until `received` is set to True."""
+    """A connection on which nothing arrives until `received` is set to True."""
 
     reading = True
 
@@ -54,7 +52,7 @@ def judge(
     *,
     has_received: bool = True,
 ) -> Silence:
-    """Judges a connection that was asked for a sign of life."""
+    """Return the watchdog of a connection that was pinged."""
     judged = Silence(
         socket,
         "a:1",
@@ -71,9 +69,7 @@ def judge(
 async def test_sign_of_life_is_asked_for_sooner_when_an_answer_is_owed(
     owed: bool, asked_s: float, monkeypatch
 ):
-    """One look after the other; an idle connection, whose calls wait for messages, is asked
-    rarely.
-    """
+    """An idle connection, whose calls are long polls, is pinged less often."""
     monkeypatch.setattr(silence, "CHECK_INTERVAL_S", 0.1)
     monkeypatch.setattr(silence, "IDLE_S", 0.4)
     socket = SilentSocket()
@@ -115,7 +111,7 @@ async def test_connection_is_given_up_when_the_server_answers_on_a_new_one():
 
 
 async def test_connection_goes_on_when_its_server_answers_nowhere():
-    """The server is asked ever more rarely, and after LOST_S the connection is lost."""
+    """Probes become rarer, and after LOST_S the connection is lost."""
     socket, path = SilentSocket(), Path(answers=False)
     judged = judge(socket, path)
     for _ in range(40):
@@ -127,7 +123,7 @@ async def test_connection_goes_on_when_its_server_answers_nowhere():
 
 
 async def test_connection_goes_on_when_something_comes_after_all():
-    """A server that has paused answers on the old connection too."""
+    """A server that was paused also answers on the old connection."""
     socket, path = SilentSocket(), Path(answers=True)
     judged = judge(socket, path)
     assert judged.is_alive(3.0)
@@ -151,7 +147,7 @@ async def test_silence_is_excused_while_a_quota_holds_calls_back():
 
 
 async def test_patience_doubles_when_connections_bring_no_answers():
-    """One that has brought answers makes the next one as impatient as the first."""
+    """After a connection that brought answers, the next one is as impatient as the first."""
     patience, waited = SilencePatience(), []
     for _ in range(7):
         judged = judge(SilentSocket(), Path(answers=True), patience, has_received=False)
@@ -167,7 +163,9 @@ async def test_patience_doubles_when_connections_bring_no_answers():
 
 
 async def test_patience_ends_when_a_connection_brings_an_answer():
-    """One that had answered for hours was judged after 16 s, for the sake of those before it."""
+    """A connection that had answered for hours was probed only after 16 s, because of earlier
+    ones.
+    """
     patience = SilencePatience()
     for _ in range(7):
         patience.record_closed("a:1", has_received=False)

@@ -1,6 +1,4 @@
-"""Connections of the data plane that say no Hello, or say it again and again, at a server without
-access control.
-"""
+"""Data-plane connections without a Hello, or with many, at a server without access control."""
 
 from __future__ import annotations
 
@@ -74,9 +72,7 @@ async def test_oldest_connection_without_hello_is_closed_when_there_are_too_many
 
 @pytest.mark.slow
 async def test_connections_stay_when_over_a_thousand_come_at_once(connect, monkeypatch):
-    """As behind a restart of their broker: all have had their handshakes before the first Hello is
-    read.
-    """
+    """As after a restart of the broker: all handshakes are done before the first Hello is read."""
     monkeypatch.setattr(data_plane, "AUTHENTICATE_S", 60.0)
     first = await connect()
     others = [await connect() for _ in range(1_010)]

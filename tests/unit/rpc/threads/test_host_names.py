@@ -1,4 +1,4 @@
-"""Names of hosts are looked up in a pool of threads, and without one at the end of a program."""
+"""Host names are resolved in a thread pool, and without one at the end of a program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ atexit.register(lambda: asyncio.run(resolve_blocking()))
 
 
 def test_name_is_looked_up_when_the_program_ends():
-    """A client that a program never closed is closed at its end, and sends then what is left."""
+    """A client that was never closed is closed at the end of the program, and then sends its
+    remaining messages.
+    """
     done = subprocess.run(
         [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60, check=False
     )

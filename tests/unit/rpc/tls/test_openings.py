@@ -1,4 +1,4 @@
-"""Half-open TLS connections are bounded in number, and others are served meanwhile."""
+"""TLS connections in their handshake are limited in number, and others are served meanwhile."""
 
 from __future__ import annotations
 
