@@ -40,7 +40,7 @@ def pack(ranges: Iterable[PlannedRange], options: ReadOptions) -> list[Task]:
         filled = [piece for each in filled for piece in _split(each, rows, size)]
     tasks: list[list[PlannedRange]] = []
     free_rows = free_bytes = 0
-    for unit in _units(filled, rows, size, keep_whole=options.ordered):
+    for unit in _groups(filled, rows, size, keep_whole=options.ordered):
         unit_rows, unit_bytes = _size(unit)
         if not tasks or unit_rows > free_rows or unit_bytes > free_bytes:
             tasks.append([])
@@ -80,7 +80,7 @@ def _split(planned: PlannedRange, rows: int, size: int) -> Iterator[PlannedRange
         yield replace(planned, start=start, end=end)
 
 
-def _units(
+def _groups(
     ranges: Sequence[PlannedRange], rows: int, size: int, *, keep_whole: bool
 ) -> Iterator[list[PlannedRange]]:
     """Yield groups of ranges that are not divided among tasks: an entire lineage if it fits or

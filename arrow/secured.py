@@ -31,10 +31,10 @@ class Secured:
     def __reduce__(self) -> tuple[object, ...]:
         if self.token:
             raise InvalidRequestError("a token is not sent to other processes: give its file")
-        return _of_files, (self.tls, self.token_file)
+        return _from_files, (self.tls, self.token_file)
 
 
-def _of_files(tls: TlsSettings | None, token_file: str) -> Secured:
+def _from_files(tls: TlsSettings | None, token_file: str) -> Secured:
     return Secured(tls=tls, token_file=token_file)
 
 

@@ -21,7 +21,7 @@ from ..protocol.frames import (
     refusal_error,
 )
 from .frames.frame_socket import FrameSocket
-from .liveness.silence import Silence, SilencePatience
+from .liveness.silence import SilencePatience, SilenceWatchdog
 from .network import Call, Calling, OnAnswer, OnPart
 from .race import start_task
 
@@ -66,7 +66,7 @@ class DataChannel:
         self.gather = socket.gather
         self.flush = socket.flush
         """See `network.Gathering`."""
-        self._silence: Silence | None = None
+        self._silence: SilenceWatchdog | None = None
         self._has_received = False
         self._broker_reason = ""
         """Why the broker closes the connection, if it has said so."""
@@ -85,7 +85,7 @@ class DataChannel:
             patience: shared by all connections of the client.
         """
         self._has_received = False
-        self._silence = Silence(
+        self._silence = SilenceWatchdog(
             self._socket,
             self._address,
             answers,

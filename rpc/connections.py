@@ -32,7 +32,7 @@ AT_ONCE_MAX = 64
 """The largest number of concurrent HTTP calls of one `in_turns`; each uses a connection, and a
 server accepts 1,000 from all clients together.
 """
-KEPT_MIN = 16
+PRUNE_MIN = 16
 """Idle broker clients are dropped only when there are more clients than this."""
 A = TypeVar("A")
 R = TypeVar("R")
@@ -54,7 +54,7 @@ class BrokerClients:
         self._clients: WeakValueDictionary[str, BrokerClient] = WeakValueDictionary()
         self._active: dict[str, BrokerClient] = {}
         """Strong references to the clients that have a connection, or had one recently."""
-        self._prune_at = KEPT_MIN
+        self._prune_at = PRUNE_MIN
 
     def at(self, network: Network, address: str, *, timeout_ms: int) -> BrokerClient:
         """Return the client of the broker at `address`: the same object while anyone uses it."""
@@ -78,7 +78,7 @@ class BrokerClients:
         self._active = {
             address: client for address, client in self._active.items() if not client.is_idle
         }
-        self._prune_at = max(KEPT_MIN, 2 * len(self._active))
+        self._prune_at = max(PRUNE_MIN, 2 * len(self._active))
 
 
 class Connections:

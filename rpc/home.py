@@ -44,7 +44,7 @@ NO_LOOP_HINT = (
     "event loop use keylane.sync."
 )
 """Hint of the UsageError for a missing asyncio event loop."""
-_STARTS = frozenset({"start", "stop", "open", "connect"})
+_LIFECYCLE_NAMES = frozenset({"start", "stop", "open", "connect"})
 """Names under which users of other clients look for a method that opens or closes them."""
 NO_THREAD = 0
 """An identifier that no thread has."""
@@ -114,7 +114,7 @@ class Home:
         self._process_id = os.getpid()
         self._pinned = pinned
         self.on_fork = on_fork
-        _OPEN.homes.add(self)
+        _open_homes.homes.add(self)
 
     def leave(self) -> None:
         """Close the client."""
@@ -220,7 +220,7 @@ def _end_child(why: str) -> NoReturn:
     os._exit(os.EX_SOFTWARE)
 
 
-class _Open:
+class _OpenHomes:
     """The homes that are open in this process; homes of the parent are kept forever after a fork,
     so that they are never finalized.
     """
@@ -238,8 +238,8 @@ class _Open:
         self.homes = WeakSet()
 
 
-_OPEN = _Open()
-os.register_at_fork(after_in_child=_OPEN.after_fork)
+_open_homes = _OpenHomes()
+os.register_at_fork(after_in_child=_open_homes.after_fork)
 
 
 def process_id() -> int:
@@ -295,7 +295,7 @@ class LoopBoundClient(NonCopyable, ABC):
             """Do nothing; without it, Python would not call `__enter__`."""
 
         def __getattr__(self, name: str) -> NoReturn:
-            advice = f": {self._opening()}" if name in _STARTS else ""
+            advice = f": {self._opening()}" if name in _LIFECYCLE_NAMES else ""
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}{advice}",
                 name=name,

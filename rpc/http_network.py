@@ -52,7 +52,7 @@ from .access.credentials import (
     keep_authenticated,
 )
 from .access.throttling import THROTTLED_HEADER, Throttling
-from .access.token_file import TokenSource, refused_token, token_source
+from .access.token_file import TokenSource, refused_token_error, token_source
 from .channel import DataChannel
 from .frames.frame_socket import open_socket
 from .liveness.recent import RecentNames
@@ -62,7 +62,7 @@ from .race import start_task
 from .reasons import cause, reason
 from .threads.host_names import HostNames
 from .tls.contexts import ClientContexts
-from .tls.handshakes import is_disconnect, tls_problem, why_ended
+from .tls.handshakes import is_disconnect, probe_tls, tls_problem
 from .tls.settings import tls_of_environment
 
 T = TypeVar("T")
@@ -128,7 +128,7 @@ class HttpNetwork:
             except ModuleNotFoundError as error:
                 part = "a client of a cluster with access control"
                 raise MissingExtraError.of(error, part, "access") from error
-            identity = ClientCredentials(source, self._ask_capabilities)
+            identity = ClientCredentials(source, self._request_capabilities)
         self._identity = identity
         self._token_source = source
         self._renewal_tasks: set[asyncio.Task[None]] = set()
@@ -206,7 +206,7 @@ class HttpNetwork:
         self._renewal_tasks.add(task)
         task.add_done_callback(self._renewal_tasks.discard)
 
-    async def _ask_capabilities(
+    async def _request_capabilities(
         self, address: str, token: str | None, holder: bytes
     ) -> Capabilities:
         try:
@@ -222,7 +222,7 @@ class HttpNetwork:
                 bearer=token,
             )
         except UnauthenticatedError as error:
-            raise refused_token(error, self._token_source) from error
+            raise refused_token_error(error, self._token_source) from error
 
     def _check_open(self) -> None:
         """Raise ClosedError if the network was closed, for example by another task of the
@@ -321,7 +321,7 @@ class HttpNetwork:
         try:
             return await call(bearer=bearer)
         except UnauthenticatedError as error:
-            raise refused_token(error, self._token_source) from error
+            raise refused_token_error(error, self._token_source) from error
         except CapabilityEndedError:
             if bearer is None or not identity.refused(bearer):
                 raise
@@ -474,7 +474,7 @@ class HttpNetwork:
         problem = tls_problem(address, error)
         if problem is None and is_disconnect(error) and self._should_probe(address):
             context = None if self._contexts is None else self._contexts.of(address)
-            problem = await why_ended(address, error, context)
+            problem = await probe_tls(address, error, context)
         return self._explain(problem)
 
     def _should_probe(self, address: str) -> bool:

@@ -55,9 +55,9 @@ FILES_SHARE = 2
 """Connections use at most 1 / FILES_SHARE of the file descriptors that the process may open; the
 rest is for its data.
 """
-INTRODUCED_SHARE = 16
-"""With access control, 1 / INTRODUCED_SHARE additional connections are accepted whose callers are
-not identified yet.
+UNAUTHENTICATED_SHARE = 16
+"""With access control, 1 / UNAUTHENTICATED_SHARE additional connections are accepted whose callers
+are not identified yet.
 """
 SERVERS_MAX = 1_000
 """With access control, the number of connections of the cluster's servers that do not count; each
@@ -67,7 +67,7 @@ ENCODINGS = frozenset({"identity", "gzip", "deflate"})
 """Values of `Content-Encoding` that bodies may have."""
 
 
-def is_ours(record: logging.LogRecord) -> bool:
+def is_own_error(record: logging.LogRecord) -> bool:
     """Return True if aiohttp's log record is about an error of keylane. Bytes that are not HTTP are
     the caller's error, and must not fill the log.
     """
@@ -77,7 +77,7 @@ def is_ours(record: logging.LogRecord) -> bool:
 
 http_log = logging.getLogger("keylane.rpc.http")
 """The log to which aiohttp writes."""
-http_log.addFilter(is_ours)
+http_log.addFilter(is_own_error)
 
 
 def within_files(connections: int) -> int:
@@ -417,7 +417,7 @@ class LimitedSite(web.BaseSite):
             # A caller must be identified before it can get another principal's slot. Servers do not
             # count: otherwise identified callers could use up the limit, and there would be no
             # unidentified connection to close.
-            limit += max(1, connections_max // INTRODUCED_SHARE)
+            limit += max(1, connections_max // UNAUTHENTICATED_SHARE)
             exempt += self._callers.exempt
         is_full = len(server.connections) - exempt >= limit
         # A connection closed here leaves `server.connections` in the loop's next iteration.

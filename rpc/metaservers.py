@@ -48,7 +48,7 @@ class Metaservers:
         self._timeout_ms = timeout_ms
         self._control = ControlCaller(network)
 
-    def put_last(self, address: str) -> None:
+    def move_to_end(self, address: str) -> None:
         """Move an address to the end of the list, because its metaserver did not answer."""
         self._addresses.sort(
             key=lambda candidate: candidate == address
@@ -104,10 +104,10 @@ class Metaservers:
                 other_program = await self._other_program(address, remaining_ms)
                 if other_program is None:
                     raise
-                self.put_last(address)
+                self.move_to_end(address)
                 error_to_raise = error_to_raise or other_program
             except (NotSentError, OutcomeUnknownError, ForeignServerError, StorageError) as error:
-                self.put_last(address)
+                self.move_to_end(address)
                 if not (endpoint.repeatable or isinstance(error, NotSentError)):
                     raise
                 # An error that a retry may resolve takes precedence over one that it never does.

@@ -39,7 +39,7 @@ FILES_NEEDED = 128
 """The lowest usable limit of open files. An idle server has about 20 open; half of the rest is for
 connections, half for its data.
 """
-OTHERS_UMASK = 0o077
+PRIVATE_UMASK = 0o077
 """A umask that lets only the server's own user read its files, even those that RocksDB and SQLite
 write.
 """
@@ -78,7 +78,7 @@ def run_program(
         print(f"keylane: {MissingExtraError.of(error, 'a server', 'server')}", file=sys.stderr)
         return 1
     allow_open_files()
-    os.umask(OTHERS_UMASK)
+    os.umask(PRIVATE_UMASK)
     log_to(sys.stderr, level=log_level, log_format=log_format, fields=log_fields or {})
 
     async def run() -> bool:

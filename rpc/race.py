@@ -34,7 +34,7 @@ def start_ending(work: Coroutine[Any, Any, T], *, name: str | None = None) -> as
     A plain task that is cancelled so early never runs, and the shutdown of the event loop cancels
     tasks that were started just before.
     """
-    return start_task(_Ending(work), name=name)
+    return start_task(_AlwaysStarted(work), name=name)
 
 
 def shield(work: asyncio.Future[T] | Coroutine[Any, Any, T]) -> asyncio.Future[T]:
@@ -67,7 +67,7 @@ def shield(work: asyncio.Future[T] | Coroutine[Any, Any, T]) -> asyncio.Future[T
     return outer
 
 
-class _Ending(Coroutine[Any, Any, T], Generic[T]):
+class _AlwaysStarted(Coroutine[Any, Any, T], Generic[T]):
     """A coroutine that ignores exceptions thrown into it before its first step."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
@@ -206,12 +206,12 @@ def outlives_cancel(
 
     @functools.wraps(generator)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-        return Steps(generator(*args, **kwargs))
+        return CancelSafeIterator(generator(*args, **kwargs))
 
     return wrapper
 
 
-class Steps(AsyncIterator[T]):
+class CancelSafeIterator(AsyncIterator[T]):
     """
     Iterates over an async generator. Each value is computed in a task; if an `anext` is cancelled,
     the next one waits for the same task.

@@ -124,7 +124,9 @@ def token_from_file(path: str) -> TokenSource:
     return TokenFile(Path(path))
 
 
-def refused_token(error: UnauthenticatedError, source: TokenSource | None) -> UnauthenticatedError:
+def refused_token_error(
+    error: UnauthenticatedError, source: TokenSource | None
+) -> UnauthenticatedError:
     """Return the error for a refused token, which mentions that the token's file could not be read
     if that is the case.
     """

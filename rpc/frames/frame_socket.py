@@ -59,7 +59,7 @@ GATHERED_BYTES_MIN = 4 << 10
 """Frames smaller than this are joined, because one buffer costs less to write than two."""
 GATHERED_BYTES_MAX = 16 << 10
 """Once this many bytes are gathered, they are written."""
-TURN_FRAMES_MAX = 1_000
+ITERATION_FRAMES_MAX = 1_000
 """The number of frames that are accepted from a peer in one iteration of the event loop; uvloop
 reads a socket up to 32 times in an iteration.
 """
@@ -236,7 +236,7 @@ class FrameSocket(asyncio.BufferedProtocol):
             self.write((SIGN_OF_LIFE,))
         if self.pings > PINGS_MAX and self._budget is not None:
             self.refuse(f"over {PINGS_MAX} pings between two checks")
-        if frames > TURN_FRAMES_MAX // 16:
+        if frames > ITERATION_FRAMES_MAX // 16:
             self._count_frames(frames)
 
     def _record_incoming(self) -> None:
@@ -271,7 +271,7 @@ class FrameSocket(asyncio.BufferedProtocol):
             self._turn_s = now_s
             self._turn_frames = 0
         self._turn_frames += frames
-        if self._turn_frames > TURN_FRAMES_MAX and self.reading and self._accepts_data:
+        if self._turn_frames > ITERATION_FRAMES_MAX and self.reading and self._accepts_data:
             self._pause_reading()
             self._loop.call_soon(self._resume_reading)
 

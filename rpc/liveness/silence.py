@@ -87,7 +87,7 @@ class SilencePatience:
             del self._seconds[next(iter(self._seconds))]
 
 
-class Silence:
+class SilenceWatchdog:
     """
     Watches one connection for silence, and closes it if it is dead.
 

@@ -85,7 +85,7 @@ class ServerMetrics:
         await asyncio.to_thread(import_module, "prometheus_client")  # 50 ms at the first scrape
         from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
-        families = [*self._own()]
+        families = [*self._own_metrics()]
         failed = 0
         for collector in self._collectors:
             try:
@@ -101,7 +101,7 @@ class ServerMetrics:
         ProcessCollector(registry=registry)
         return generate_latest(registry).decode()
 
-    def _own(self) -> Iterable[Metric]:
+    def _own_metrics(self) -> Iterable[Metric]:
         build = {"program": self._program, "version": _version()}
         yield labelled(
             "keylane_build_info", "The program and its version.", {tuple(build.items()): 1}

@@ -46,7 +46,7 @@ class PlaneConnection:
         self.budget = answer_budget.for_connection()
         self.pulls = 0
         """The number of pulls in progress."""
-        self.not_begun = 0
+        self.unstarted_tasks = 0
         """The number of answering tasks that have not taken their first step; meanwhile no later
         frame is answered without a task.
         """
@@ -99,12 +99,12 @@ class PlaneConnection:
             task.add_done_callback(lambda _task: ended())
 
     def start_answer(self, body: Coroutine[Any, Any, None]) -> None:
-        """Run `body`, which answers a frame, in a task; see `not_begun`."""
-        self.not_begun += 1
+        """Run `body`, which answers a frame, in a task; see `unstarted_tasks`."""
+        self.unstarted_tasks += 1
         self.start(self._begin(body))
 
     async def _begin(self, body: Coroutine[Any, Any, None]) -> None:
-        self.not_begun -= 1
+        self.unstarted_tasks -= 1
         await body
 
     @property

@@ -102,9 +102,9 @@ UNKNOWN_MAX = CONNECTIONS_MAX // 2
 It is large because after a broker's restart thousands of clients connect at once, and no first
 frame is read before all their handshakes are done.
 """
-INTRODUCED_SHARE = 16
-"""With access control, 1 / INTRODUCED_SHARE additional connections are accepted whose callers have
-not authenticated.
+UNAUTHENTICATED_SHARE = 16
+"""With access control, 1 / UNAUTHENTICATED_SHARE additional connections are accepted whose callers
+have not authenticated.
 """
 SERVERS_MAX = 1_000
 """With access control, the number of connections of the cluster's servers that do not count; each
@@ -231,7 +231,7 @@ class DataPlane:
         limit, exempt = self._slots.limit, 0
         if self._guard is not None:
             # A caller must authenticate before it can get another principal's slot.
-            limit += max(1, limit // INTRODUCED_SHARE)
+            limit += max(1, limit // UNAUTHENTICATED_SHARE)
             exempt = min(len(self._servers), SERVERS_MAX)
         return len(self._connections) - exempt >= limit
 
@@ -248,7 +248,7 @@ class DataPlane:
         limit = self._slots.limit
         grant = self._slots.acquire(connection, principal)
         if not grant.granted:
-            raise _no_slot(
+            raise _no_slot_error(
                 f"all {limit} connections of the data plane are taken, and "
                 f"{principal!r} has its share",
                 principal,
@@ -261,7 +261,7 @@ class DataPlane:
                 f"{grant.evicted_principal!r} has {grant.evicted_count} of {limit} connections of "
                 f"the data plane, and others have to wait"
             )
-            error = _no_slot(text, grant.evicted_principal, limit)
+            error = _no_slot_error(text, grant.evicted_principal, limit)
             self._record_end(evicted, error)
             disconnect = self._disconnect(evicted, self._readers[evicted], error)
             self._disconnects[evicted] = start_task(disconnect)
@@ -282,7 +282,7 @@ class DataPlane:
         """Answer a frame as it arrives, if that needs no task; return False if nothing was done, so
         that `_answer_all` gets the frame.
         """
-        if connection.not_begun or not (connection.greeted and connection.socket.writable):
+        if connection.unstarted_tasks or not (connection.greeted and connection.socket.writable):
             return False
         access = connection.access
         try:
@@ -574,16 +574,16 @@ class DataPlane:
             elapsed_s: seconds since the last check.
         """
         if connection.silent_s(elapsed_s) >= SILENT_S:
-            return _disconnected(f"nothing was received for {SILENT_S:g} s")
+            return _disconnect_error(f"nothing was received for {SILENT_S:g} s")
         if connection.socket.unfinished_s() > FRAME_S:
-            return _disconnected(f"a frame did not arrive completely within {FRAME_S:g} s")
+            return _disconnect_error(f"a frame did not arrive completely within {FRAME_S:g} s")
         if connection.access is not None:
             try:
                 connection.access.check_valid()
             except KeylaneError as expired:
                 return expired
         elif not connection.greeted and now_s - connection.opened_s > AUTHENTICATE_S:
-            return _disconnected(f"no Hello arrived within {AUTHENTICATE_S:g} s")
+            return _disconnect_error(f"no Hello arrived within {AUTHENTICATE_S:g} s")
         stuck_s = connection.stuck_s(now_s)
         is_exhausted = self._answer_budget.is_exhausted
         if stuck_s < self._stuck_s and not (is_exhausted and stuck_s >= SHORT_S):
@@ -623,7 +623,7 @@ class DataPlane:
         )
 
 
-def _no_slot(text: str, principal: str, limit: int) -> ConnectionQuotaError:
+def _no_slot_error(text: str, principal: str, limit: int) -> ConnectionQuotaError:
     error = ConnectionQuotaError(
         text,
         principal=principal,
@@ -634,7 +634,7 @@ def _no_slot(text: str, principal: str, limit: int) -> ConnectionQuotaError:
     return error
 
 
-def _disconnected(why: str) -> FrameError:
+def _disconnect_error(why: str) -> FrameError:
     """Return the error for a client that is disconnected because it missed a deadline."""
     error = FrameError(why)
     error.hint = "Open a new connection; a keylane client does so automatically."

@@ -68,7 +68,7 @@ class _StoredSession(NamedTuple):
     until_s: float
 
 
-class BulkObject(ssl.SSLObject):
+class SmallReadObject(ssl.SSLObject):
     """The TLS of one connection; a read without a buffer allocates a small one."""
 
     def read(self, size: int = 1024, buffer: Any = None) -> Any:
@@ -76,13 +76,13 @@ class BulkObject(ssl.SSLObject):
         return super().read(min(size, READ_BYTES)) if buffer is None else super().read(size, buffer)
 
 
-class BulkContext(ssl.SSLContext):
+class SmallReadContext(ssl.SSLContext):
     """A context whose connections do not allocate large buffers to read."""
 
-    sslobject_class = BulkObject
+    sslobject_class = SmallReadObject
 
 
-class _ResumingObject(BulkObject):
+class _ResumingObject(SmallReadObject):
     """The TLS of one client connection; it passes its session to the context, to be resumed
     later.
     """
@@ -385,7 +385,7 @@ def client_context(tls: TlsSettings) -> ResumingContext:
 
 
 def _server_context() -> ssl.SSLContext:
-    context = BulkContext(ssl.PROTOCOL_TLS_SERVER)
+    context = SmallReadContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context
 

@@ -15,7 +15,7 @@ PROBE_SECONDS = 1.0
 # OpenSSL's error numbers, X509_V_ERR_*.
 _NOT_YET_VALID, _EXPIRED, _HOST_MISMATCH, _IP_MISMATCH = 9, 10, 62, 64
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
-_CLIENT_REFUSED = (
+_CLIENT_CERTIFICATE_ALERTS = (
     "CERTIFICATE_REQUIRED",
     "ALERT_UNKNOWN_CA",
     "ALERT_BAD_CERTIFICATE",
@@ -32,13 +32,13 @@ def tls_problem(address: str, error: BaseException) -> NotSentError | None:
     if cause is None:
         return None
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return _refused_certificate(address, cause)
+        return _certificate_error(address, cause)
     reason = cause.reason or ""
     if reason in _NO_TLS:
         return NotSentError(
             Reason.TLS_MISSING, f"the server at {address} does not use TLS", address=address
         )
-    if any(alert in reason for alert in _CLIENT_REFUSED):
+    if any(alert in reason for alert in _CLIENT_CERTIFICATE_ALERTS):
         return NotSentError(
             Reason.CLIENT_CERTIFICATE,
             f"the server at {address} refuses this client's certificate, or requires one",
@@ -47,7 +47,7 @@ def tls_problem(address: str, error: BaseException) -> NotSentError | None:
     return NotSentError(f"no TLS connection to {address}: {reason or cause}", address=address)
 
 
-def _refused_certificate(address: str, cause: ssl.SSLCertVerificationError) -> NotSentError:
+def _certificate_error(address: str, cause: ssl.SSLCertVerificationError) -> NotSentError:
     if cause.verify_code == _EXPIRED:
         return NotSentError(
             Reason.CERTIFICATE_ENDED, f"the certificate of {address} has expired", address=address
@@ -87,7 +87,7 @@ def _ssl_error(error: BaseException) -> ssl.SSLError | None:
     return None
 
 
-async def why_ended(
+async def probe_tls(
     address: str, error: BaseException, context: ssl.SSLContext | None
 ) -> NotSentError | None:
     """

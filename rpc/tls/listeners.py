@@ -167,7 +167,7 @@ class TlsHandshakes:
         host = _host_of(accepted)
         task = start_task(self._do_handshake(accepted))
         self._handshakes[accepted] = task
-        task.add_done_callback(partial(self._done, accepted, host))
+        task.add_done_callback(partial(self._on_handshake_done, accepted, host))
 
     async def close(self) -> None:
         """Cancel all handshakes, and wait until their connections are closed."""
@@ -192,7 +192,9 @@ class TlsHandshakes:
             ssl_handshake_timeout=self._handshake_s,
         )
 
-    def _done(self, accepted: socket.socket, host: str, task: asyncio.Task[None]) -> None:
+    def _on_handshake_done(
+        self, accepted: socket.socket, host: str, task: asyncio.Task[None]
+    ) -> None:
         """Forget a handshake; report a failure, and close the socket if there is no protocol for
         it.
         """

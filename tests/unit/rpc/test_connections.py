@@ -10,7 +10,7 @@ import pytest
 
 from keylane.protocol.errors import ClosedError, NotSentError, UnreachableError
 from keylane.protocol.frames import Append
-from keylane.rpc.connections import AT_ONCE_MAX, KEPT_MIN, Connections, clean_up, in_turns
+from keylane.rpc.connections import AT_ONCE_MAX, PRUNE_MIN, Connections, clean_up, in_turns
 from keylane.rpc.http_network import HttpNetwork
 
 
@@ -184,14 +184,14 @@ async def test_brokers_that_are_gone_have_no_clients_for_good(serve):
         await appended(connections, broker.address)
     channel = weakref.ref(held.live_channel)
     await leaves.stop()
-    for number in range(10 * KEPT_MIN):
+    for number in range(10 * PRUNE_MIN):
         with pytest.raises(UnreachableError):
             await appended(connections, f"127.0.1.{1 + number}:1")
     with pytest.raises(UnreachableError):
         await held.call(Append(1))
     gc.collect()
     assert channel() is None, "a connection that has ended keeps its buffers"
-    assert len(connections._brokers.values()) <= KEPT_MIN + 2
+    assert len(connections._brokers.values()) <= PRUNE_MIN + 2
     assert connections.broker_at(leaves.address) is held
     await appended(connections, stays.address)
     assert stays.connections == 1, "its connection was kept"
@@ -204,7 +204,7 @@ async def test_connection_is_closed_when_its_client_had_none_for_long(serve):
     connections.open()
     broker = await serve()
     held = connections.broker_at(broker.address)
-    for number in range(2 * KEPT_MIN):
+    for number in range(2 * PRUNE_MIN):
         connections.broker_at(f"127.0.1.{1 + number}:1")
     await held.call(Append(1))
     channel = held.live_channel

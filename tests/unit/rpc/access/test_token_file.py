@@ -13,7 +13,12 @@ import pytest
 
 from keylane.protocol.access.tokens import make_token
 from keylane.protocol.errors import Reason, UnauthenticatedError
-from keylane.rpc.access.token_file import FILE_BYTES_MAX, TokenFile, refused_token, token_in_file
+from keylane.rpc.access.token_file import (
+    FILE_BYTES_MAX,
+    TokenFile,
+    refused_token_error,
+    token_in_file,
+)
 from support.raising import raises
 
 REFUSAL = UnauthenticatedError(
@@ -48,20 +53,20 @@ def test_token_file_tells_once_when_it_is_gone_and_when_it_is_back(path, caplog)
 def test_refusal_says_that_the_file_is_gone_when_it_is(path):
     """A deleted file was reported as a revoked token."""
     source = TokenFile(path)
-    assert refused_token(REFUSAL, source) is REFUSAL
+    assert refused_token_error(REFUSAL, source) is REFUSAL
     path.unlink()
     source()
-    told = refused_token(REFUSAL, source)
+    told = refused_token_error(REFUSAL, source)
     assert told.message.startswith(f"the file {path} is gone, and its last token is refused")
     assert told.problem == "unknown token"
     path.write_text("no token")
     source()
-    assert f"the file {path}" in refused_token(REFUSAL, source).message
+    assert f"the file {path}" in refused_token_error(REFUSAL, source).message
 
 
 def test_refusal_stays_as_it_is_when_the_token_is_of_no_file():
-    assert refused_token(REFUSAL, lambda: "kl_x") is REFUSAL
-    assert refused_token(REFUSAL, None) is REFUSAL
+    assert refused_token_error(REFUSAL, lambda: "kl_x") is REFUSAL
+    assert refused_token_error(REFUSAL, None) is REFUSAL
 
 
 @pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b"\r\n "])

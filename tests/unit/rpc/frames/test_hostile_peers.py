@@ -210,7 +210,7 @@ def test_peer_that_sends_many_small_frames_leaves_turns_to_others(run):
                 before = taken
                 await asyncio.sleep(0)
                 most = max(most, taken - before)
-            assert most <= frame_socket.TURN_FRAMES_MAX + RECEIVE_BUFFER_BYTES // len(TINY)
+            assert most <= frame_socket.ITERATION_FRAMES_MAX + RECEIVE_BUFFER_BYTES // len(TINY)
             await theirs.send((sized(b"served"),))
             while taken == sent_frames:
                 await asyncio.sleep(0.01)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from keylane.rpc.liveness import silence
-from keylane.rpc.liveness.silence import PATIENCE_S_MAX, Silence, SilencePatience
+from keylane.rpc.liveness.silence import PATIENCE_S_MAX, SilencePatience, SilenceWatchdog
 
 
 class SilentSocket:
@@ -51,9 +51,9 @@ def judge(
     patience: SilencePatience | None = None,
     *,
     has_received: bool = True,
-) -> Silence:
+) -> SilenceWatchdog:
     """Return the watchdog of a connection that was pinged."""
-    judged = Silence(
+    judged = SilenceWatchdog(
         socket,
         "a:1",
         path,
@@ -75,7 +75,7 @@ async def test_sign_of_life_is_asked_for_sooner_when_an_answer_is_owed(
     socket = SilentSocket()
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
-    judged = Silence(
+    judged = SilenceWatchdog(
         socket,
         "a:1",
         Path(answers=True),

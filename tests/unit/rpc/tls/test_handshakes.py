@@ -22,7 +22,7 @@ from keylane.protocol.http.tls_settings import TlsSettings
 from keylane.rpc.http_network import HttpNetwork, client_network
 from keylane.rpc.server import ControlRoute, Server
 from keylane.rpc.tls.contexts import ServerTls, client_context
-from keylane.rpc.tls.handshakes import why_ended
+from keylane.rpc.tls.handshakes import probe_tls
 from keylane.rpc.tls.settings import ServingSettings
 from support.access.certificates import NOW, CertificateShelf
 from support.raising import raises
@@ -233,7 +233,7 @@ async def test_refused_certificate_is_known_by_a_reset_that_overtakes_the_alert(
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     error = aiohttp.ClientOSError(number, "cut")
     try:
-        problem = await why_ended(address, error, client_context(shelf.client))
+        problem = await probe_tls(address, error, client_context(shelf.client))
         assert problem.reason is Reason.CLIENT_CERTIFICATE
     finally:
         server.close()
