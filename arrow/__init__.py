@@ -1,6 +1,7 @@
-"""Turns batches of brokers into Arrow columns, and reads ranges of subjects. Needs pyarrow, numpy.
+"""Converts brokers' batches to Arrow columns, and reads ranges of subjects. Needs pyarrow and
+numpy.
 
-keylane.arrow.read(meta, subject)    returns the messages of a subject as a
+keylane.arrow.read(meta, subject)    returns a subject's messages as a
                                      pyarrow.RecordBatchReader; see `reading.py`
 """
 
@@ -17,8 +18,8 @@ __all__ = ["read"]
 
 
 def __getattr__(name: str) -> object:
-    # Imported when it is first used: producers import modules of this package where pyarrow is not
-    # installed.
+    # Imported at the first use, because producers import modules of this package even if pyarrow is
+    # not installed.
     if name == "read":
         try:
             from .reading import read

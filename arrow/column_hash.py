@@ -1,8 +1,8 @@
-"""Computes xxh3_64 of a column of byte strings, all rows at once. Pure.
+"""Computes xxh3_64 of a column of byte strings, vectorized. Pure.
 
-The hash of a key decides its partition, so these hashes must equal those of
-`xxhash.xxh3_64_intdigest`. XXH3 has a formula for each class of lengths, so the rows of one class
-are hashed together; keys above `LONG` bytes are hashed one by one.
+The hash of a key determines its partition, so the result must equal `xxhash.xxh3_64_intdigest`.
+XXH3 has a formula for each class of lengths: the rows of a class are hashed together, and keys
+above `LONG` bytes one by one.
 
 Source: the XXH3 specification (xxHash 0.8, `doc/xxhash_spec.md`), seed 0, for up to 64 bytes.
 """
@@ -19,10 +19,10 @@ import xxhash
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 LONG = 64
-"""Length in bytes above which hashing by column is no faster than by row."""
+"""The length in bytes above which vectorized hashing is no faster."""
 BLOCK_ROWS = 8_192
-"""Number of rows hashed at once: they fit into a core's cache, which is three times as fast as
-65,536 rows.
+"""The number of rows hashed together: they fit into a core's cache, which is three times as
+fast as 65,536 rows.
 """
 _SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"
@@ -36,7 +36,7 @@ _MIX_2 = np.uint64(0x9FB21C651E98DF25)
 _LOW = np.uint64(0xFFFFFFFF)
 
 
-def _u(number: int) -> np.uint64:
+def _uint64(number: int) -> np.uint64:
     return np.uint64(number & 0xFFFF_FFFF_FFFF_FFFF)
 
 
@@ -50,7 +50,7 @@ def hash_column(blob: npt.NDArray[np.uint8], edges: I64) -> U64:
 
     Args:
         blob: the rows' bytes, one after another.
-        edges: the edges of the rows, one more than there are rows; row i is
+        edges: where rows start and end, one number more than there are rows; row i is
             `blob[edges[i]:edges[i + 1]]`.
     """
     rows = len(edges) - 1
@@ -70,12 +70,12 @@ def _hash_block(blob: npt.NDArray[np.uint8], edges: I64) -> U64:
     hashes = np.empty(len(starts), np.uint64)
     if not len(starts):
         return hashes
-    # Words of 8 bytes are read from any byte on; the padding lets the last words be read whole.
+    # Words of 8 bytes are read at any byte; the padding allows that for the last bytes too.
     first = int(edges[0])
     padded = np.zeros(int(edges[-1]) - first + 8, np.uint8)
     padded[:-8] = blob[first : int(edges[-1])]
     starts = starts - first
-    for low, high, hashed in (
+    for low, high, hash_class in (
         (0, 0, _hash_empty),
         (1, 3, _hash_1_to_3),
         (4, 8, _hash_4_to_8),
@@ -84,17 +84,17 @@ def _hash_block(blob: npt.NDArray[np.uint8], edges: I64) -> U64:
         (33, LONG, _hash_17_to_64),
         (LONG + 1, None, _hash_long),
     ):
-        member = lengths >= low if high is None else (lengths >= low) & (lengths <= high)
-        count = int(np.count_nonzero(member))
+        mask = lengths >= low if high is None else (lengths >= low) & (lengths <= high)
+        count = int(np.count_nonzero(mask))
         if count == len(starts):
-            return hashed(padded, starts, lengths)
+            return hash_class(padded, starts, lengths)
         if count:
-            hashes[member] = hashed(padded, starts[member], lengths[member])
+            hashes[mask] = hash_class(padded, starts[mask], lengths[mask])
     return hashes
 
 
 def _words(padded: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[Any]:
-    """Return a view of the words that begin at each byte."""
+    """Return a view with the word that begins at each byte."""
     size = np.dtype(dtype).itemsize
     return np.ndarray((len(padded) - size + 1,), dtype, padded.data, 0, (1,))
 
@@ -107,34 +107,39 @@ def _hash_1_to_3(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U6
     first = padded[starts].astype(np.uint64)
     middle = padded[starts + (lengths >> 1)].astype(np.uint64)
     last = padded[starts + lengths - 1].astype(np.uint64)
-    joined = (first << _u(16)) | (middle << _u(24)) | last | (lengths.astype(np.uint64) << _u(8))
+    combined = (
+        (first << _uint64(16))
+        | (middle << _uint64(24))
+        | last
+        | (lengths.astype(np.uint64) << _uint64(8))
+    )
     flip = (_secret(0) & 0xFFFF_FFFF) ^ (_secret(0) >> 32)
-    return _avalanche_64(joined ^ _u(flip))
+    return _avalanche_64(combined ^ _uint64(flip))
 
 
 def _hash_4_to_8(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U64:
     words = _words(padded, "<u4")
     mixed: U64 = words[starts + lengths - 4].astype(np.uint64)
-    mixed += words[starts].astype(np.uint64) << _u(32)
-    mixed ^= _u(_secret(8) ^ _secret(16))
+    mixed += words[starts].astype(np.uint64) << _uint64(32)
+    mixed ^= _uint64(_secret(8) ^ _secret(16))
     mixed ^= _rotated(mixed, 49) ^ _rotated(mixed, 24)
     mixed *= _MIX_2
-    mixed ^= (mixed >> _u(35)) + lengths.astype(np.uint64)
+    mixed ^= (mixed >> _uint64(35)) + lengths.astype(np.uint64)
     mixed *= _MIX_2
-    mixed ^= mixed >> _u(28)
+    mixed ^= mixed >> _uint64(28)
     return mixed
 
 
 def _hash_9_to_16(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U64:
     words = _words(padded, "<u8")
-    low = words[starts] ^ _u(_secret(24) ^ _secret(32))
-    high = words[starts + lengths - 8] ^ _u(_secret(40) ^ _secret(48))
+    low = words[starts] ^ _uint64(_secret(24) ^ _secret(32))
+    high = words[starts + lengths - 8] ^ _uint64(_secret(40) ^ _secret(48))
     mixed = lengths.astype(np.uint64) + low.byteswap() + high + _folded_product(low, high)
     return _avalanche(mixed)
 
 
 def _hash_17_to_64(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U64:
-    """Hash rows whose lengths are all in one of the classes 17 to 32 and 33 to 64."""
+    """Hash rows whose lengths are all in the class 17 to 32, or all in the class 33 to 64."""
     words = _words(padded, "<u8")
     mixed = lengths.astype(np.uint64) * _PRIME_1
     ends = starts + lengths
@@ -155,35 +160,35 @@ def _hash_long(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U64:
 
 
 def _mix_16(words: U64, starts: I64, secret_at: int) -> U64:
-    low = words[starts] ^ _u(_secret(secret_at))
-    high = words[starts + 8] ^ _u(_secret(secret_at + 8))
+    low = words[starts] ^ _uint64(_secret(secret_at))
+    high = words[starts + 8] ^ _uint64(_secret(secret_at + 8))
     return _folded_product(low, high)
 
 
 def _folded_product(left: U64, right: U64) -> U64:
-    """Return the low half of each 128-bit product, xor its high half."""
-    left_low, left_high = left & _LOW, left >> _u(32)
-    right_low, right_high = right & _LOW, right >> _u(32)
-    cross = left_high * right_low + ((left_low * right_low) >> _u(32))
+    """Return, for each 128-bit product, its low half xor its high half."""
+    left_low, left_high = left & _LOW, left >> _uint64(32)
+    right_low, right_high = right & _LOW, right >> _uint64(32)
+    cross = left_high * right_low + ((left_low * right_low) >> _uint64(32))
     carry = left_low * right_high + (cross & _LOW)
-    high = left_high * right_high + (cross >> _u(32)) + (carry >> _u(32))
+    high = left_high * right_high + (cross >> _uint64(32)) + (carry >> _uint64(32))
     folded: U64 = (left * right) ^ high
     return folded
 
 
 def _rotated(words: U64, bits: int) -> U64:
-    return (words << _u(bits)) | (words >> _u(64 - bits))
+    return (words << _uint64(bits)) | (words >> _uint64(64 - bits))
 
 
 def _avalanche(words: U64) -> U64:
-    words ^= words >> _u(37)
+    words ^= words >> _uint64(37)
     words *= _MIX_1
-    return words ^ (words >> _u(32))
+    return words ^ (words >> _uint64(32))
 
 
 def _avalanche_64(words: U64) -> U64:
-    words ^= words >> _u(33)
+    words ^= words >> _uint64(33)
     words *= _PRIME_2
-    words ^= words >> _u(29)
+    words ^= words >> _uint64(29)
     words *= _PRIME_3
-    return words ^ (words >> _u(32))
+    return words ^ (words >> _uint64(32))

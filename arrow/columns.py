@@ -1,5 +1,5 @@
-"""Turns the columns of batches into Arrow columns: it slices and joins buffers, and runs no Python
-code per message. Pure.
+"""Converts the columns of batches to Arrow columns by slicing and joining buffers, without Python
+code for each message. Pure.
 
     record   times i64×n │ lengths u32×3n │ keys │ values │ properties       one batch of the broker
                  │             │              │       │
@@ -15,10 +15,10 @@ code per message. Pure.
     on request: stored (time of storing by the broker's clock, UTC), logical_partition (null
     without a key), producer
 
-Arrays are made with `from_buffers`, because `pa.array` and `pa.scalar` import pandas where it is
+Arrays are created with `from_buffers`, because `pa.array` and `pa.scalar` import pandas if it is
 installed, which takes 0.24 s and 47 MB.
 
-Source: the body of a batch is columnar, so that it can be read by columns; see protocol/batch.py.
+Source: the columnar body of a batch; see protocol/batch.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# pyarrow has no types; the settings of our type checker know that
+# pyarrow has no types; this project's type checker is configured for that
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 
 from ..protocol.batch import BYTES_PER_MESSAGE
@@ -52,7 +52,9 @@ SCHEMA = pa.schema([pa.field(name, kind) for name, kind in TYPES.items()])
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive messages of one batch: lengths are u32 arrays, blobs are views of the frame."""
+    """Consecutive messages of one batch; the lengths are u32 arrays, the blobs are views of the
+    received frame.
+    """
 
     sent_at_ns: np.ndarray
     key_lengths: np.ndarray
@@ -63,7 +65,7 @@ class Piece:
     properties: memoryview
     stored_at_ms: int
     producer: str
-    """The identity of the producer's session: its id as 16 hexadecimal digits, and its epoch."""
+    """The producer's session: its id as 16 hexadecimal digits, and its epoch."""
 
     @property
     def size_bytes(self) -> int:
@@ -73,7 +75,7 @@ class Piece:
 
 def column(name: str, pieces: Sequence[Piece], first_offset: int) -> pa.Array:
     """
-    Return a column of all `pieces`, which are consecutive and begin at `first_offset`.
+    Return a column for all `pieces`, which must be consecutive and begin at `first_offset`.
 
     Args:
         name: a name in TYPES, or "stored", "producer", "logical_partition".
@@ -82,64 +84,68 @@ def column(name: str, pieces: Sequence[Piece], first_offset: int) -> pa.Array:
         case "offset":
             return offsets(first_offset, row_count(pieces))
         case "key":
-            return _blobs([piece.key_lengths for piece in pieces], [piece.keys for piece in pieces])
+            return _binary_array(
+                [piece.key_lengths for piece in pieces], [piece.keys for piece in pieces]
+            )
         case "value":
-            return _blobs(
+            return _binary_array(
                 [piece.value_lengths for piece in pieces], [piece.values for piece in pieces]
             )
         case "timestamp":
-            return numbers(TIME, _joined([piece.sent_at_ns for piece in pieces]) // 1_000)
+            return numbers(TIME, _concatenate([piece.sent_at_ns for piece in pieces]) // 1_000)
         case "stored":
             times = np.array([piece.stored_at_ms for piece in pieces], np.int64) * 1_000
             return numbers(TIME, np.repeat(times, [len(piece.sent_at_ns) for piece in pieces]))
         case "producer":
             counts = [len(piece.sent_at_ns) for piece in pieces]
-            return _repeated([piece.producer for piece in pieces], counts)
+            return _repeated_strings([piece.producer for piece in pieces], counts)
         case "logical_partition":
             return _logical_partitions(pieces)
         case _:
             assert name == "properties"
-            return _maps(
+            return _map_array(
                 [piece.property_lengths for piece in pieces],
                 [piece.properties for piece in pieces],
             )
 
 
 def row_count(pieces: Sequence[Piece]) -> int:
-    """Return the number of rows of all `pieces`."""
+    """Return the number of messages in all `pieces`."""
     return sum(len(piece.sent_at_ns) for piece in pieces)
 
 
 def numbers(kind: pa.DataType, values: np.ndarray) -> pa.Array:
-    """Return `values` as a column of a type with a fixed width, without nulls."""
+    """Return `values` as a column of a fixed-width type, without nulls."""
     assert values.dtype.itemsize * 8 == kind.bit_width
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)], null_count=0)
 
 
 def offsets(first: int, rows: int) -> pa.Array:
-    """Return a column of `rows` numbers that begin with `first`."""
+    """Return a column with the numbers from `first` to `first + rows - 1`."""
     return numbers(pa.int64(), np.arange(first, first + rows, dtype=np.int64))
 
 
 def same_number(value: int, rows: int) -> pa.Array:
-    """Return a column with the int `value` in each row."""
+    """Return a column that has `value` in each of its rows."""
     return numbers(pa.int32(), np.full(rows, value, np.int32))
 
 
 def same_text(text: str, rows: int) -> pa.Array:
-    """Return a column with `text` in each row."""
-    return _repeated([text], [rows])
+    """Return a column that has `text` in each of its rows."""
+    return _repeated_strings([text], [rows])
 
 
 def record_batch(pieces: Sequence[Piece], first_offset: int) -> pa.RecordBatch:
-    """Return all columns of `pieces`."""
+    """Return the columns of SCHEMA for all `pieces`."""
     return pa.RecordBatch.from_arrays(
         [column(name, pieces, first_offset) for name in SCHEMA.names], schema=SCHEMA
     )
 
 
 def cut(record: memoryview, header: Header, first: int, last: int) -> Piece:
-    """Return the messages `[first, last)` of a batch, counted from its beginning."""
+    """Return the messages `[first, last)` of a batch, counted from its start. Raises
+    CorruptBatchError if its lengths do not add up.
+    """
     count = header.count
     times = np.frombuffer(record, "<i8", count, HEADER_BYTES)
     lengths = np.frombuffer(record, "<u4", 3 * count, HEADER_BYTES + 8 * count)
@@ -154,13 +160,13 @@ def cut(record: memoryview, header: Header, first: int, last: int) -> Piece:
     values = record[values_at:properties_at]
     properties = record[properties_at:]
     if last - first < count:
-        before = kinds[:, :first].sum(axis=1, dtype=np.int64).tolist()
+        skipped = kinds[:, :first].sum(axis=1, dtype=np.int64).tolist()
         kinds = kinds[:, first:last]
         sizes = kinds.sum(axis=1, dtype=np.int64).tolist()
         times = times[first:last]
         keys, values, properties = (
             blob[start : start + size]
-            for blob, start, size in zip((keys, values, properties), before, sizes, strict=True)
+            for blob, start, size in zip((keys, values, properties), skipped, sizes, strict=True)
         )
     return Piece(
         times,
@@ -175,18 +181,18 @@ def cut(record: memoryview, header: Header, first: int, last: int) -> Piece:
     )
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
+def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _edges(lengths: list[np.ndarray]) -> np.ndarray:
-    together = _joined(lengths)
-    edges = np.zeros(len(together) + 1, dtype=np.int32)
-    np.cumsum(together, dtype=np.int32, out=edges[1:])
+    all_lengths = _concatenate(lengths)
+    edges = np.zeros(len(all_lengths) + 1, dtype=np.int32)
+    np.cumsum(all_lengths, dtype=np.int32, out=edges[1:])
     return edges
 
 
-def _blobs(lengths: list[np.ndarray], blobs: list[memoryview]) -> pa.Array:
+def _binary_array(lengths: list[np.ndarray], blobs: list[memoryview]) -> pa.Array:
     edges = _edges(lengths)
     # A single batch is not copied: its column is a view of the received frame.
     data = blobs[0] if len(blobs) == 1 else b"".join(blobs)
@@ -195,20 +201,20 @@ def _blobs(lengths: list[np.ndarray], blobs: list[memoryview]) -> pa.Array:
     )
 
 
-def _texts(texts: Sequence[str]) -> pa.Array:
-    packed = [text.encode() for text in texts]
-    edges = np.zeros(len(packed) + 1, dtype=np.int32)
-    np.cumsum(np.fromiter(map(len, packed), np.int32, len(packed)), out=edges[1:])
-    buffers = [None, pa.py_buffer(edges), pa.py_buffer(b"".join(packed))]
-    return pa.Array.from_buffers(pa.string(), len(packed), buffers, null_count=0)
+def _string_array(texts: Sequence[str]) -> pa.Array:
+    encoded = [text.encode() for text in texts]
+    edges = np.zeros(len(encoded) + 1, dtype=np.int32)
+    np.cumsum(np.fromiter(map(len, encoded), np.int32, len(encoded)), out=edges[1:])
+    buffers = [None, pa.py_buffer(edges), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(encoded), buffers, null_count=0)
 
 
-def _repeated(texts: Sequence[str], counts: Sequence[int]) -> pa.Array:
-    """Return a column with each text repeated as often as its count says."""
-    packed = [text.encode() for text in texts]
-    lengths = np.repeat(np.array([len(text) for text in packed], np.uint32), counts)
+def _repeated_strings(texts: Sequence[str], counts: Sequence[int]) -> pa.Array:
+    """Return a column in which each text is repeated as often as its count says."""
+    encoded = [text.encode() for text in texts]
+    lengths = np.repeat(np.array([len(text) for text in encoded], np.uint32), counts)
     edges = _edges([lengths])
-    data = b"".join(text * count for text, count in zip(packed, counts, strict=True))
+    data = b"".join(text * count for text, count in zip(encoded, counts, strict=True))
     buffers = [None, pa.py_buffer(edges), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.string(), len(lengths), buffers, null_count=0)
 
@@ -218,30 +224,32 @@ def _logical_partitions(pieces: Sequence[Piece]) -> pa.Array:
     blob = np.frombuffer(b"".join(piece.keys for piece in pieces), np.uint8)
     edges = _edges(lengths).astype(np.int64)
     partitions = (hash_column(blob, edges) % np.uint64(LOGICAL_PARTITIONS)).astype(np.int32)
-    keyed = _joined(lengths) > 0
+    keyed = _concatenate(lengths) > 0
     valid = None if keyed.all() else pa.py_buffer(np.packbits(keyed, bitorder="little"))
     return pa.Array.from_buffers(pa.int32(), len(partitions), [valid, pa.py_buffer(partitions)])
 
 
-def _shown(value: str | bytes) -> str:
-    """Return a property as text; bytes are encoded as base64."""
+def _property_text(value: str | bytes) -> str:
+    """Return a property's value as text; bytes are encoded as base64."""
     return value if isinstance(value, str) else b64encode(value).decode()
 
 
-def _maps(lengths: list[np.ndarray], blobs: list[memoryview]) -> pa.Array:
-    """Return properties as maps; only messages with properties are decoded."""
-    together = _joined(lengths)
-    edges = np.zeros(len(together) + 1, dtype=np.int32)
+def _map_array(lengths: list[np.ndarray], blobs: list[memoryview]) -> pa.Array:
+    """Return a column of properties as maps; only messages that have properties are decoded."""
+    all_lengths = _concatenate(lengths)
+    edges = np.zeros(len(all_lengths) + 1, dtype=np.int32)
     names: list[str] = []
     texts: list[str] = []
     if any(blobs):
         data = b"".join(blobs)
         starts = _edges(lengths)
-        sizes = np.zeros(len(together), dtype=np.int32)
-        for row in np.flatnonzero(together).tolist():
+        sizes = np.zeros(len(all_lengths), dtype=np.int32)
+        for row in np.flatnonzero(all_lengths).tolist():
             properties = unpack_properties(data[starts[row] : starts[row + 1]])
             sizes[row] = len(properties)
             names += properties.keys()
-            texts += map(_shown, properties.values())
+            texts += map(_property_text, properties.values())
         np.cumsum(sizes, dtype=np.int32, out=edges[1:])
-    return pa.MapArray.from_arrays(numbers(pa.int32(), edges), _texts(names), _texts(texts))
+    return pa.MapArray.from_arrays(
+        numbers(pa.int32(), edges), _string_array(names), _string_array(texts)
+    )

@@ -1,9 +1,9 @@
-"""Parses the schema of JSON values, given as DDL text of Spark or as an Arrow schema. Pure.
+"""Parses the schema of JSON values, given as Spark's DDL or as an Arrow schema. Pure.
 
     carrier STRING, delay INT, legs ARRAY<STRUCT<origin: STRING, minutes: DOUBLE>>
 
-Source: the types of Spark SQL's DDL that have a form in JSON. Maps and dates are read as STRING,
-because pyarrow's JSON reader knows neither.
+Source: the types of Spark SQL's DDL that JSON can represent. Maps and dates must be declared as
+STRING, because pyarrow's JSON reader supports neither.
 """
 
 from __future__ import annotations
@@ -39,43 +39,43 @@ FIELDS_MAX = 1_000
 
 def json_type(schema: str | pa.Schema) -> pa.StructType:
     """
-    Return the type of a value with this schema.
+    Return the Arrow type of a value with this schema.
 
     Raises:
-        ConfigError: the text is no schema, or a type has no form in JSON.
+        ConfigError: the text is not a schema, or JSON cannot represent a type.
     """
     if not isinstance(schema, str | pa.Schema | pa.StructType):
         raise ConfigError(f"schema: give NAME TYPE, … or a pyarrow.Schema, not {schema!r:.60}")
     if not isinstance(schema, str):
         for field in schema:
-            _check(field.type, 1)
+            _check_supported(field.type, 1)
         return pa.struct(list(schema))
     tokens = _Tokens(schema)
-    fields = _fields(tokens, "", 1)
+    fields = _parse_fields(tokens, "", 1)
     if not fields:
         raise tokens.problem("a name and a type")
     return pa.struct(fields)
 
 
 class _Tokens:
-    """The tokens of a text, taken from the front."""
+    """The tokens of a text, consumed from the front, and the number of named fields so far."""
 
     def __init__(self, text: str) -> None:
-        self._left = list(_tokens(text))
+        self._remaining = list(_tokens(text))
         self.count = 0
 
     def peek(self) -> str:
-        """Return the next token in lower case; empty at the end."""
-        return self._left[0].lower() if self._left else ""
+        """Return the next token in lower case, or "" at the end."""
+        return self._remaining[0].lower() if self._remaining else ""
 
-    def take(self, wanted: str = "") -> str:
-        """Remove and return the next token; raise ConfigError if it is not `wanted`."""
-        if not self._left or wanted not in {"", self._left[0]}:
-            raise self.problem(repr(wanted) if wanted else "a name")
-        return self._left.pop(0)
+    def take(self, expected: str = "") -> str:
+        """Consume and return the next token; raise ConfigError if it is not `expected`."""
+        if not self._remaining or expected not in {"", self._remaining[0]}:
+            raise self.problem(repr(expected) if expected else "a name")
+        return self._remaining.pop(0)
 
     def name(self) -> str:
-        """Remove and return a name."""
+        """Consume and return a field's name. Raises ConfigError."""
         name = self.take().strip("`")
         if not re.fullmatch(r"[\w .$-]+", name):
             raise self.problem("a name")
@@ -84,11 +84,11 @@ class _Tokens:
             raise ConfigError(f"schema: more than {FIELDS_MAX} fields")
         return name
 
-    def problem(self, wanted: str) -> ConfigError:
-        """Return the error of a text that does not continue with what is `wanted`."""
-        at = " ".join(self._left)
+    def problem(self, expected: str) -> ConfigError:
+        """Return the error for a text that does not continue as `expected`."""
+        rest = " ".join(self._remaining)
         return ConfigError(
-            f"schema: {wanted} is expected at {at!r:.40}: give NAME TYPE, …, for example "
+            f"schema: {expected} is expected at {rest!r:.40}: give NAME TYPE, …, for example "
             f"'carrier STRING, delay INT'"
         )
 
@@ -98,7 +98,7 @@ def _tokens(text: str) -> Iterator[str]:
         yield f"`{quoted}`" if quoted else word or mark or number or other
 
 
-def _fields(tokens: _Tokens, end: str, depth: int) -> list[pa.Field]:
+def _parse_fields(tokens: _Tokens, end: str, depth: int) -> list[pa.Field]:
     fields: list[pa.Field] = []
     while tokens.peek() not in {"", end}:
         if fields:
@@ -106,40 +106,40 @@ def _fields(tokens: _Tokens, end: str, depth: int) -> list[pa.Field]:
         name = tokens.name()
         if tokens.peek() == ":":
             tokens.take()
-        fields.append(pa.field(name, _type(tokens, depth)))
+        fields.append(pa.field(name, _parse_type(tokens, depth)))
     if len({field.name for field in fields}) < len(fields):
         raise ConfigError("schema: a field is named twice")
     return fields
 
 
-def _type(tokens: _Tokens, depth: int) -> pa.DataType:
+def _parse_type(tokens: _Tokens, depth: int) -> pa.DataType:
     if depth > DEPTH_MAX:
         raise ConfigError(f"schema: nested more than {DEPTH_MAX} deep")
     if tokens.peek() in {"array", "struct"}:
-        nested = tokens.take().lower()
+        kind = tokens.take().lower()
         tokens.take("<")
-        inside = (
-            pa.list_(_type(tokens, depth + 1))
-            if nested == "array"
-            else pa.struct(_fields(tokens, ">", depth + 1))
+        nested_type = (
+            pa.list_(_parse_type(tokens, depth + 1))
+            if kind == "array"
+            else pa.struct(_parse_fields(tokens, ">", depth + 1))
         )
         tokens.take(">")
-        return inside
-    known = _TYPES.get(tokens.peek())
-    if known is None:
+        return nested_type
+    scalar_type = _TYPES.get(tokens.peek())
+    if scalar_type is None:
         raise tokens.problem(f"one of {', '.join(_TYPES)}, array<…>, struct<…>")
     tokens.take()
-    return known
+    return scalar_type
 
 
-def _check(kind: pa.DataType, depth: int) -> None:
-    """Raise ConfigError if the JSON reader does not know the type."""
+def _check_supported(kind: pa.DataType, depth: int) -> None:
+    """Raise ConfigError if pyarrow's JSON reader does not support the type."""
     if depth > DEPTH_MAX:
         raise ConfigError(f"schema: nested more than {DEPTH_MAX} deep")
     if pa.types.is_struct(kind):
         for field in kind:
-            _check(field.type, depth + 1)
+            _check_supported(field.type, depth + 1)
     elif pa.types.is_list(kind):
-        _check(kind.value_type, depth + 1)
+        _check_supported(kind.value_type, depth + 1)
     elif kind not in _TYPES.values():
         raise ConfigError(f"schema: a value of type {kind} cannot be read from JSON")

@@ -1,4 +1,4 @@
-"""Builds the error that reports requested rows which retention has removed. Pure."""
+"""The error for requested rows that retention has removed. Pure."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from ..protocol.scheduled.deliver_at import shown
 from ..protocol.text import counted
 
 
-def loss_error(subject: str, now: PartitionBounds, start: int, end: int) -> DataLossError:
+def loss_error(subject: str, bounds: PartitionBounds, start: int, end: int) -> DataLossError:
     """
-    Return the error of the lost offsets `[start, end)`.
+    Return the error for the lost offsets `[start, end)`.
 
     Args:
-        now: the present bounds of the partition.
+        bounds: the current bounds of the partition.
     """
     rows = end - start
-    stored = "them"
-    if now.first_at_ms is not None:
-        stored = f"messages that were stored before {shown(now.first_at_ms)}"
+    removed = "them"
+    if bounds.first_at_ms is not None:
+        removed = f"messages that were stored before {shown(bounds.first_at_ms)}"
     text = (
-        f"partition {now.partition_id} of subject {subject} has lost [{start}, {end}), "
-        f"{counted(rows, 'row')}: retention has removed {stored}"
+        f"partition {bounds.partition_id} of subject {subject} has lost [{start}, {end}), "
+        f"{counted(rows, 'row')}: retention has removed {removed}"
     )
     return DataLossError(
-        f"{text}; it now begins at {now.first_offset}",
-        partition_id=now.partition_id,
+        f"{text}; it now begins at {bounds.first_offset}",
+        partition_id=bounds.partition_id,
         subject=subject,
         offset=start,
         lost_until=end,
         rows=rows,
-        stored_before_ms=now.first_at_ms,
-        first_offset=now.first_offset,
-        next_offset=now.next_offset,
+        stored_before_ms=bounds.first_at_ms,
+        first_offset=bounds.first_offset,
+        next_offset=bounds.next_offset,
     )

@@ -1,4 +1,4 @@
-"""Opens the network of a reader or writer, with the TLS and token of its options. Network only."""
+"""Opens the network of a reader or writer, with the TLS and token from its options. Network I/O."""
 
 from __future__ import annotations
 
@@ -7,44 +7,43 @@ from typing import NamedTuple
 
 from ..protocol.errors import ConfigError
 from ..protocol.http.tls_settings import TlsSettings
-from ..rpc.access.token_file import TokenSource, token_from_file, told_by_environment
+from ..rpc.access.token_file import TokenSource, token_from_file, token_variables
 from ..rpc.http_network import HttpNetwork, client_network
 from ..rpc.tls.settings import tls_of_environment
 from .secured import Secured
 
 
-class InForce(NamedTuple):
+class EffectiveSecurity(NamedTuple):
     """
-    The TLS and token under which a connection is opened now.
+    The TLS and token that apply to a connection opened now, as a key for pooled connections.
 
-    After a change of the environment it differs, so that a reader does not share earlier
-    connections.
+    It differs after a change of the environment, so a reader does not reuse earlier connections.
     """
 
     secured: Secured
     tls: TlsSettings | None
     environment: tuple[str, str]
-    """The token file and the token of the environment; both empty where the options name one."""
+    """The environment's token file and token; both are empty if the options contain a token."""
 
 
-def in_force(secured: Secured) -> InForce:
+def effective_security(secured: Secured) -> EffectiveSecurity:
     """
-    Combine the options with the environment.
+    Return the TLS and token from the options, or else from the environment.
 
     Raises:
-        ConfigError: the environment has a client certificate without an authority.
+        ConfigError: the environment names a client certificate, but no authority.
     """
     has_token = bool(secured.token or secured.token_file)
-    environment = ("", "") if has_token else told_by_environment()
-    return InForce(secured, secured.tls or tls_of_environment(), environment)
+    environment = ("", "") if has_token else token_variables()
+    return EffectiveSecurity(secured, secured.tls or tls_of_environment(), environment)
 
 
 def open_network(secured: Secured) -> HttpNetwork:
     """
-    Open a network, which the caller has to close; an event loop must be running.
+    Open a network, which the caller must close; an event loop must be running.
 
     Raises:
-        ConfigError: a file cannot be used; the text names the machine.
+        ConfigError: a file cannot be used; the text includes the machine's name.
     """
     try:
         return client_network(secured.tls, _source_of(secured))

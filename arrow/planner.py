@@ -1,19 +1,19 @@
-"""Plans which offsets of which physical partitions are read; the plan is fixed once, from the route
-and the brokers' answers. Pure.
+"""Plans which offsets of which physical partitions are read, once, from the routes and the brokers'
+answers. Pure.
 
-    routes ──select──▶ partitions that have data, may hold the keys, and are requested
-                           │ question_of: one call to each broker asks for their times and groups
+    routes ──select──▶ partitions that have data, may contain the keys, and are requested
+                           │ bounds_request: one call to each broker
     bounds of each ────────┴─plan──▶ one PlannedRange each, half-open [start, end)
 
 Invariants
-    The ends are numbers before a reader exists: a retry, a second action and a second plan read the
-    same rows, or fail with OffsetOutOfRangeError.
-    A range that is requested by number and is not stored is refused, never shortened, unless the
+    The ends are fixed before a reader exists: a retry or a second action reads the same rows, or
+    fails with OffsetOutOfRangeError.
+    A range of explicit offsets that are not stored is refused and never shortened, unless the
     options allow data loss.
-    Bounds that are times are placed in order: no message of a key is skipped if a later one of the
-    key is read.
+    Bounds that are times respect the order of keys: no message is skipped if a later one of its key
+    is read.
 
-Source: Kafka's batch reader binds its end late in each task; a retry can then see another end.
+Source: Kafka's batch reader determines the end later, in each task; a retry can see another end.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from .loss import loss_error
 from .schema import PARTITION_MAX
 from .selection import CursorOf, Edge, Point, ReadBound, ReadOptions, StoredAt
 
-_WITH_DATA = frozenset({PartitionState.OPEN, PartitionState.SEALED})
+_STATES_WITH_DATA = frozenset({PartitionState.OPEN, PartitionState.SEALED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRange:
-    """The offsets `[start, end)` of one physical partition, and the broker that had it at
-    planning.
+    """The offsets `[start, end)` of one physical partition, and the broker that had it when the
+    read was planned.
     """
 
     partition_id: int
@@ -59,18 +59,18 @@ class PlannedRange:
     logic_start: int
     """Logic offset of the partition's offset 0."""
     epoch: int
-    """Depth in the lineage: 0 without parents, otherwise one more than theirs, as far as the route
-    knows them.
+    """Depth in the lineage: 0 without parents, otherwise one more than theirs; parents that the
+    route does not contain are ignored.
     """
     lineage: int = 0
-    """The lowest id among the partitions that are connected with this one as parents and
-    children, in one step or several.
+    """The lowest id among all partitions that are connected with this one as ancestors or
+    descendants.
     """
     message_bytes: int = 0
-    """Approximate number of bytes of log for one message."""
+    """Approximate number of bytes that a message takes in the log."""
     removed_from_ms: int | None = None
-    """Earliest time at which retention removes the first messages, unless they are held; None if
-    they are not removed.
+    """The earliest time at which retention removes the first messages, unless they are held; None
+    if it does not.
     """
 
     @property
@@ -80,40 +80,38 @@ class PlannedRange:
 
     @property
     def size_bytes(self) -> int:
-        """The approximate number of bytes of log."""
+        """The approximate number of bytes in the log."""
         return self.rows * self.message_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedPartition:
-    """A partition to read, and where it is in the lineage of its subject."""
+    """A partition to read, and its position in the subject's lineage."""
 
     subject: str
     partition: Partition
     epoch: int
     lineage: int
     continues: frozenset[int] = frozenset()
-    """The selected partitions that this one continues, directly or through others that the route
-    knows.
-    """
+    """The nearest ancestors of this partition that are selected too."""
 
 
 def depths(route: Route) -> dict[int, int]:
-    """Return the depth of each partition id in the lineage: below every parent that the route
-    knows.
+    """Return the depth of each partition in the lineage by id: one more than its deepest parent in
+    the route.
     """
     parents = {each.partition_id: each.parents for each in route.partitions}
     depth: dict[int, int] = {}
     for partition_id in TopologicalSorter(parents).static_order():
         if partition_id in parents:
-            known = [depth[parent] + 1 for parent in parents[partition_id] if parent in depth]
-            depth[partition_id] = max(known, default=0)
+            below = [depth[parent] + 1 for parent in parents[partition_id] if parent in depth]
+            depth[partition_id] = max(below, default=0)
     return depth
 
 
 def lineages(route: Route) -> dict[int, int]:
-    """Return, for each partition id, the lowest id of all partitions that are connected with it by
-    parents that the route knows.
+    """Return, for each partition id, the lowest id among all partitions of the route that are
+    connected with it as ancestors or descendants.
     """
     lowest = {int(each.partition_id): int(each.partition_id) for each in route.partitions}
 
@@ -152,14 +150,14 @@ def check_batch(options: ReadOptions) -> None:
 
 def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[SelectedPartition]:
     """
-    Return the partitions to read, sorted by subject and id: those with data that may hold the keys,
-    among them only those that the options name.
+    Return the partitions to read, sorted by subject and id: those that have data, may contain the
+    requested keys, and are among the requested partitions.
 
     Raises:
         NotSentError: the broker group of a partition is not available.
-        ConfigError: the id of a partition does not fit the column `partition`.
+        ConfigError: a partition's id does not fit the column `partition`.
     """
-    stored = [
+    with_data = [
         SelectedPartition(
             subject=route.subject,
             partition=partition,
@@ -169,41 +167,43 @@ def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[Sel
         for route in routes
         for epochs, connected in [(depths(route), lineages(route))]
         for partition in sorted(route.partitions, key=lambda each: each.partition_id)
-        if partition.state in _WITH_DATA
+        if partition.state in _STATES_WITH_DATA
     ]
-    holders = {str(route.subject): _holders(route, options) for route in routes}
-    wanted = {
-        int(each.partition.partition_id): each
-        for each in stored
-        if (options.partitions is None or each.partition.partition_id in options.partitions)
-        and each.partition.partition_id in holders[each.subject]
+    may_contain_keys = {
+        str(route.subject): _partitions_with_keys(route, options) for route in routes
     }
-    for each in wanted.values():
+    selected = {
+        int(each.partition.partition_id): each
+        for each in with_data
+        if (options.partitions is None or each.partition.partition_id in options.partitions)
+        and each.partition.partition_id in may_contain_keys[each.subject]
+    }
+    for each in selected.values():
         _check_readable(each.partition)
     parents = {
         int(each.partition_id): map(int, each.parents)
         for route in routes
         for each in route.partitions
     }
-    continued = nearest_ancestors(parents, wanted.keys())
-    return [replace(each, continues=continued[number]) for number, each in wanted.items()]
+    ancestors = nearest_ancestors(parents, selected.keys())
+    return [replace(each, continues=ancestors[id_]) for id_, each in selected.items()]
 
 
 def check_named(routes: Sequence[Route], options: ReadOptions) -> None:
-    """Raise PartitionUnknownError if the options name a partition that the subjects lack, or whose
-    data was removed.
+    """Raise PartitionUnknownError if the options name a partition that does not exist in the
+    subjects, or whose data was removed.
     """
-    stored = {
+    with_data = {
         int(partition.partition_id)
         for route in routes
         for partition in route.partitions
-        if partition.state in _WITH_DATA
+        if partition.state in _STATES_WITH_DATA
     }
     named: dict[str, Iterable[int]] = {"partitions": options.partitions or ()}
     if options.fail_on_data_loss:
         named |= {"start": options.start.by_partition, "end": options.end.by_partition}
-    for option, numbers in named.items():
-        unknown = sorted(set(numbers) - stored)
+    for option, ids in named.items():
+        unknown = sorted(set(ids) - with_data)
         if unknown:
             subjects = ", ".join(options.subjects)
             raise PartitionUnknownError(
@@ -213,16 +213,16 @@ def check_named(routes: Sequence[Route], options: ReadOptions) -> None:
             )
 
 
-def _holders(route: Route, options: ReadOptions) -> set[int]:
-    """Return the ids of the partitions that may hold messages of the keys."""
-    # If keys may leave their partitions, a message may be in any partition of the subject.
+def _partitions_with_keys(route: Route, options: ReadOptions) -> set[int]:
+    """Return the ids of the partitions that may contain messages of the requested keys."""
+    # If keys may leave their partitions, a message can be in any partition of the subject.
     if options.keys is None or route.may_leave:
         return {int(each.partition_id) for each in route.partitions}
-    numbers = {logical_partition(key) for key in options.keys}
+    logical_partitions = {logical_partition(key) for key in options.keys}
     return {
         int(each.partition_id)
         for each in route.partitions
-        if any(each.range_start <= number < each.range_end for number in numbers)
+        if any(each.range_start <= number < each.range_end for number in logical_partitions)
     }
 
 
@@ -241,8 +241,8 @@ def _check_readable(partition: Partition) -> None:
         )
 
 
-def question_of(partition: Partition, options: ReadOptions) -> BoundsOf:
-    """Return the request to a partition's broker whose answer fixes the range."""
+def bounds_request(partition: Partition, options: ReadOptions) -> BoundsOf:
+    """Return the request to a partition's broker for the bounds that determine the range."""
     points = [bound.at(partition.partition_id) for bound in (options.start, options.end)]
     return BoundsOf(
         partition_id=partition.partition_id,
@@ -257,62 +257,66 @@ def plan_ranges(
     options: ReadOptions,
 ) -> list[PlannedRange]:
     """
-    Return one range for each partition, empty ones included, in the order of `selected`.
+    Return one range for each partition, even if it is empty, in the order of `selected`.
 
     Args:
         selected: the result of `select_partitions`.
-        answers: the brokers' answers to `question_of`, by partition id.
+        answers: the brokers' answers to `bounds_request`, by partition id.
 
     Raises:
         PartitionUnknownError: no broker has the partition.
         DataLossError: retention has removed rows of the range.
-        OffsetOutOfRangeError: an offset of the options is not in its partition, or start is after
-            end.
+        OffsetOutOfRangeError: an offset in the options does not exist in its partition, or the
+            start is after the end.
     """
     bounds: dict[int, PartitionBounds] = {}
     starts, ends = {}, {}
     for each in selected:
-        number = int(each.partition.partition_id)
-        answer = answers.get(number)
+        id_ = int(each.partition.partition_id)
+        answer = answers.get(id_)
         if answer is None:
-            raise PartitionUnknownError(
-                partition_id=number, broker_group=each.partition.broker_group
-            )
-        bounds[number] = answer
+            raise PartitionUnknownError(partition_id=id_, broker_group=each.partition.broker_group)
+        bounds[id_] = answer
         # An answer lists the times and the groups of the start first, then those of the end.
         offsets_at, cursors = list(answer.offsets_at), list(answer.cursors)
-        starts[number] = _offset("start", options.start.at(number), answer, offsets_at, cursors)
-        ends[number] = _offset("end", options.end.at(number), answer, offsets_at, cursors)
-    _place_times(options.start, starts, bounds, selected)
-    _place_times(options.end, ends, bounds, selected)
+        starts[id_] = _resolve("start", options.start.at(id_), answer, offsets_at, cursors)
+        ends[id_] = _resolve("end", options.end.at(id_), answer, offsets_at, cursors)
+    _order_times(options.start, starts, bounds, selected)
+    _order_times(options.end, ends, bounds, selected)
     return [
-        _range_of(each, bounds[number], starts[number], ends[number], options)
+        _planned_range(each, bounds[id_], starts[id_], ends[id_], options)
         for each in selected
-        for number in [int(each.partition.partition_id)]
+        for id_ in [int(each.partition.partition_id)]
     ]
 
 
-def _place_times(
+def _order_times(
     bound: ReadBound,
-    places: dict[int, int],
+    offsets: dict[int, int],
     bounds: Mapping[int, PartitionBounds],
     selected: Sequence[SelectedPartition],
 ) -> None:
-    """Place the points of a bound that are times, so that the order of keys holds."""
-    own = {
-        number: OwnPlace(bounds[number].first_offset, bounds[number].next_offset, place)
-        for number, place in places.items()
-        if isinstance(bound.at(number), StoredAt)
+    """Adjust the offsets of bounds that are times, by partition id: no unread message may precede a
+    message of its key that is read.
+    """
+    times = {
+        id_: OwnPlace(bounds[id_].first_offset, bounds[id_].next_offset, offset)
+        for id_, offset in offsets.items()
+        if isinstance(bound.at(id_), StoredAt)
     }
-    if own:
+    if times:
         parents = {int(each.partition.partition_id): each.continues for each in selected}
-        places.update(place_in_order(own, parents))
+        offsets.update(place_in_order(times, parents))
 
 
-def _range_of(
-    each: SelectedPartition, answer: PartitionBounds, start: int, end: int, options: ReadOptions
+def _planned_range(
+    selected: SelectedPartition,
+    answer: PartitionBounds,
+    start: int,
+    end: int,
+    options: ReadOptions,
 ) -> PlannedRange:
-    partition = each.partition
+    partition = selected.partition
     first = answer.first_offset
     if not options.fail_on_data_loss:
         start, end = max(start, first), max(end, first)
@@ -325,32 +329,32 @@ def _range_of(
             next_offset=end,
         )
     if start < first and start < end:
-        raise loss_error(each.subject, answer, start, min(first, end))
+        raise loss_error(selected.subject, answer, start, min(first, end))
     return PlannedRange(
         partition_id=partition.partition_id,
         broker_group=partition.broker_group,
         address=str(partition.address),
         start=start,
         end=end,
-        subject=each.subject,
+        subject=selected.subject,
         queue=partition.queue,
         logic_start=partition.logic_start,
-        epoch=each.epoch,
-        lineage=each.lineage,
+        epoch=selected.epoch,
+        lineage=selected.lineage,
         message_bytes=answer.message_bytes,
         removed_from_ms=answer.removed_from_ms,
     )
 
 
-def _offset(
+def _resolve(
     option: str,
     point: Point,
     answer: PartitionBounds,
     offsets_at: list[int | None],
     cursors: list[int | None],
 ) -> int:
-    """Return the offset of a point; the offsets of times and groups are removed from the front of
-    the lists.
+    """Return the offset of a point; offsets of times and cursors of groups are popped from the
+    front of the lists.
     """
     match point:
         case Edge.EARLIEST:

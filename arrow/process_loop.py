@@ -1,14 +1,14 @@
-"""The event loop of all readers of a process, in a thread of its own, with one connection to each
-broker.
+"""The event loop that all readers of a process share, in its own thread, with one connection to
+each broker.
 
-    reader's thread ── submit ──▶ loop: one connection to each broker, opened by its first call
-                                        and opened again after it broke
+    reader's thread ── submit ──▶ loop: one connection to each broker, opened by the first call,
+                                        and again after it was lost
 
-A reader's thread may pause as long as it likes, because the loop answers the pings of brokers.
+A reader's thread may pause for any time, because the loop keeps its connections alive.
 
 Invariants
     A forked child never uses its parent's loop or connections: it creates its own.
-    The connections are closed at the exit of the process.
+    The connections are closed when the process exits.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from ..rpc.client import BrokerClient
 from ..rpc.home import Home
 from ..rpc.http_network import HttpNetwork
 from ..rpc.network import Network
-from .opening import InForce, in_force, open_network
+from .opening import EffectiveSecurity, effective_security, open_network
 from .secured import Secured
 
 T = TypeVar("T")
 CLOSE_S = 3.0
-"""Seconds that the exit of a process waits until its connections are closed."""
+"""Seconds for which the exit of a process waits until its connections are closed."""
 
 
 class ProcessLoop:
-    """The event loop of this process's readers; `ProcessLoop.current()` starts it."""
+    """The event loop of this process's readers; get it with `ProcessLoop.current()`."""
 
     _current: ClassVar[ProcessLoop | None] = None
-    _starting = threading.Lock()
+    _start_lock = threading.Lock()
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._networks: dict[InForce, HttpNetwork] = {}
-        self._brokers: dict[tuple[InForce, str], BrokerClient] = {}
+        self._networks: dict[EffectiveSecurity, HttpNetwork] = {}
+        self._brokers: dict[tuple[EffectiveSecurity, str], BrokerClient] = {}
         self._home = Home("reader")
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="keylane reader", daemon=True
@@ -50,46 +50,46 @@ class ProcessLoop:
 
     @classmethod
     def current(cls) -> ProcessLoop:
-        """Return the loop of this process; the first call starts it."""
-        with cls._starting:
+        """Return this process's loop; the first call starts it."""
+        with cls._start_lock:
             if cls._current is None:
                 cls._current = cls()
                 atexit.register(cls._current.close)
             return cls._current
 
     @classmethod
-    def _in_child(cls) -> None:
-        """Forget the parent's loop; the lock may have been held at the fork."""
+    def _after_fork(cls) -> None:
+        """Forget the parent's loop, and replace the lock, which may have been held at the fork."""
         cls._current = None
-        cls._starting = threading.Lock()
+        cls._start_lock = threading.Lock()
 
     async def _open(self) -> None:
-        self._home.enter((self._networks, self._brokers, self._loop), ProcessLoop._in_child)
+        self._home.enter((self._networks, self._brokers, self._loop), ProcessLoop._after_fork)
 
     def network(self, secured: Secured) -> Network:
         """
-        Return the network that readers with this TLS and token share; call it in the loop.
+        Return the network that is shared by readers with this TLS and token; call this in the loop.
 
         Raises:
             ConfigError: a file cannot be used.
         """
-        now = in_force(secured)
-        network = self._networks.get(now)
+        security = effective_security(secured)
+        network = self._networks.get(security)
         if network is None:
-            network = self._networks[now] = open_network(secured)
+            network = self._networks[security] = open_network(secured)
         return network
 
     def broker(self, secured: Secured, address: str) -> BrokerClient:
         """
-        Return the client of a broker; call it in the loop.
+        Return the client of the broker at `address`; call this in the loop.
 
         Raises:
             ConfigError: a file cannot be used.
         """
-        place = in_force(secured), address
-        client = self._brokers.get(place)
+        key = effective_security(secured), address
+        client = self._brokers.get(key)
         if client is None:
-            client = self._brokers[place] = BrokerClient(self.network(secured), address)
+            client = self._brokers[key] = BrokerClient(self.network(secured), address)
         return client
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -97,20 +97,20 @@ class ProcessLoop:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a coroutine in the loop."""
+        """Start a coroutine in the loop, and return its task."""
 
         async def begin() -> asyncio.Task[None]:
             return asyncio.create_task(work)
 
         return self.run(begin())
 
-    def soon(self, call: Any, *arguments: object) -> None:
-        """Call a function in the loop soon; do nothing after the loop has ended."""
+    def call_soon(self, callback: Any, *arguments: object) -> None:
+        """Have the loop call a function, from any thread; do nothing if the loop is closed."""
         if self._home.here and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call, *arguments)
+            self._loop.call_soon_threadsafe(callback, *arguments)
 
     def close(self) -> None:
-        """Close the connections and end the loop; do nothing in a forked child."""
+        """Close the connections and stop the loop; do nothing in a forked child."""
         if not self._home.here:
             return
         if ProcessLoop._current is self:

@@ -1,9 +1,9 @@
-"""Reads planned ranges from their brokers, one after another; the next answers are received while
-rows are built. Network only.
+"""Reads planned ranges from their brokers, one after another; replies are prefetched while rows are
+built. Network I/O.
 
-    event loop of the process:   Read ──▶ answer ──▶ Read ──▶ answer ──▶ …
-                                            │ at most FRAMES_AHEAD
-    thread of the caller:                   ╰──▶ checked ──▶ Arrow batches
+    process's event loop:   Read ──▶ reply ──▶ Read ──▶ reply ──▶ …
+                                       │ at most FRAMES_AHEAD
+    caller's thread:                   ╰──▶ checked ──▶ Arrow batches
 
 Connections are kept between ranges and tasks.
 
@@ -38,52 +38,46 @@ from .json_values import JsonValues, json_values
 from .pace import Pace
 from .planner import PlannedRange
 from .process_loop import ProcessLoop
-from .rows import RowBuilder, joined
+from .rows import RowBuilder, coalesce
 from .selection import ReadOptions
 
 PATIENCE_S = 60.0
-"""Seconds that a broker may be unreachable; in this time it is restarted or replaced."""
+"""Seconds for which a broker may be unreachable; meanwhile it is restarted or replaced."""
 FRAMES_AHEAD = 2
-"""Number of answers that are being received or wait for the caller, so that receiving and building
-overlap.
-"""
+"""The number of replies that are prefetched, which lets receiving and building overlap."""
 _BACKOFF = Backoff()
 
-Answered = tuple[PlannedRange, Batches, memoryview]
-
-
-def read_range(options: ReadOptions, planned: PlannedRange) -> Iterator[pa.RecordBatch]:
-    """As `read_ranges`, of one range."""
-    return read_ranges(options, (planned,))
+RangeReply = tuple[PlannedRange, Batches, memoryview]
+"""A range, a broker's reply to a read in it, and the reply's payload."""
 
 
 def read_ranges(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterator[pa.RecordBatch]:
     """
-    Yield the rows of the ranges as Arrow batches, range after range in their order; this blocks.
+    Yield the rows of the ranges as Arrow batches, one range after another; this blocks.
 
-    An Arrow batch may have rows of several ranges, if they are small.
-    `options.bytes_per_second` limits the bytes that this call receives.
+    An Arrow batch may contain rows of several small ranges. `options.bytes_per_second` limits the
+    bytes that this call receives.
 
     Raises:
-        OffsetOutOfRangeError: rows of a range are no longer stored; the details name the partition
-            and the stored offsets.
-        CorruptBatchError: the answer of a broker is damaged, or does not contain the range.
-        UnreachableError: a broker was unreachable or refused for PATIENCE_S; the cause is the
-            last error.
+        OffsetOutOfRangeError: rows of a range are no longer stored; the details contain the
+            partition and the stored offsets.
+        CorruptBatchError: a broker's reply is damaged, or does not contain the range.
+        UnreachableError: a broker was unreachable, or refused the read, for PATIENCE_S; the cause
+            is the last error.
         CodecError: a value does not fit `options.json_schema`.
     """
-    left = [planned for planned in ranges if planned.start < planned.end]
-    if not left:
+    non_empty = [planned for planned in ranges if planned.start < planned.end]
+    if not non_empty:
         return
     values = json_values(options)
-    stream = RangeStream(ProcessLoop.current(), options, left)
+    stream = RangeStream(ProcessLoop.current(), options, non_empty)
     try:
-        yield from joined(_received(stream, options, left, values), options.batch_rows)
+        yield from coalesce(_read_batches(stream, options, non_empty, values), options.batch_rows)
     finally:
         stream.close()
 
 
-def _received(
+def _read_batches(
     stream: RangeStream,
     options: ReadOptions,
     ranges: Sequence[PlannedRange],
@@ -96,18 +90,19 @@ def _received(
         )
         while builder.next_offset < planned.end:
             try:
-                answered, answer, payload = stream.next()
+                source_range, reply, payload = stream.next()
             except KeylaneError:
-                yield from builder.rest()  # a broker may have these no longer
+                yield from builder.flush()  # they could be removed before a retry
                 raise
-            assert answered is planned
-            yield from builder.take(payload)
-            _check_progress(builder, answer, planned)
-        yield from builder.rest()
+            assert source_range is planned
+            yield from builder.add(payload)
+            _check_progress(builder, reply, planned)
+        yield from builder.flush()
 
 
-def _check_progress(builder: RowBuilder, answer: Batches, planned: PlannedRange) -> None:
-    expected = min(answer.upto, planned.end)
+def _check_progress(builder: RowBuilder, reply: Batches, planned: PlannedRange) -> None:
+    """Raise CorruptBatchError if a reply's payload does not end at the announced offset."""
+    expected = min(reply.upto, planned.end)
     if builder.next_offset != expected:
         raise CorruptBatchError(
             f"partition {planned.partition_id}: the broker announced offsets up to {expected}, "
@@ -118,9 +113,7 @@ def _check_progress(builder: RowBuilder, answer: Batches, planned: PlannedRange)
 
 
 class RangeStream:
-    """The answers of brokers for several ranges, which the loop of the process receives ahead of
-    the caller.
-    """
+    """Prefetches the replies to reads of several ranges, in the process's event loop."""
 
     def __init__(
         self, loop: ProcessLoop, options: ReadOptions, ranges: Sequence[PlannedRange]
@@ -131,22 +124,22 @@ class RangeStream:
         self._rng = random.Random()
         self._addresses = {planned.partition_id: planned.address for planned in ranges}
         self._meta: MetaClient | None = None
-        self._answers: SimpleQueue[Answered | BaseException] = SimpleQueue()
-        self._room = asyncio.Semaphore(FRAMES_AHEAD)
+        self._replies: SimpleQueue[RangeReply | BaseException] = SimpleQueue()
+        self._prefetch_slots = asyncio.Semaphore(FRAMES_AHEAD)
         self._pace = Pace(options.bytes_per_second)
         self._task = loop.start(self._receive())
 
-    def next(self) -> Answered:
-        """Wait for the next answer and return it; raise the error that ended the receiving."""
-        answered = self._answers.get()
-        if isinstance(answered, BaseException):
-            raise answered
-        self._loop.soon(self._room.release)
-        return answered
+    def next(self) -> RangeReply:
+        """Wait for the next reply and return it, or raise the error that stopped the reading."""
+        reply = self._replies.get()
+        if isinstance(reply, BaseException):
+            raise reply
+        self._loop.call_soon(self._prefetch_slots.release)
+        return reply
 
     def close(self) -> None:
-        """Cancel the pending read."""
-        self._loop.soon(self._task.cancel)
+        """Stop prefetching."""
+        self._loop.call_soon(self._task.cancel)
 
     async def _receive(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -154,20 +147,20 @@ class RangeStream:
             for planned in self._ranges:
                 offset = planned.start
                 while offset < planned.end:
-                    await self._room.acquire()
+                    await self._prefetch_slots.acquire()
                     await asyncio.sleep(self._pace.wait_s(clock()))
-                    answer, payload = await self._fetch(planned, offset)
+                    reply, payload = await self._fetch(planned, offset)
                     self._pace.received(len(payload), clock())
-                    self._answers.put((planned, answer, payload))
-                    offset = answer.upto
+                    self._replies.put((planned, reply, payload))
+                    offset = reply.upto
         except BaseException as error:
-            self._answers.put(error)
+            self._replies.put(error)
             if not isinstance(error, Exception):
                 raise
 
     async def _fetch(self, planned: PlannedRange, offset: int) -> tuple[Batches, memoryview]:
-        """Return the answer to one read; retry while the broker is unreachable or the partition has
-        moved.
+        """Return the reply to one read; retry with backoff while the broker is unreachable, and
+        follow the partition to another address.
         """
         pauses = _BACKOFF.pauses(self._rng)
         began_s = _now_s()
@@ -179,9 +172,9 @@ class RangeStream:
                     raise
                 pause_s = pauses.next_ms() / 1000
                 if _now_s() + pause_s > began_s + PATIENCE_S:
-                    raise _unreadable(planned, offset, _now_s() - began_s, error) from error
+                    raise _unreadable_error(planned, offset, _now_s() - began_s, error) from error
             await asyncio.sleep(pause_s)
-            await self._look_up(planned)
+            await self._refresh_address(planned)
 
     async def _read(self, planned: PlannedRange, offset: int) -> tuple[Batches, memoryview]:
         bytes_max = min(PULL_BYTES_MAX, self._pace.bytes_max)
@@ -189,17 +182,18 @@ class RangeStream:
         address = self._addresses[planned.partition_id]
         broker = self._loop.broker(self._options.secured, address)
         try:
-            answer, payload = await broker.call(request)
+            reply, payload = await broker.call(request)
         except OffsetOutOfRangeError as error:
-            raise _outside(planned, offset, error.first_offset, error.next_offset) from error
-        if not isinstance(answer, Batches) or (payload and answer.upto <= offset):
-            raise CorruptBatchError("the broker answered something else", answer=str(answer))
-        if answer.first_offset > offset or not payload:
-            raise _outside(planned, offset, answer.first_offset, answer.next_offset)
-        return answer, payload
+            stored = error.first_offset, error.next_offset
+            raise _out_of_range_error(planned, offset, *stored) from error
+        if not isinstance(reply, Batches) or (payload and reply.upto <= offset):
+            raise CorruptBatchError("the broker answered something else", answer=str(reply))
+        if reply.first_offset > offset or not payload:
+            raise _out_of_range_error(planned, offset, reply.first_offset, reply.next_offset)
+        return reply, payload
 
-    async def _look_up(self, planned: PlannedRange) -> None:
-        """Ask a metaserver for the partition's address; keep the old one if none answers."""
+    async def _refresh_address(self, planned: PlannedRange) -> None:
+        """Get the partition's address from a metaserver; keep the old one if none answers."""
         if self._meta is None:
             network = self._loop.network(self._options.secured)
             self._meta = MetaClient(network, self._options.meta)
@@ -212,7 +206,7 @@ class RangeStream:
                 self._addresses[planned.partition_id] = partition.address
 
 
-def _named(planned: PlannedRange) -> str:
+def _describe(planned: PlannedRange) -> str:
     return f"partition {planned.partition_id}, offsets [{planned.start}, {planned.end})"
 
 
@@ -221,12 +215,12 @@ def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _unreadable(
+def _unreadable_error(
     planned: PlannedRange, offset: int, seconds: float, error: KeylaneError
 ) -> UnreachableError:
     return UnreachableError(
         Reason.RANGE_UNREADABLE,
-        f"{_named(planned)}: no answer from offset {offset} on for {seconds:.0f} s; "
+        f"{_describe(planned)}: no answer from offset {offset} on for {seconds:.0f} s; "
         f"the last error: {error.message}",
         subject=planned.subject,
         partition_id=planned.partition_id,
@@ -237,11 +231,11 @@ def _unreadable(
     )
 
 
-def _outside(
+def _out_of_range_error(
     planned: PlannedRange, offset: int, first_offset: int | None, next_offset: int | None
 ) -> OffsetOutOfRangeError:
     return OffsetOutOfRangeError(
-        f"{_named(planned)}: offset {offset} is not stored; [{first_offset}, {next_offset}) is",
+        f"{_describe(planned)}: offset {offset} is not stored; [{first_offset}, {next_offset}) is",
         partition_id=planned.partition_id,
         offset=offset,
         first_offset=first_offset,

@@ -1,9 +1,9 @@
-"""`keylane.arrow.read` returns the messages of a subject as Arrow batches, for DuckDB, Polars, Ray
-and pandas. Network only.
+"""`keylane.arrow.read` returns a subject's messages as Arrow batches, for DuckDB, Polars, Ray and
+pandas. Network I/O.
 
     reader = keylane.arrow.read("127.0.0.1:7000", "orders", columns=("key", "value", "timestamp"))
     duckdb.sql("SELECT key, count(*) FROM reader GROUP BY key")
-    polars.from_arrow(keylane.arrow.read("127.0.0.1:7000", "orders"))  # a reader is read once
+    polars.from_arrow(keylane.arrow.read("127.0.0.1:7000", "orders"))  # a reader can be read once
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from .selection import (
     ReadOptions,
     StoredAt,
 )
-from .snapshot import ask_cluster
+from .snapshot import take_snapshot_over
 from .task_reader import read_task
 
-Place = str | datetime | timedelta | Mapping[int, int]
+Bound = str | datetime | timedelta | Mapping[int, int]
 """
-A place at which reading begins or ends.
+Where reading begins or ends.
 
-It is "earliest", "latest", or "group:NAME" for the durable cursor of a group. An instant in the
-past means the first message that was stored then or later; it is a datetime, an age such as "-1h",
-or a time such as "2024-05-31T12:00:00Z". A mapping has offsets by partition id; partitions that it
-does not name are read whole.
+It is "earliest", "latest", or "group:NAME" for a group's durable cursor. An instant in the past
+means the first message that was stored then or later; it is a datetime, an age such as "-1h", or a
+time such as "2024-05-31T12:00:00Z". A mapping contains offsets by partition id; partitions that it
+does not contain are read completely.
 """
 _GROUP = "group:"
 
@@ -53,8 +53,8 @@ def read(
     meta: str,
     subject: str,
     *,
-    start: Place = "earliest",
-    end: Place = "latest",
+    start: Bound = "earliest",
+    end: Bound = "latest",
     partitions: Iterable[int] | None = None,
     keys: Iterable[bytes] | None = None,
     columns: Iterable[str] = COLUMNS,
@@ -66,36 +66,36 @@ def read(
     token: str | None = None,
 ) -> pa.RecordBatchReader:
     """
-    Read the present content of a subject.
+    Read the current content of a subject.
 
-    This call fixes where reading ends; the rows are received while the reader is used. They are
-    sorted by partition and offset. Reading takes no lock and moves no group's cursor. Two frames
-    are received ahead, until the reader is dropped.
+    This call determines where reading ends; the rows are received while the reader is used, sorted
+    by partition and offset. Reading takes no lock and moves no group's cursor. Two frames are
+    prefetched until the reader is garbage-collected.
 
     Args:
         meta: "host:port" of a metaserver; several are separated by commas.
-        start, end: see `Place`.
+        start, end: see `Bound`.
         partitions: ids of the partitions to read; None: all that have data.
         keys: only messages of these order keys are read; None: all.
-        columns: names of the columns, in the wanted order; `arrow/schema.py` describes them.
+        columns: names of the columns, in this order; `arrow/schema.py` describes them.
         batch_rows: approximate number of rows of a batch.
-        bytes_per_second: limit for received bytes; None: no limit.
+        bytes_per_second: limit of received bytes per second; None: no limit.
         schema: the schema of JSON values, for example "carrier STRING, delay INT", or an Arrow
             schema; `value` is then a struct.
-        bad_values: the treatment of a value that does not fit: "fail" raises an error, "null" makes
-            it null.
-        tls: the authority that signed the servers' certificates; None: KEYLANE_TLS_CA of the
-            environment, or no TLS.
-        token: the access token, for a cluster with access control; None: it is read from the file
-            that KEYLANE_TOKEN_FILE names, or from KEYLANE_TOKEN.
+        bad_values: what happens to a value that does not fit the schema: "fail" raises an error,
+            "null" returns null.
+        tls: TLS settings, with the authority that signed the servers' certificates; None: the
+            environment's KEYLANE_TLS_CA, or no TLS.
+        token: the token, for a cluster with access control; None: it is read from the file that
+            KEYLANE_TOKEN_FILE names, or from KEYLANE_TOKEN.
 
     Raises:
         ConfigError: an argument is invalid.
-        RefusedError, UnreachableError: the subject, a partition or a group does not exist; a server
-            does not answer.
+        RefusedError: the subject, a partition or a group does not exist.
         DataLossError: raised by the reader: rows of the range are no longer stored.
-        UnreachableError: raised by the reader: a broker was unreachable for a minute.
-        CodecError: raised by the reader: a value does not fit.
+        UnreachableError: a server does not answer; or, raised by the reader, a broker was
+            unreachable for a minute.
+        CodecError: raised by the reader: a value does not fit the schema.
     """
     options = ReadOptions(
         meta=tuple(addresses_of(meta)),
@@ -106,7 +106,9 @@ def read(
         end=_bound("end", end, Edge.LATEST),
         columns=_columns(columns),
         batch_rows=_positive("batch_rows", batch_rows),
-        bytes_per_second=_pace(bytes_per_second),
+        bytes_per_second=None
+        if bytes_per_second is None
+        else _positive("bytes_per_second", bytes_per_second),
         json_schema=schema,
         bad_values=bad_values,
         secured=_secured(tls, token),
@@ -119,7 +121,7 @@ def read(
 
 
 async def _plan(loop: ProcessLoop, options: ReadOptions) -> list[PlannedRange]:
-    return await ask_cluster(loop.network(options.secured), options)
+    return await take_snapshot_over(loop.network(options.secured), options)
 
 
 def _secured(tls: TlsSettings | None, token: str | None) -> Secured:
@@ -128,35 +130,35 @@ def _secured(tls: TlsSettings | None, token: str | None) -> Secured:
     return Secured(tls=tls, token="" if token is None else check_token(token, "token="))
 
 
-def _bound(name: str, given: Place, default: Edge) -> ReadBound:
-    if isinstance(given, Mapping):
-        for partition_id, offset in given.items():
+def _bound(name: str, bound: Bound, default: Edge) -> ReadBound:
+    if isinstance(bound, Mapping):
+        for partition_id, offset in bound.items():
             if type(partition_id) is not int:
-                raise ConfigError(f"{name}: {partition_id!r:.40} is no partition id")
+                raise ConfigError(f"{name}: {partition_id!r:.40} is not a partition id")
             check_offset(offset)
-        return ReadBound(default, dict(given))
-    return ReadBound(_point(name, given))
+        return ReadBound(default, dict(bound))
+    return ReadBound(_point(name, bound))
 
 
-def _point(name: str, given: str | datetime | timedelta) -> Point:
-    if isinstance(given, str) and given.startswith(_GROUP):
-        return CursorOf(check_name("consumer group", given.removeprefix(_GROUP)))
-    if isinstance(given, str) and given in set(Edge):
-        return Edge(given)
-    words = "'earliest', 'latest', 'group:NAME' or {partition id: offset}"
-    if not isinstance(given, str | datetime | timedelta):
-        raise ConfigError(f"{name}: give an instant, {words}, not {given!r:.80}")
+def _point(name: str, bound: str | datetime | timedelta) -> Point:
+    if isinstance(bound, str) and bound.startswith(_GROUP):
+        return CursorOf(check_name("consumer group", bound.removeprefix(_GROUP)))
+    if isinstance(bound, str) and bound in set(Edge):
+        return Edge(bound)
+    alternatives = "'earliest', 'latest', 'group:NAME' or {partition id: offset}"
+    if not isinstance(bound, str | datetime | timedelta):
+        raise ConfigError(f"{name}: give an instant, {alternatives}, not {bound!r:.80}")
     try:
-        return StoredAt(instant_ms(given, now_ms=SystemClock.wall_ms()))
+        return StoredAt(instant_ms(bound, now_ms=SystemClock.wall_ms()))
     except InvalidRequestError as error:
-        raise ConfigError(f"{name}: {error.message}; or give {words}") from None
+        raise ConfigError(f"{name}: {error.message}; or give {alternatives}") from None
 
 
 def _partitions(partitions: Iterable[int]) -> frozenset[int]:
-    given = list(partitions) if isinstance(partitions, Iterable) else []
-    if not isinstance(partitions, Iterable) or any(type(each) is not int for each in given):
+    ids = list(partitions) if isinstance(partitions, Iterable) else []
+    if not isinstance(partitions, Iterable) or any(type(id_) is not int for id_ in ids):
         raise ConfigError(f"partitions: give a list of partition ids, not {partitions!r:.80}")
-    return frozenset(given)
+    return frozenset(ids)
 
 
 def _columns(columns: Iterable[str]) -> tuple[str, ...]:
@@ -171,17 +173,13 @@ def _columns(columns: Iterable[str]) -> tuple[str, ...]:
 
 
 def _keys(keys: Iterable[bytes]) -> list[bytes]:
-    given = list(keys) if isinstance(keys, Iterable) else [keys]
-    if not all(isinstance(key, bytes) for key in given):
+    items = list(keys) if isinstance(keys, Iterable) else [keys]
+    if not all(isinstance(key, bytes) for key in items):
         raise ConfigError("keys: give a list of bytes")
-    return given
+    return items
 
 
-def _pace(given: int | None) -> int | None:
-    return None if given is None else _positive("bytes_per_second", given)
-
-
-def _positive(name: str, given: int) -> int:
-    if type(given) is not int or given < 1:
-        raise ConfigError(f"{name}: give a whole number above 0, not {given!r:.40}")
-    return given
+def _positive(name: str, value: int) -> int:
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{name}: give a whole number above 0, not {value!r:.40}")
+    return value

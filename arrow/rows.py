@@ -1,13 +1,12 @@
-"""Turns the batches of a range into Arrow batches of about `batch_rows` rows, by column. Pure.
+"""Builds Arrow batches of about `batch_rows` rows from a range's batches, and filters rows by key.
+Pure.
 
 Invariants
     Every batch is checked as a whole before any of its rows is used.
-    The rows are exactly those of the range: a gap, an overlap or a batch of another partition
-    raises a CorruptBatchError, and never changes the number of rows.
+    The rows are exactly the range's: a gap, an overlap or a batch of another partition raises a
+    CorruptBatchError, and never changes the number of rows.
 
 Source: see arrow/columns.py.
-
-Chooses the rows of a batch that have one of the requested order keys.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from .planner import PlannedRange
 from .schema import arrow_schema
 
 BATCH_BYTES_MAX = 8 << 20
-"""Size in bytes at which an Arrow batch ends: workers have little memory, and the offsets in an
-Arrow column have 31 bits.
+"""The size in bytes at which an Arrow batch is completed: workers have little memory, and the
+offsets in an Arrow column have 31 bits.
 """
 
 
 class RowBuilder:
-    """Builds Arrow batches of the range `[start, end)` from a partition's batches, which it takes
-    in the order of their offsets.
+    """Builds Arrow batches of a range from a partition's batches, which must be added in order of
+    their offsets.
     """
 
     def __init__(
@@ -53,35 +52,35 @@ class RowBuilder:
         self._pieces: list[Piece] = []
         self._rows = 0
         self._bytes = 0
-        self._first = planned.start
+        self._first_offset = planned.start
         self.next_offset = planned.start
-        """The first offset that was not taken yet."""
+        """The offset after the last row that was added."""
 
-    def take(self, payload: memoryview) -> Iterator[pa.RecordBatch]:
+    def add(self, payload: memoryview) -> Iterator[pa.RecordBatch]:
         """
-        Take whole batches of the broker, and yield the Arrow batches that are full.
+        Add the batches in a broker's payload, and yield the Arrow batches that are complete.
 
         Raises:
-            CorruptBatchError: a batch is damaged, is of another partition, or does not contain the
-                next offsets.
-            CodecError: a value is not JSON of the schema.
+            CorruptBatchError: a batch is damaged, belongs to another partition, or does not contain
+                the next offset.
+            CodecError: a value does not fit the JSON schema.
         """
         for start, header in batch_starts(payload):
             if self.next_offset >= self._end:
                 break
-            self._add(memoryview(unpacked(payload, header, start)), header)
+            self._add_batch(memoryview(unpacked(payload, header, start)), header)
             if self._rows >= self._batch_rows or self._bytes >= BATCH_BYTES_MAX:
-                yield from self.rest()
+                yield from self.flush()
 
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        """Yield the remaining rows as one batch, or no batch."""
+    def flush(self) -> Iterator[pa.RecordBatch]:
+        """Yield the remaining rows as one batch if there are any."""
         if self._rows:
             yield self._build()
             self._pieces.clear()
             self._rows = self._bytes = 0
-            self._first = self.next_offset
+            self._first_offset = self.next_offset
 
-    def _add(self, record: memoryview, header: Header) -> None:
+    def _add_batch(self, record: memoryview, header: Header) -> None:
         offset = self.next_offset
         if header.partition_id != self._partition_id:
             raise CorruptBatchError(
@@ -122,65 +121,65 @@ class RowBuilder:
             case "epoch":
                 return same_number(planned.epoch, rows)
             case "logic_offset":
-                return offsets(planned.logic_start + self._first, rows)
+                return offsets(planned.logic_start + self._first_offset, rows)
             case "value" if self._values is not None:
-                values = column(name, self._pieces, self._first)
-                return self._values.decode(values, self._partition_id, self._first)
+                values = column(name, self._pieces, self._first_offset)
+                return self._values.decode(values, self._partition_id, self._first_offset)
             case _:
-                return column(name, self._pieces, self._first)
+                return column(name, self._pieces, self._first_offset)
 
 
-def joined(batches: Iterable[pa.RecordBatch], batch_rows: int) -> Iterator[pa.RecordBatch]:
+def coalesce(batches: Iterable[pa.RecordBatch], batch_rows: int) -> Iterator[pa.RecordBatch]:
     """
-    Join small batches until they have `batch_rows` rows, and yield the rows in their order.
+    Combine small batches until they have `batch_rows` rows, and yield all rows in order.
 
     A batch costs Spark's JVM as much as some thousand rows. If the source raises an error, all
-    rows before it are yielded first.
+    earlier rows are yielded first.
     """
-    waiting: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     rows = size = 0
     source = iter(batches)
     while True:
-        failure: KeylaneError | None = None
+        source_error: KeylaneError | None = None
         try:
             batch = next(source, None)
         except KeylaneError as error:
-            batch, failure = None, error
-        full = batch is not None and (
+            batch, source_error = None, error
+        is_over_limit = batch is not None and (
             rows + batch.num_rows > batch_rows or size + batch.nbytes > BATCH_BYTES_MAX
         )
-        if waiting and (batch is None or full):
-            yield _whole(waiting)
-            waiting, rows, size = [], 0, 0
-        if failure is not None:
-            raise failure
+        if pending and (batch is None or is_over_limit):
+            yield _combine(pending)
+            pending, rows, size = [], 0, 0
+        if source_error is not None:
+            raise source_error
         if batch is None:
             return
-        waiting.append(batch)
+        pending.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
-        if rows >= batch_rows:  # at once: its reader waits
-            yield _whole(waiting)
-            waiting, rows, size = [], 0, 0
+        if rows >= batch_rows:  # before the next batch, for which the reader might have to wait
+            yield _combine(pending)
+            pending, rows, size = [], 0, 0
 
 
-def _whole(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _combine(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
-    (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return whole
+    (combined,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return combined
 
 
 class KeyFilter:
-    """Chooses rows by key, and the requested columns."""
+    """Selects the rows that have one of some order keys, and the requested columns."""
 
     def __init__(self, keys: Iterable[bytes], columns: Sequence[str]) -> None:
         self._keys = pa.array(sorted(keys), pa.binary())
         self._columns = list(columns)
         self.columns_to_read = tuple(dict.fromkeys((*columns, "key")))
-        """The columns that `rows` needs: the requested ones, and the key."""
+        """The columns that must be read: the requested ones and the key."""
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that have one of the keys, in their order."""
-        chosen = pc.is_in(batch.column("key"), value_set=self._keys)
-        return batch.filter(chosen).select(self._columns)
+        """Return the rows of a batch that have one of the keys, in order."""
+        mask = pc.is_in(batch.column("key"), value_set=self._keys)
+        return batch.filter(mask).select(self._columns)

@@ -1,4 +1,4 @@
-"""The columns that a reader of ranges yields, with their Arrow types. Pure.
+"""The columns that a reader can return, with their Arrow types. Pure.
 
     subject            string               by default only if several subjects are read
     partition          int                  id of the physical partition
@@ -20,9 +20,9 @@
     stored             timestamp            time of storing by the broker's clock, UTC
     producer           string               identity of the producer's session
 
-The columns of the second block are yielded on request.
+The columns of the second block are returned only on request.
 
-Source: Kafka's names, so that a job can be moved by a change of format and options.
+Source: Kafka's names, because jobs can then be moved by changing only their format and options.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def arrow_schema(
     Return the Arrow schema of these columns, in this order.
 
     Args:
-        value_type: the type of the column `value`, if values are decoded.
+        value_type: type of the column `value` if values are decoded; None: bytes.
     """
     types = _ARROW if value_type is None else {**_ARROW, "value": value_type}
     return pa.schema([pa.field(name, types[name]) for name in columns])

@@ -4,7 +4,7 @@ Pure.
     tlsCa, tlsCert, tlsKey, tokenFile  ▶  KEYLANE_TLS_CA, …, KEYLANE_TOKEN_FILE, KEYLANE_TOKEN
                                        ▶  neither TLS nor a token
 
-The options are sent to other machines. Only paths of files are sent, which must exist there under
+The options are sent to other machines, but only the paths of files, which must exist there under
 the same names; a token itself is never sent.
 """
 
@@ -18,25 +18,25 @@ from ..protocol.http.tls_settings import TlsSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secured:
-    """The TLS and the token; anything missing is taken from the environment of the process that
-    connects.
+    """TLS and token of a reader or writer; what is not set is taken from the environment of the
+    process that connects.
     """
 
     tls: TlsSettings | None = None
     token_file: str = ""
-    """The path of a file with a token, which is read again whenever the token is used."""
+    """Path of a file with a token; it is read again at each use."""
     token: str = field(default="", repr=False)
-    """A valid token, for a reader that stays in its process."""
+    """A token, for a reader that is not sent to other processes."""
 
     def __reduce__(self) -> tuple[object, ...]:
         if self.token:
             raise InvalidRequestError("a token is not sent to other processes: give its file")
-        return _of_files, (self.tls, self.token_file)
+        return _from_files, (self.tls, self.token_file)
 
 
-def _of_files(tls: TlsSettings | None, token_file: str) -> Secured:
+def _from_files(tls: TlsSettings | None, token_file: str) -> Secured:
     return Secured(tls=tls, token_file=token_file)
 
 
 PLAIN = Secured()
-"""Everything is taken from the environment."""
+"""TLS and token come from the environment."""

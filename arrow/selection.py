@@ -1,4 +1,4 @@
-"""The checked options of a reader of ranges. Pure."""
+"""The validated options of a reader. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .schema import COLUMNS
 from .secured import PLAIN, Secured
 
 BATCH_ROWS_DEFAULT = 16_384
-"""Default rows of a batch: from 10,000 rows on the cost of a batch is negligible; see
+"""The default number of rows of a batch: above 10,000, the cost of a batch is negligible; see
 docs/PERFORMANCE.md.
 """
 
 
 class Edge(enum.StrEnum):
-    """The first offset that is stored, or the offset after the last."""
+    """The first stored offset, or the offset after the last one."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -28,10 +28,10 @@ class Edge(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class StoredAt:
     """
-    The first offset that the broker stored at or after a time; LATEST if there is none.
+    The first offset that the broker stored at or after a time, or LATEST if there is none.
 
-    If a parent partition that is read too has such messages, it is EARLIEST, because they precede
-    all messages of this partition.
+    It means EARLIEST if a parent partition that is also read has such messages, because those
+    precede all messages of this partition.
     """
 
     at_ms: int
@@ -40,13 +40,13 @@ class StoredAt:
 
 @dataclass(frozen=True, slots=True)
 class CursorOf:
-    """The durable cursor of a consumer group: everything before it is acked."""
+    """A consumer group's durable cursor: all earlier messages are acked."""
 
     group: str
 
 
 Point = Edge | StoredAt | CursorOf | int
-"""A place in a partition; an int is an offset."""
+"""A point in a partition; an int is an offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class ReadBound:
     """A point in each partition."""
 
     point: Point
-    """The point in each partition that `by_partition` does not name."""
+    """The point in partitions that `by_partition` does not contain."""
     by_partition: Mapping[int, Point] = field(default_factory=dict)
     """Points by partition id."""
     manifest: str = ""
-    """The folder of the backfill whose ends a stream continues; else empty. Partitions that it
-    does not name were opened later, or removed before.
+    """The folder of the backfill that a stream continues, or "". Partitions that it does not
+    contain were opened later, or removed earlier.
     """
 
     def at(self, partition_id: int) -> Point:
@@ -73,7 +73,7 @@ LATEST = ReadBound(Edge.LATEST)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """The checked options of a read."""
+    """The validated options of a read."""
 
     meta: tuple[str, ...]
     subjects: tuple[Subject, ...]
@@ -84,44 +84,44 @@ class ReadOptions:
     start: ReadBound = EARLIEST
     end: ReadBound = LATEST
     fail_on_data_loss: bool = True
-    """False: rows that retention has removed are skipped."""
+    """False: rows that retention has removed are skipped with a warning."""
     ordered: bool = False
     """True: one task reads a partition and all its descendants, parents first."""
     min_partitions: int | None = None
-    """Number of tasks; large ranges are cut until there are as many, if there are as many rows.
-    None: no range is cut.
+    """Minimum number of tasks: large ranges are split until there are as many, if there are as many
+    rows. None: no range is split.
     """
     task_bytes: int | None = None
-    """Approximate number of bytes that a task reads; larger ranges are cut. None: no range is
-    cut.
+    """Approximate number of bytes that a task reads: larger ranges are split. None: no range is
+    split.
     """
     retry_s: float = 60
     """Seconds for which planning retries unreachable brokers."""
     columns: tuple[str, ...] = COLUMNS
     batch_rows: int = BATCH_ROWS_DEFAULT
     bytes_per_second: int | None = None
-    """Limit for the bytes that one reader, which is one task of Spark, receives; None: no limit."""
+    """Limit of the bytes per second that one reader, or one Spark task, receives; None: no
+    limit.
+    """
     json_schema: str | pa.Schema | None = None
     """The schema of JSON values, as DDL text or an Arrow schema; the column `value` is then a
     struct of its fields.
     """
     bad_values: str = "fail"
-    """The treatment of a value that does not fit `json_schema`: "fail" raises an error, "null"
-    makes it null.
+    """What happens to a value that does not fit `json_schema`: "fail" raises an error, "null"
+    returns null.
     """
     gc_freeze: bool = True
     secured: Secured = PLAIN
     """TLS and token of every connection, on the driver and in tasks."""
     max_rows_per_trigger: int | None = None
-    """Limit for the rows in a batch of a stream; None: no limit."""
+    """Limit of the rows in a stream's batch; None: no limit."""
 
     commit_group: str | None = None
-    """The consumer group whose cursors follow the commits of a stream's sink; None: no cursor
-    moves.
-    """
+    """The consumer group whose cursors follow a stream's commits; None: no cursor is moved."""
 
     def groups(self) -> list[str]:
-        """Return the consumer groups whose cursors are bounds."""
+        """Return the consumer groups whose cursors are used as bounds."""
         points = [
             point
             for bound in (self.start, self.end)

@@ -1,10 +1,10 @@
-"""Reads the ranges of a task: it chooses rows by key, and skips rows that retention has removed if
-the options allow it. Network only.
+"""Reads the ranges of a task: filters rows by key, and skips rows that retention has removed if the
+options allow it. Network I/O.
 
 Invariants
-    Lost rows are reported: as a DataLossError, or, if the options allow a loss, as a warning in the
-    log.
-    Every remaining row is yielded once, in the order of the ranges.
+    Lost rows are reported: by a DataLossError, or by a warning in the log if the options allow a
+    loss.
+    Every remaining row is returned once, in the order of the ranges.
 """
 
 from __future__ import annotations
@@ -32,53 +32,55 @@ def read_task(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterator[
     """
     Return an iterator over the rows of the ranges, one range after another, as Arrow batches.
 
-    It blocks, and needs a thread without an event loop.
+    The iterator blocks, and needs a thread without an event loop.
 
     Raises:
         DataLossError: retention has removed rows, and `fail_on_data_loss` is set.
         OffsetOutOfRangeError: the partition ends before the range does.
-        CorruptBatchError: the answer of a broker is damaged, or does not contain the range.
+        CorruptBatchError: a broker's answer is damaged, or does not contain the range.
         UnreachableError: a broker did not answer.
     """
-    return _TaskReading(options, ranges)
+    return _TaskIterator(options, ranges)
 
 
-class _TaskReading(Iterator[pa.RecordBatch]):
+class _TaskIterator(Iterator[pa.RecordBatch]):
     """
-    The iterator over the rows of a task.
+    The iterator over a task's rows.
 
-    It is no generator: Ctrl-C would end one, and a later call would silently miss the remaining
-    batches.
+    It is not a generator, because Ctrl-C would end a generator, and a later call would silently
+    miss the remaining batches.
     """
 
     def __init__(self, options: ReadOptions, ranges: Sequence[PlannedRange]) -> None:
-        self._left = list(ranges)
-        """Ranges whose rows were not returned yet, and the rows of the last batch."""
-        self._given = 0
-        """Number of rows of the last batch, which are still part of the ranges left."""
-        self._chosen: KeyFilter | None = None
+        self._remaining = list(ranges)
+        """The ranges that were not returned yet; they still include the last batch."""
+        self._last_batch_rows = 0
+        """The number of rows of the last batch."""
+        self._key_filter: KeyFilter | None = None
         if options.keys is not None:
-            self._chosen = KeyFilter(options.keys, options.columns)
-            options = replace(options, columns=self._chosen.columns_to_read)
+            self._key_filter = KeyFilter(options.keys, options.columns)
+            options = replace(options, columns=self._key_filter.columns_to_read)
         self._options = options
         self._batches: Iterator[pa.RecordBatch] | None = None
-        """The iterator over the ranges left; None before the first batch and after an error."""
+        """The iterator over the remaining ranges; None before the first batch and after an
+        error.
+        """
 
     def __next__(self) -> pa.RecordBatch:
-        while left := _without_first(self._left, self._given):
-            self._left = left
-            self._given = 0
+        while remaining := _without_first(self._remaining, self._last_batch_rows):
+            self._remaining = remaining
+            self._last_batch_rows = 0
             batches, self._batches = self._batches, None
             if batches is None:
-                batches = read_ranges(self._options, tuple(left))
+                batches = read_ranges(self._options, tuple(remaining))
             try:
                 batch = next(batches)
             except OffsetOutOfRangeError as error:
-                self._left = _without_lost(self._options, left, error)
+                self._remaining = _without_lost(self._options, remaining, error)
                 continue
-            rows = batch if self._chosen is None else self._chosen.rows(batch)
+            rows = batch if self._key_filter is None else self._key_filter.rows(batch)
             self._batches = batches
-            self._given = batch.num_rows
+            self._last_batch_rows = batch.num_rows
             if rows.num_rows:
                 return rows
         self._batches = None
@@ -87,19 +89,19 @@ class _TaskReading(Iterator[pa.RecordBatch]):
 
 def _without_first(ranges: list[PlannedRange], rows: int) -> list[PlannedRange]:
     """Return the ranges without their first `rows` rows."""
-    left = list(ranges)
-    while left and rows >= left[0].rows:
-        rows -= left.pop(0).rows
+    remaining = list(ranges)
+    while remaining and rows >= remaining[0].rows:
+        rows -= remaining.pop(0).rows
     if rows:
-        left[0] = replace(left[0], start=left[0].start + rows)
-    return left
+        remaining[0] = replace(remaining[0], start=remaining[0].start + rows)
+    return remaining
 
 
 def _without_lost(
     options: ReadOptions, ranges: list[PlannedRange], error: OffsetOutOfRangeError
 ) -> list[PlannedRange]:
     """
-    Return the ranges without the lost rows.
+    Return the ranges without the rows that are lost according to `error`, and log a warning.
 
     Raises:
         DataLossError: the options do not allow a loss.
@@ -114,20 +116,22 @@ def _without_lost(
         raise error
     lost_from = planned.start if error.offset is None else max(planned.start, error.offset)
     end = min(first, planned.end)
-    loss = loss_error(planned.subject, _bounds_now(options, planned, error), lost_from, end)
+    loss = loss_error(planned.subject, _current_bounds(options, planned, error), lost_from, end)
     if options.fail_on_data_loss:
         raise loss from error
     _LOG.warning("%s", loss.message)
     return [*ranges[:index], replace(planned, start=end), *ranges[index + 1 :]]
 
 
-def _bounds_now(
+def _current_bounds(
     options: ReadOptions, planned: PlannedRange, error: OffsetOutOfRangeError
 ) -> PartitionBounds:
-    """Return the bounds of the partition, from its broker or else from the error."""
+    """Return the partition's bounds from its broker, or from the error if the broker does not
+    answer.
+    """
     try:
         loop = ProcessLoop.current()
-        return loop.run(_ask(loop, options, planned))
+        return loop.run(_fetch_bounds(loop, options, planned))
     except KeylaneError:
         return PartitionBounds(
             partition_id=planned.partition_id,
@@ -136,11 +140,12 @@ def _bounds_now(
         )
 
 
-async def _ask(loop: ProcessLoop, options: ReadOptions, planned: PlannedRange) -> PartitionBounds:
+async def _fetch_bounds(
+    loop: ProcessLoop, options: ReadOptions, planned: PlannedRange
+) -> PartitionBounds:
     body = AskBounds(partitions=[BoundsOf(partition_id=planned.partition_id)])
-    answers = await loop.broker(options.secured, planned.address).control(
-        endpoints.PARTITION_BOUNDS, body
-    )
-    if not answers.partitions:
+    broker = loop.broker(options.secured, planned.address)
+    reply = await broker.control(endpoints.PARTITION_BOUNDS, body)
+    if not reply.partitions:
         raise KeylaneError
-    return answers.partitions[0]
+    return reply.partitions[0]

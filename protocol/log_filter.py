@@ -71,7 +71,7 @@ class LogFilter:
         """
         for old in [each for each, known in self._known.items() if _is_expired(known, now_ms)]:
             del self._known[old]
-        identity = (key, text)
+        identity: tuple[Hashable, str | None] = (key, text)
         if identity not in self._known and len(self._known) >= TEXTS_MAX:
             identity = (key, None)
         failure = self._known.setdefault(identity, Repeats(now_ms))

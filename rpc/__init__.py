@@ -1,3 +1,3 @@
-"""Control calls, data-plane channels and servers, at both ends, on aiohttp. No other room imports
-aiohttp.
+"""Clients and servers of control calls and of the data plane, on aiohttp, which no other package
+imports.
 """

@@ -1,15 +1,16 @@
-"""Limits the bytes of answers that wait for their clients, for each connection and for the server.
+"""Memory budgets for answers until their clients have received them: per connection and per server.
 
-    handler ── take_room(bytes) ──▶ reads ──▶ note_size(its size) ──▶ written to the socket ──▶ free
+    handler ── take_room(bytes) ──▶ reads ──▶ settle(actual size) ──▶ written to the socket ──▶
+               release
 
-An answer without room waits only for answers of its own connection. While the server's room is
-short, connections take turns.
+An answer that exceeds its connection's budget waits for answers of the same connection only. While
+the server's budget is exhausted, connections take turns.
 
 Invariants
-    A connection reads at most `reads_max` answers at once.
-    An answer that would exceed the connection's bytes waits; a single answer may be larger, because
-    a batch is never cut.
-    Answers that were not announced (acks, offsets: small) never wait.
+    A connection prepares at most `reads_max` answers at a time.
+    An answer that would exceed the connection's budget waits; a single answer may be larger,
+    because a batch is never split.
+    Answers without a reservation (acks, offsets: small) never wait.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from contextvars import ContextVar
 CONNECTION_BYTES_MAX = 8 << 20
 SERVER_BYTES_MAX = 256 << 20
 READS_AT_ONCE = 4
-"""Reads of one connection at once; more would delay the reads of other connections."""
+"""The number of answers that a connection prepares at a time; more would delay other
+connections.
+"""
 
 
-class AnswerRoom:
-    """The room of a server, shared by its connections."""
+class AnswerBudget:
+    """A server's memory budget for answers, shared by its connections."""
 
     def __init__(
         self,
@@ -38,177 +41,178 @@ class AnswerRoom:
         self.connection_bytes_max = connection_bytes_max
         self.reads_max = reads_max
         self.reserved = 0
-        """Bytes of answers that are being made or have not been taken by the socket."""
-        self.turns: dict[Share, None] = {}
-        """Connections that may have an answer to start, in turn; the first one waits only for the
-        server's room.
+        """Bytes reserved for answers in preparation, or held by answers not yet sent."""
+        self.turns: dict[ConnectionBudget, None] = {}
+        """Connections that may have an answer to start, in order of their turns; the first one
+        waits only for the server's budget.
         """
 
     @property
-    def short(self) -> bool:
-        """True if a connection within its own limit waits because others fill the server's room."""
+    def is_exhausted(self) -> bool:
+        """True if a connection within its own budget waits because others use up the server's."""
         return bool(self.turns)
 
-    def share(self) -> Share:
-        """Return the share of a new connection."""
-        return Share(self)
+    def for_connection(self) -> ConnectionBudget:
+        """Return the budget of a new connection."""
+        return ConnectionBudget(self)
 
-    def fits(self, wanted: int) -> bool:
-        """Return True if `wanted` bytes fit, or if nothing is reserved, because one oversized
-        answer may always be made.
+    def fits(self, size: int) -> bool:
+        """Return True if `size` bytes fit, or if nothing is reserved: a single oversized answer
+        is always allowed.
         """
-        return self.reserved + wanted <= self.bytes_max or not self.reserved
+        return self.reserved + size <= self.bytes_max or not self.reserved
 
-    def serve(self, asker: Share | None = None) -> None:
-        """Start waiting answers while there is room, one of each connection in turn."""
-        if asker is not None:
-            self.turns.setdefault(asker)
+    def start_waiting(self, added: ConnectionBudget | None = None) -> None:
+        """Start waiting answers while the budget allows it, one of each connection in turn; `added`
+        joins the queue of connections.
+        """
+        if added is not None:
+            self.turns.setdefault(added)
         while self.turns:
-            share = next(iter(self.turns))
-            if share.waits_for_server():
+            connection = next(iter(self.turns))
+            if connection.waits_for_server():
                 return
-            del self.turns[share]
-            if share.start_next():
-                self.turns[share] = None
+            del self.turns[connection]
+            if connection.start_next():
+                self.turns[connection] = None
 
 
-class Share:
-    """The room of one connection."""
+class ConnectionBudget:
+    """One connection's memory budget for answers."""
 
-    def __init__(self, room: AnswerRoom) -> None:
-        self._room = room
+    def __init__(self, server: AnswerBudget) -> None:
+        self._server = server
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._reading = 0
+        self._preparing = 0
+        """The number of answers in preparation."""
         self.reserved = 0
 
-    async def take(self, wanted: int) -> None:
-        """Wait for room for an answer of `wanted` bytes that is about to be made."""
-        if self.take_now(wanted):
+    async def reserve(self, size: int) -> None:
+        """Reserve `size` bytes for an answer that is to be prepared; wait until they are free."""
+        if self.try_reserve(size):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((wanted, future))
-        self._room.serve(self)
+        self._waiting.append((size, future))
+        self._server.start_waiting(self)
         try:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self.note_size(wanted, 0)
+                self.settle(size, 0)
             raise
 
-    def take_now(self, wanted: int) -> bool:
-        """Take room for an answer of `wanted` bytes that is about to be made; False if it would
-        have to wait.
+    def try_reserve(self, size: int) -> bool:
+        """Reserve `size` bytes for an answer that is to be prepared; return False if that needs a
+        wait.
         """
-        room, ours = self._room, self.reserved
+        server, own = self._server, self.reserved
         if (
             self._waiting
-            or self._reading >= room.reads_max
-            or (ours and ours + wanted > room.connection_bytes_max)
-            or (room.reserved and room.reserved + wanted > room.bytes_max)
+            or self._preparing >= server.reads_max
+            or (own and own + size > server.connection_bytes_max)
+            or (server.reserved and server.reserved + size > server.bytes_max)
         ):
             return False
-        self._reading += 1
-        self.reserved = ours + wanted
-        room.reserved += wanted
+        self._preparing += 1
+        self.reserved = own + size
+        server.reserved += size
         return True
 
-    def _fits(self, wanted: int) -> bool:
-        room = self._room
-        return self._reading < room.reads_max and (
-            self.reserved + wanted <= room.connection_bytes_max or not self.reserved
+    def _fits(self, size: int) -> bool:
+        server = self._server
+        return self._preparing < server.reads_max and (
+            self.reserved + size <= server.connection_bytes_max or not self.reserved
         )
 
     def _next(self) -> int | None:
-        """Return the bytes of the next answer, if the connection's own room lets it be made."""
+        """Return the bytes of the next waiting answer if the connection's own budget allows it."""
         while self._waiting and self._waiting[0][1].done():
             self._waiting.popleft()  # its client has left
         return self._waiting[0][0] if self._waiting and self._fits(self._waiting[0][0]) else None
 
     def waits_for_server(self) -> bool:
-        """Return True if only the server's room keeps the next answer waiting."""
-        wanted = self._next()
-        return wanted is not None and not self._room.fits(wanted)
+        """Return True if the next answer waits for nothing but the server's budget."""
+        size = self._next()
+        return size is not None and not self._server.fits(size)
 
     def start_next(self) -> bool:
-        """Start the connection's next answer if its own room allows it; True if another may
-        follow.
+        """Start the connection's next answer if its own budget allows it; return True if another
+        may follow.
         """
-        wanted = self._next()
-        if wanted is None:
+        size = self._next()
+        if size is None:
             return False
         _, future = self._waiting.popleft()
-        self._reading += 1
-        self.reserved += wanted
-        self._room.reserved += wanted
+        self._preparing += 1
+        self.reserved += size
+        self._server.reserved += size
         future.set_result(None)
         return bool(self._waiting)
 
-    def note_size(self, wanted: int, made_bytes: int) -> None:
-        """Note that an answer was made and has `made_bytes` bytes, which are freed when the client
-        has taken them.
-        """
-        self._reading -= 1
-        room, left = self._room, wanted - made_bytes
-        self.reserved -= left
-        room.reserved -= left
-        if self._waiting or room.turns:
-            room.serve(self if self._waiting else None)
+    def settle(self, size: int, actual: int) -> None:
+        """Reduce a reservation of `size` bytes to the `actual` bytes of the finished answer."""
+        self._preparing -= 1
+        server, unused = self._server, size - actual
+        self.reserved -= unused
+        server.reserved -= unused
+        if self._waiting or server.turns:
+            server.start_waiting(self if self._waiting else None)
 
-    def free(self, count: int) -> None:
-        """Free bytes that the client has taken."""
-        room = self._room
+    def release(self, count: int) -> None:
+        """Release the bytes of an answer that the client has received."""
+        server = self._server
         self.reserved -= count
-        room.reserved -= count
-        if self._waiting or room.turns:
-            room.serve(self if self._waiting else None)
+        server.reserved -= count
+        if self._waiting or server.turns:
+            server.start_waiting(self if self._waiting else None)
 
 
-class Answering:
-    """The room of an answer in progress."""
+class AnswerReservation:
+    """The reservation of one answer in progress."""
 
-    def __init__(self, share: Share) -> None:
-        self._share = share
-        self._wanted = 0
+    def __init__(self, budget: ConnectionBudget) -> None:
+        self._budget = budget
+        self._requested = 0
         self._reserved = 0
 
-    async def take(self, wanted: int) -> None:
+    async def reserve(self, size: int) -> None:
         """See `take_room`."""
-        if not self._wanted:
-            await self._share.take(wanted)
-            self._wanted = wanted
+        if not self._requested:
+            await self._budget.reserve(size)
+            self._requested = size
 
-    def made(self, count: int) -> None:
-        """Note that the answer has `count` bytes; 0: it failed."""
-        if self._wanted:
-            self._share.note_size(self._wanted, count)
-            self._wanted = 0
+    def settle(self, count: int) -> None:
+        """Reduce the reservation to the answer's `count` bytes; 0 if the answer failed."""
+        if self._requested:
+            self._budget.settle(self._requested, count)
+            self._requested = 0
             self._reserved = count
 
-    def end(self) -> None:
-        """Free the room, because the client has taken the answer, or has left."""
-        self.made(0)
+    def release(self) -> None:
+        """Release everything: the client has received the answer, or has left."""
+        self.settle(0)
         if self._reserved:
-            self._share.free(self._reserved)
+            self._budget.release(self._reserved)
             self._reserved = 0
 
 
-_under_way: ContextVar[Answering | None] = ContextVar("answering", default=None)
+_current: ContextVar[AnswerReservation | None] = ContextVar("answer reservation", default=None)
 
 
-def begin_answer(share: Share) -> Answering:
-    """Begin the answer that the running task makes."""
-    answering = Answering(share)
-    _under_way.set(answering)
-    return answering
+def begin_answer(budget: ConnectionBudget) -> AnswerReservation:
+    """Begin an answer that the running task prepares; `take_room` reserves bytes for it."""
+    reservation = AnswerReservation(budget)
+    _current.set(reservation)
+    return reservation
 
 
 async def take_room(bytes_max: int) -> None:
     """
-    Wait until the answer in progress may have up to `bytes_max` bytes; an answer that already has
-    room keeps it.
+    Reserve `bytes_max` bytes for the answer in progress, and wait until they are free; a second
+    call for the same answer does nothing.
 
-    Outside a data plane, for example in the simulation, there is always room.
+    Outside a data plane, for example in the simulation, this never waits.
     """
-    answering = _under_way.get()
-    if answering is not None:
-        await answering.take(bytes_max)
+    reservation = _current.get()
+    if reservation is not None:
+        await reservation.reserve(bytes_max)

@@ -1,4 +1,4 @@
-"""A client's end of a connection of the data plane."""
+"""A client's end of a data-plane connection."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ..protocol.frames import (
     refusal_error,
 )
 from .frames.frame_socket import FrameSocket
-from .liveness.silence import Silence, SilencePatience
+from .liveness.silence import SilencePatience, SilenceWatchdog
 from .network import Call, Calling, OnAnswer, OnPart
 from .race import start_task
 
 WAIT_MS_MAX = 60_000
-"""Longest wait in milliseconds that a broker may impose on a call, whatever it reports."""
+"""The longest wait, in milliseconds, for which a throttled call's deadline is extended at a
+time.
+"""
 _NEVER = float("inf")
 
 _FETCHES = frozenset({Pull, PullShared, Read})
-"""Kinds of frames of which some wait at the broker for messages; for other calls this look-up is
-cheaper than `is_long_poll`.
-"""
+"""Kinds of frames that may be long polls: a cheap check before `is_long_poll`."""
 
 
 class DataChannel:
@@ -40,57 +40,58 @@ class DataChannel:
     Pipelines calls by correlation id; see `network.Channel` for the contract.
 
     Args:
-        on_throttled: called when the broker says that calls wait, because a limit is used up.
+        on_throttled: called when the broker reports that calls wait because of a limit.
     """
 
     def __init__(
         self,
         socket: FrameSocket,
         address: str,
-        on_throttled: Callable[[Throttled], None] = lambda _told: None,
+        on_throttled: Callable[[Throttled], None] = lambda _throttled: None,
     ) -> None:
         self._socket = socket
         self._address = address
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[int, Call] = {}
-        self._ends: dict[int, float] = {}
-        """When the time of each call is over."""
-        self._next_end = _NEVER
-        """When `_end_late` is called: at the earliest of these times, or before it."""
+        self._pending: dict[int, Call] = {}
+        self._deadlines: dict[int, float] = {}
+        """The deadline of each pending call, by the loop's clock."""
+        self._next_expiry = _NEVER
+        """When `_fail_overdue` is called: at the earliest of these deadlines, or before it."""
         self._timer: asyncio.TimerHandle | None = None
         self._on_throttled = on_throttled
         self._next_id = itertools.count(1).__next__
-        self._broken: str | None = None
+        self._close_reason: str | None = None
         self.closed = False
-        """True once it cannot carry calls any more."""
+        """True once it can carry no more calls."""
         self.gather = socket.gather
         self.flush = socket.flush
         """See `network.Gathering`."""
-        self._silence: Silence | None = None
-        self._had_answers = False
-        self._told = ""
-        """Why the broker ends the connection."""
-        socket.on_frame = self._take
+        self._silence: SilenceWatchdog | None = None
+        self._has_received = False
+        self._broker_reason = ""
+        """Why the broker closes the connection, if it has said so."""
+        socket.on_frame = self._on_frame
         self._reader = start_task(self._read(), name=f"channel {address}")
 
-    def judge_silence(
+    def watch_silence(
         self, answers: Callable[[], Awaitable[bool]], patience: SilencePatience
     ) -> None:
         """
-        Have a new connection decide what a silence means, from here on; see `liveness.silence`.
+        Watch for silence from now on, and close the channel if the broker is lost; see
+        `liveness.silence`.
 
         Args:
-            answers: whether the broker answers on a new connection.
-            patience: of all connections of the client.
+            answers: returns whether the broker answers on a new connection.
+            patience: shared by all connections of the client.
         """
-        self._had_answers = False
-        self._silence = Silence(
+        self._has_received = False
+        self._silence = SilenceWatchdog(
             self._socket,
             self._address,
             answers,
             patience,
-            had_answers=lambda: self._had_answers,
-            owed=lambda: not all(call.waits for call in self._waiting.values()),
+            has_received=lambda: self._has_received,
+            is_reply_outstanding=lambda: not all(call.waits for call in self._pending.values()),
         )
 
     async def call(
@@ -115,7 +116,7 @@ class DataChannel:
         if kind in _FETCHES:
             call.waits = is_long_poll(request)
         if self.closed:
-            text = f"the connection to {self._address} is closed: {self._broken}"
+            text = f"the connection to {self._address} is closed: {self._close_reason}"
             call.failed(NotSentError(text))
             return call.future
         correlation_id = self._next_id()
@@ -127,57 +128,57 @@ class DataChannel:
             text = f"the connection to {self._address} broke: {str(error) or type(error).__name__}"
             call.unanswered(text)
         else:
-            self._waiting[correlation_id] = call
-            end = self._ends[correlation_id] = loop.time() + timeout_ms / 1000
-            if end < self._next_end:
-                self._end_late_at(end)
+            self._pending[correlation_id] = call
+            deadline = self._deadlines[correlation_id] = loop.time() + timeout_ms / 1000
+            if deadline < self._next_expiry:
+                self._schedule_expiry(deadline)
         return call.future
 
-    def _end_late_at(self, end: float) -> None:
+    def _schedule_expiry(self, at_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._next_end = end
-        self._timer = self._loop.call_at(end, self._end_late)
+        self._next_expiry = at_s
+        self._timer = self._loop.call_at(at_s, self._fail_overdue)
 
-    def _end_late(self) -> None:
-        """Fail the calls whose time is over. One timer serves all of them, because nearly every
-        call ends before.
+    def _fail_overdue(self) -> None:
+        """Fail the calls whose deadline has passed. One timer serves all calls, because nearly
+        every call is answered earlier.
         """
         now = self._loop.time()
         self._timer = None
-        self._next_end = _NEVER
-        late = [correlation_id for correlation_id, end in self._ends.items() if end <= now]
-        for correlation_id in late:
-            call = self._waiting.pop(correlation_id)
-            del self._ends[correlation_id]
+        self._next_expiry = _NEVER
+        overdue = [id_ for id_, deadline in self._deadlines.items() if deadline <= now]
+        for correlation_id in overdue:
+            call = self._pending.pop(correlation_id)
+            del self._deadlines[correlation_id]
             text = (
                 f"no answer from {self._address} to {call.kind.__name__} within "
                 f"{call.timeout_ms} ms"
             )
             call.unanswered(text)
-        if self._ends:
-            self._end_late_at(min(self._ends.values()))
+        if self._deadlines:
+            self._schedule_expiry(min(self._deadlines.values()))
 
-    def _take(self, data: bytearray) -> bool:
-        """Take a frame of the broker where it arrives; False: it cannot be read, and ends the
-        channel.
+    def _on_frame(self, data: bytearray) -> bool:
+        """Handle a frame from the broker as it arrives; return False if it cannot be decoded, so
+        that `_read` closes the channel.
         """
         try:
             correlation_id, answer, payload = decode_answer(data)
         except FrameError:
             return False
         if type(answer) is Refused and correlation_id == 0:
-            self._told = answer.message
+            self._broker_reason = answer.message
             self._socket.end()
             return True
         if type(answer) is Throttled:
-            self._give_time(answer)
+            self._extend_deadlines(answer)
             return True
-        self._had_answers = True
-        call = self._waiting.get(correlation_id)
+        self._has_received = True
+        call = self._pending.get(correlation_id)
         if call is None or (call.on_part is not None and call.takes_part(answer, payload)):
             return True
-        del self._waiting[correlation_id], self._ends[correlation_id]
+        del self._pending[correlation_id], self._deadlines[correlation_id]
         if type(answer) is Refused:
             call.failed(refusal_error(answer))
         else:
@@ -185,45 +186,49 @@ class DataChannel:
         return True
 
     async def _read(self) -> None:
-        """Read what came before `_take` was known, or cannot be read, until the connection ends."""
+        """Wait for the end of the connection, and fail all pending calls. It also handles frames
+        that arrived before `on_frame` was set, and those that cannot be decoded.
+        """
         reason = ""
         try:
             while (data := await self._socket.receive()) is not None:
-                if not self._take(data):
+                if not self._on_frame(data):
                     decode_answer(data)  # raises
         except FrameError as error:
             reason = str(error)
         finally:
-            reason = self._told or self._socket.problem or reason or "closed by the other side"
-            reason = self._broken = self._broken or reason
+            reason = (
+                self._broker_reason or self._socket.problem or reason or "closed by the other side"
+            )
+            reason = self._close_reason = self._close_reason or reason
             self.closed = True
             if self._silence is not None:
                 self._silence.end()
             text = f"the connection to {self._address} ended: {reason}"
-            waiting, self._waiting = self._waiting, {}
-            self._ends.clear()
-            for call in waiting.values():
+            pending, self._pending = self._pending, {}
+            self._deadlines.clear()
+            for call in pending.values():
                 call.unanswered(text)
             if self._timer is not None:
                 self._timer.cancel()
             if not self._socket.closed:
                 await self._socket.close()
 
-    def _give_time(self, told: Throttled) -> None:
-        """Calls under way may take so much longer."""
+    def _extend_deadlines(self, throttled: Throttled) -> None:
+        """Extend the deadlines of all pending calls by the wait that the broker has announced."""
         now = self._loop.time()
         if self._silence is not None:
-            self._silence.excuse(min(told.wait_ms, WAIT_MS_MAX) / 1000)
-        for correlation_id, call in self._waiting.items():
-            end = now + (min(told.wait_ms, WAIT_MS_MAX) + call.timeout_ms) / 1000
-            self._ends[correlation_id] = max(end, self._ends[correlation_id])
-        self._on_throttled(told)
+            self._silence.excuse(min(throttled.wait_ms, WAIT_MS_MAX) / 1000)
+        for correlation_id, call in self._pending.items():
+            deadline = now + (min(throttled.wait_ms, WAIT_MS_MAX) + call.timeout_ms) / 1000
+            self._deadlines[correlation_id] = max(deadline, self._deadlines[correlation_id])
+        self._on_throttled(throttled)
 
     async def close(self) -> None:
-        """Close the connection; calls under way fail with OutcomeUnknownError."""
-        self._broken = self._broken or "closed on this side"
+        """Close the connection; pending calls fail with OutcomeUnknownError."""
+        self._close_reason = self._close_reason or "closed on this side"
         self.closed = True
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
-        if not self._socket.closed:  # the reader was cancelled before its first step
+        if not self._socket.closed:  # the reader task was cancelled before its first step
             await self._socket.close()

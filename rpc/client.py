@@ -1,5 +1,5 @@
-"""Clients of a metaserver and of a broker: control calls by endpoint, and a data channel that
-reopens by itself.
+"""Clients of metaservers and brokers: control calls by endpoint, and a data channel that is
+reopened automatically.
 """
 
 from __future__ import annotations
@@ -45,43 +45,45 @@ from .network import Channel, Network
 T = TypeVar("T")
 CREATION_PAUSE_S = 0.2
 CREATION_STALLED_S = 60.0
-"""Seconds to wait for a creation in which no further partition gets its broker."""
+"""Seconds after which the creation of a subject counts as stalled if no further partition was
+hosted.
+"""
 REPEATABLE = frozenset({CancelScheduled, ListParked, Read, ReadEdited, ReadParked})
-"""Frames that have the same effect when they arrive twice, and that no loop of a client repeats."""
+"""Idempotent frames that are retried here, because no loop of a client retries them."""
 PULL_TURN_MS = 500
 """Milliseconds that a pull waits at a broker while other pulls of this client wait for their turn.
 """
 
 
-async def _created(ask: Callable[[], Awaitable[T]]) -> T:
+async def _retry_until_created(call: Callable[[], Awaitable[T]]) -> T:
     """
     Repeat a call until the subject is created, and return its answer.
 
     Raises:
-        UnfinishedError: no broker has taken a partition of it for CREATION_STALLED_S; the
-            metaserver continues.
+        UnfinishedError: no further partition was hosted for CREATION_STALLED_S; the metaserver
+            continues the creation.
     """
     clock = asyncio.get_running_loop().time
-    hosted, since = -1, clock()
+    hosted, progressed_at_s = -1, clock()
     while True:
         try:
-            return await ask()
+            return await call()
         except UnfinishedError as error:
             if error.reason is not Reason.CREATION_UNFINISHED:
                 raise
             if (error.partitions_hosted or 0) > hosted:
-                hosted, since = error.partitions_hosted or 0, clock()
-            elif clock() >= since + CREATION_STALLED_S:
+                hosted, progressed_at_s = error.partitions_hosted or 0, clock()
+            elif clock() >= progressed_at_s + CREATION_STALLED_S:
                 raise
         await asyncio.sleep(CREATION_PAUSE_S)
 
 
 class MetaClient(Metaservers):
     """
-    Calls one of several metaservers; `Metaservers` describes which.
+    Calls one of several metaservers; see `Metaservers`.
 
-    A call is `meta.call(endpoints.SUBJECT, subject=name)`; there is a method only for calls that
-    need more than that.
+    Most calls are `meta.call(endpoints.SUBJECT, subject=name)`; only calls that need more have a
+    method.
     """
 
     async def broker_heartbeat(
@@ -91,7 +93,7 @@ class MetaClient(Metaservers):
         Report a broker.
 
         Args:
-            within_ms: time for all metaservers together, if each of them hangs.
+            within_ms: limit of the time for trying all metaservers, even if each of them hangs.
         """
         timeout_ms = self._timeout_ms
         if within_ms is not None:
@@ -99,14 +101,16 @@ class MetaClient(Metaservers):
         return await self.call(endpoints.BROKER_HEARTBEAT, body, timeout_ms=timeout_ms)
 
     async def create_subject(self, body: CreateSubject) -> SubjectView:
-        """Create a subject, and wait for its partitions; a repeat with the same settings changes
-        nothing.
+        """Create a subject, and wait until its partitions are hosted; a repeated call with the same
+        settings changes nothing.
         """
-        return await _created(partial(self.call, endpoints.CREATE_SUBJECT, body))
+        return await _retry_until_created(partial(self.call, endpoints.CREATE_SUBJECT, body))
 
     async def hide_subject(self, subject: str, body: HideSubject) -> SubjectView:
-        """Create a hidden subject in the same way as `create_subject`."""
-        return await _created(partial(self.call, endpoints.HIDE_SUBJECT, body, subject=subject))
+        """Create a hidden subject, like `create_subject`."""
+        return await _retry_until_created(
+            partial(self.call, endpoints.HIDE_SUBJECT, body, subject=subject)
+        )
 
     async def route(
         self,
@@ -121,9 +125,8 @@ class MetaClient(Metaservers):
         Return the route; wait up to `wait_ms` for a version above `known_version`.
 
         Args:
-            order_strategy: checked if given.
-            subject_id: id from the known route; if that subject was deleted, another one of this
-                name is refused.
+            order_strategy: the expected order strategy; None: it is not checked.
+            subject_id: id from the known route; a later subject of the same name is refused.
         """
         query = {
             "known_version": known_version,
@@ -141,25 +144,25 @@ class MetaClient(Metaservers):
         order_strategy: OrderStrategy | None = None,
         subject_id: int = 0,
     ) -> Route:
-        """Return the route for a sender: a subject that it has not known yet is created, where the
-        metaserver allows it.
+        """Return the route for a producer; an unknown subject is created if the metaserver allows
+        it. A subject whose `subject_id` is given is not created again.
         """
-        ask = partial(self.route, subject, order_strategy=order_strategy, subject_id=subject_id)
+        fetch = partial(self.route, subject, order_strategy=order_strategy, subject_id=subject_id)
         try:
-            return await ask(wait_ms=wait_ms)
+            return await fetch(wait_ms=wait_ms)
         except SubjectUnknownError:
             if subject_id:
                 raise
             body = AutoCreate(order_strategy=order_strategy or OrderStrategy.STRICT)
             await self.call(endpoints.AUTO_CREATE, body, subject=subject)
-            return await ask()
+            return await fetch()
 
     async def health(self) -> Health:
         """
-        Ask whether a metaserver is ready.
+        Return whether a metaserver is ready.
 
         Raises:
-            InvalidRequestError: the address belongs to another program.
+            InvalidRequestError: another kind of program answered.
         """
         health = await self.call(endpoints.HEALTH)
         return of_program("metaserver", self._addresses[0], health)
@@ -167,13 +170,13 @@ class MetaClient(Metaservers):
 
 class BrokerClient:
     """
-    Calls one broker; its channel opens with the first data call, and again after it broke.
+    Calls one broker; its channel is opened by the first data call, and again after it broke.
 
     A control call is `broker.control(endpoints.PARTITION, id=partition_id)`, a data call
     `broker.call(Pull(…))`.
 
     Args:
-        on_opening: called before a channel is opened.
+        on_opening: called with this client before a channel is opened.
     """
 
     def __init__(
@@ -190,45 +193,45 @@ class BrokerClient:
         self._on_opening = on_opening
         self._control = ControlCaller(network)
         self._channel: Channel | None = None
-        self._opening = asyncio.Lock()
-        self._queued = 0
-        """Number of calls that wait for the lock, or have it."""
+        self._open_lock = asyncio.Lock()
+        self._opening_calls = 0
+        """Number of calls that hold the lock or wait for it."""
         self._pulls = asyncio.Semaphore(PULLS_AT_ONCE_MAX)
 
     @property
     def is_idle(self) -> bool:
-        """True if there is no open channel, and no call waits for one."""
-        return not self._queued and (self._channel is None or self._channel.closed)
+        """True if there is no open channel and no call waits for one."""
+        return not self._opening_calls and (self._channel is None or self._channel.closed)
 
     @property
     def live_channel(self) -> Channel | None:
         """The channel if it is open and nobody is waiting for it, else None: use `channel()`."""
         channel = self._channel
-        return None if channel is None or channel.closed or self._queued else channel
+        return None if channel is None or channel.closed or self._opening_calls else channel
 
     async def channel(self) -> Channel:
         """Return the open channel. Raises NotSentError."""
         if (live := self.live_channel) is not None:
             return live
-        # While others wait, the lock is taken for an open channel too, so that no call overtakes
-        # theirs.
-        self._queued += 1
+        # While other calls wait, even an open channel is returned only in turn: no call overtakes
+        # them.
+        self._opening_calls += 1
         try:
-            async with self._opening:
+            async with self._open_lock:
                 if self._channel is None or self._channel.closed:
-                    self._channel = None  # one that has ended keeps buffers of its connection
+                    self._channel = None  # releases the buffers of a closed connection
                     self._on_opening(self)
                     opening = self._network.open_channel(self.address, timeout_ms=self._timeout_ms)
                     self._channel = await opening
                 return self._channel
         finally:
-            self._queued -= 1
+            self._opening_calls -= 1
 
     async def call(
         self, request: Request, payload: bytes = b"", *, wait_ms: int = 0
     ) -> tuple[Answer, memoryview]:
-        """Make one data call. Pulls, and reads that wait, beyond `PULLS_AT_ONCE_MAX` wait here,
-        and then each has `PULL_TURN_MS` at the broker, in turn.
+        """Make one data call. At most `PULLS_AT_ONCE_MAX` long polls are sent at a time; while
+        others wait here, each waits at the broker for `PULL_TURN_MS` at most.
         """
         if not is_long_poll(request):
             return await self._call(request, payload, wait_ms)
@@ -241,15 +244,15 @@ class BrokerClient:
     async def _call(
         self, request: Request, payload: bytes, wait_ms: int
     ) -> tuple[Answer, memoryview]:
-        kept = self.live_channel
+        reused = self.live_channel
         channel = await self.channel()
         timeout_ms = self._timeout_ms + wait_ms
         try:
             return await channel.call(request, payload, timeout_ms=timeout_ms)
         except UnreachableError:
-            # A connection that was kept may be dead without a word, as when the broker's machine
-            # was restarted.
-            if channel is not kept or not channel.closed or type(request) not in REPEATABLE:
+            # A reused connection may have been dead unnoticed, for example because the broker's
+            # machine was restarted.
+            if channel is not reused or not channel.closed or type(request) not in REPEATABLE:
                 raise
         return await (await self.channel()).call(request, payload, timeout_ms=timeout_ms)
 
@@ -263,10 +266,10 @@ class BrokerClient:
 
     async def health(self) -> Health:
         """
-        Ask whether the broker is ready, and whether it takes writes.
+        Return whether the broker is ready, and whether it accepts messages.
 
         Raises:
-            InvalidRequestError: the address belongs to another program.
+            InvalidRequestError: another kind of program answered.
         """
         health = await self.control(endpoints.HEALTH)
         return of_program("broker", self.address, health)
@@ -287,9 +290,9 @@ class BrokerClient:
             names: values for the names in braces in the path.
 
         Raises:
-            KeylaneError: the refusal of the broker, or the reason why it did not answer.
+            KeylaneError: the broker's refusal, or the reason why there is no answer.
         """
-        return await self._control.ask(
+        return await self._control.call(
             endpoint,
             self.address,
             endpoint.path_of(**names),

@@ -1,6 +1,4 @@
-"""The open connections of a client: its network, and a `BrokerClient` for each broker that it has
-called.
-"""
+"""A client's connections: its network, and a `BrokerClient` for each broker that it has called."""
 
 from __future__ import annotations
 
@@ -31,73 +29,70 @@ from .race import Race, start_ending, start_task
 WAIT_S_MAX = 86_400
 READY_POLL_S = 0.1
 AT_ONCE_MAX = 64
-"""Most HTTP calls of one `in_turns` at a time, each of which uses a connection: a server has 1,000
-for all clients.
+"""The largest number of concurrent HTTP calls of one `in_turns`; each uses a connection, and a
+server accepts 1,000 from all clients together.
 """
-KEPT_MIN = 16
-"""Number of broker clients below which none is checked for removal."""
+PRUNE_MIN = 16
+"""Idle broker clients are dropped only when there are more clients than this."""
 A = TypeVar("A")
 R = TypeVar("R")
 
 
-async def _nothing() -> None:
-    """Begin nothing, and return at once."""
+async def _no_op() -> None:
+    """Do nothing."""
 
 
 class BrokerClients:
     """
     The clients of brokers by address.
 
-    Brokers may return at other addresses, for example in containers. So a client that is not in
-    use and has no open connection is dropped after many others were added.
+    Brokers may return at other addresses, for example in containers, so idle clients are dropped
+    from time to time when new ones are added.
     """
 
     def __init__(self) -> None:
-        self._known: WeakValueDictionary[str, BrokerClient] = WeakValueDictionary()
-        self._kept: dict[str, BrokerClient] = {}
-        """Clients that have a connection, or had one recently."""
-        self._look_at = KEPT_MIN
+        self._clients: WeakValueDictionary[str, BrokerClient] = WeakValueDictionary()
+        self._active: dict[str, BrokerClient] = {}
+        """Strong references to the clients that have a connection, or had one recently."""
+        self._prune_at = PRUNE_MIN
 
     def at(self, network: Network, address: str, *, timeout_ms: int) -> BrokerClient:
-        """Return the client of the broker at `address`, the same object for as long as it is in
-        use.
-        """
-        client = self._known.get(address)
+        """Return the client of the broker at `address`: the same object while anyone uses it."""
+        client = self._clients.get(address)
         if client is None:
-            if len(self._kept) >= self._look_at:
-                self._let_go()
+            if len(self._active) >= self._prune_at:
+                self._prune()
             client = BrokerClient(network, address, timeout_ms=timeout_ms, on_opening=self._keep)
-            self._known[address] = client
+            self._clients[address] = client
             self._keep(client)
         return client
 
     def values(self) -> list[BrokerClient]:
         """Return all clients."""
-        return list(self._known.values())
+        return list(self._clients.values())
 
     def _keep(self, client: BrokerClient) -> None:
-        self._kept[client.address] = client
+        self._active[client.address] = client
 
-    def _let_go(self) -> None:
-        self._kept = {
-            address: client for address, client in self._kept.items() if not client.is_idle
+    def _prune(self) -> None:
+        self._active = {
+            address: client for address, client in self._active.items() if not client.is_idle
         }
-        self._look_at = max(KEPT_MIN, 2 * len(self._kept))
+        self._prune_at = max(PRUNE_MIN, 2 * len(self._active))
 
 
 class Connections:
     """
-    The network and the broker clients of one client, opened in a running event loop, and closed
-    again.
+    The network and the broker clients of one client; they are opened in a running event loop.
 
     Args:
-        network: None: each opening uses that of its environment, or makes a real one and closes it.
+        network: network to use; None: each opening uses its environment's, or creates a real one
+            and closes it.
         timeout_ms: timeout of a call to a broker.
-        what: kind of the client in errors.
-        token: token that a real network shows to metaservers; None: the one that the environment
-            names, if any.
+        what: the kind of client, for error texts.
+        token: token to send to metaservers on a real network; None: the environment's, if any.
         wait_s: seconds for which `wait_for` waits.
-        tls: settings for a network of its own; None: those of the process's environment.
+        tls: TLS settings for a real network; None: those of the process's environment.
     """
 
     def __init__(
@@ -112,9 +107,8 @@ class Connections:
     ) -> None:
         """
         Raises:
-            ConfigError
-            ConfigError: `tls` is not a TlsSettings, `timeout_ms` is not in CALL_TIMEOUT_MS, or
-                `wait_s` is not in [0, WAIT_S_MAX].
+            ConfigError: `tls` is not a TlsSettings, `timeout_ms` is not in CALL_TIMEOUT_MS,
+                `wait_s` is not in [0, WAIT_S_MAX], or `token` is malformed.
         """
         low, high = CALL_TIMEOUT_MS
         if not is_within(timeout_ms, low, high):
@@ -122,26 +116,26 @@ class Connections:
                 f"call_timeout_ms must be a whole number from {low} to {high}, not "
                 f"{timeout_ms!r:.40}"
             )
-        number = isinstance(wait_s, int | float) and not isinstance(wait_s, bool)
-        if not number or not 0 <= wait_s <= WAIT_S_MAX:
+        is_number = isinstance(wait_s, int | float) and not isinstance(wait_s, bool)
+        if not is_number or not 0 <= wait_s <= WAIT_S_MAX:
             raise ConfigError(f"wait_s must be seconds from 0 to {WAIT_S_MAX}, not {wait_s!r:.40}")
         if tls is not None and not isinstance(tls, TlsSettings):
             raise ConfigError(f"tls must be a TlsSettings, not {tls!r:.40}")
         self.wait_s = wait_s
         self.token = None if token is None else check_token(token, "token=")
-        self._given = network
+        self._given_network = network
         self.tls = tls
-        self._own: HttpNetwork | None = None
+        self._own_network: HttpNetwork | None = None
         self._timeout_ms = timeout_ms
         self._brokers = BrokerClients()
         self._what = what
         self.home = Home(what)
         self.network: Network | None = None
-        """The network; None while the client is not open."""
-        self._unwanted = asyncio.Event()
-        """Set when the client is closed while it is being opened."""
+        """The network in use; None while the client is not open."""
+        self._close_requested = asyncio.Event()
+        """Set when the client is to be closed, perhaps while it is still being opened."""
         self._throttled_ms = 0
-        """Milliseconds that calls were throttled on networks that are closed."""
+        """Milliseconds for which calls were throttled on earlier networks, which are closed."""
 
     def open(self, on_fork: Callable[[], None] = lambda: None) -> Network:
         """
@@ -149,17 +143,16 @@ class Connections:
         process forks.
 
         Raises:
-            UsageError
-            ConfigError: a TLS file cannot be used.
-            ConfigError: the environment's token cannot be used.
+            UsageError: the client is open already, or no event loop is running.
+            ConfigError: a TLS file or the environment's token cannot be used.
         """
-        network = self._given or environment_of(None).network
+        network = self._given_network or environment_of(None).network
         self.home.enter(self, on_fork)
         self._brokers = BrokerClients()
-        self._unwanted = asyncio.Event()
+        self._close_requested = asyncio.Event()
         if network is None:
             try:
-                network = self._own = client_network(self.tls, self.token)
+                network = self._own_network = client_network(self.tls, self.token)
             except ConfigError:
                 self.home.leave()
                 raise
@@ -168,36 +161,35 @@ class Connections:
 
     @property
     def throttled_ms(self) -> int:
-        """Milliseconds that servers have let calls wait for a quota."""
-        own = self._own
-        return self._throttled_ms + (0 if own is None else own.throttling.waited_ms)
+        """Milliseconds for which servers have throttled calls because of a quota."""
+        network = self._own_network
+        return self._throttled_ms + (0 if network is None else network.throttling.waited_ms)
 
     async def wait_for(
-        self, meta: MetaClient, begin: Callable[[], Awaitable[object]] = _nothing
+        self, meta: MetaClient, begin: Callable[[], Awaitable[object]] = _no_op
     ) -> None:
         """
-        Wait up to `wait_s` for metaservers that are still starting, and await the result of
-        `begin`.
+        Wait up to `wait_s` for metaservers that are still starting, and await `begin()`.
 
-        With a `wait_s` of 0 they are not asked, and `begin` is called once. Otherwise it is called
-        again until `wait_s` is over if its server did not answer, for example because that
-        metaserver has just ended.
+        If `wait_s` is 0, it does not wait, and calls `begin` once. Otherwise it calls `begin` again
+        until `wait_s` has passed if the server did not answer, for example because that metaserver
+        has just stopped.
 
         Raises:
-            ClosedError: `wait_no_more` was called in the meantime; every connection is closed.
-            KeylaneError: `wait_until_ready` raised it, and every connection is closed; or `begin`
+            ClosedError: `wait_no_more` was called meanwhile; every connection is closed.
+            KeylaneError: no metaserver became ready, and every connection is closed; or `begin`
                 raised it.
         """
         now_s = asyncio.get_running_loop().time
-        until_s = now_s() + self.wait_s
+        deadline_s = now_s() + self.wait_s
         while True:
             if self.wait_s:
-                await self._wait_until_ready(meta, max(0, until_s - now_s()))
+                await self._wait_until_ready(meta, max(0, deadline_s - now_s()))
             try:
                 await begin()
                 return
             except UnreachableError as error:
-                if error.retry is RetryRule.NEVER or now_s() + READY_POLL_S >= until_s:
+                if error.retry is RetryRule.NEVER or now_s() + READY_POLL_S >= deadline_s:
                     raise
                 await asyncio.sleep(READY_POLL_S)
 
@@ -205,7 +197,7 @@ class Connections:
         try:
             async with Race() as race:
                 ready = race.start(wait_until_ready(meta, wait_s), name="wait for a metaserver")
-                race.start(self._unwanted.wait(), name="wait for close")
+                race.start(self._close_requested.wait(), name="wait for close")
                 await race.first()
                 if not ready.done():
                     raise ClosedError("it was closed while it waited for a metaserver")
@@ -216,41 +208,42 @@ class Connections:
 
     @property
     def wanted(self) -> bool:
-        """False once `wait_no_more` was called, until the client is opened again."""
-        return not self._unwanted.is_set()
+        """False from a call of `wait_no_more` until the client is opened again."""
+        return not self._close_requested.is_set()
 
     def wait_no_more(self) -> None:
-        """End `wait_for`, because the client is being closed; `check` refuses from now on."""
-        self._unwanted.set()
+        """Cancel `wait_for`, because the client is to be closed; from now on `check` raises."""
+        self._close_requested.set()
 
     def check(self) -> None:
         """
-        Check that the client is open and not being closed, and that the caller is where it was
-        opened.
+        Check that the client is open and not being closed, and that the caller runs in the event
+        loop in which it was opened.
 
         Raises:
-            ClosedError, UsageError
+            ClosedError: the client is not open, or is being closed.
+            UsageError: the caller runs elsewhere.
         """
         self.home.check()
         if not self.wanted:
             raise ClosedError(f"the {self._what} is being closed")
 
     def broker_at(self, address: str) -> BrokerClient:
-        """Return the client of the broker at `host:port`, the same object for as long as it is
-        used. Raises ClosedError.
+        """Return the client of the broker at `host:port`: the same object while anyone uses it.
+        Raises ClosedError.
         """
-        if self.network is None:  # it was closed while a caller waited
+        if self.network is None:  # closed while the caller waited
             self.home.check()
         assert self.network is not None
         return self._brokers.at(self.network, address, timeout_ms=self._timeout_ms)
 
     async def close(self) -> None:
         """
-        Close every connection; a network that was passed in stays open. Do nothing if the client
-        is not open.
+        Close every connection, but not a network that was passed in; do nothing if the client is
+        not open.
 
         Raises:
-            UsageError: it was opened in another event loop.
+            UsageError: the client was opened in another event loop.
         """
         if not self.home.here:
             return
@@ -258,24 +251,24 @@ class Connections:
         for broker in self._brokers.values():
             await broker.close()
         self._brokers = BrokerClients()
-        if self._own is not None:
-            self._throttled_ms += self._own.throttling.waited_ms
-            await self._own.close()
-        self.network = self._own = None
+        if self._own_network is not None:
+            self._throttled_ms += self._own_network.throttling.waited_ms
+            await self._own_network.close()
+        self.network = self._own_network = None
         self.home.leave()
 
 
 async def wait_until_ready(meta: MetaClient, wait_s: float) -> None:
     """
-    Wait up to `wait_s` seconds until a metaserver is ready; after that, one that answers but is not
-    ready is enough.
+    Wait up to `wait_s` seconds for a metaserver that is ready; after that, one that answers is
+    enough.
 
     Raises:
-        NotSentError, OutcomeUnknownError: no metaserver answers within this time.
-        KeylaneError: raised at once for an answer that does not change by waiting, such as that of
-            another program.
+        NotSentError, OutcomeUnknownError: no metaserver has answered in this time.
+        KeylaneError: an error that waiting cannot resolve, such as another program at the address;
+            it is raised at once.
     """
-    failure: KeylaneError | None = OutcomeUnknownError.of_read(
+    last_error: KeylaneError | None = OutcomeUnknownError.of_read(
         f"no metaserver answered within {wait_s:g} s"
     )
     with contextlib.suppress(TimeoutError):
@@ -284,43 +277,42 @@ async def wait_until_ready(meta: MetaClient, wait_s: float) -> None:
                 try:
                     if (await meta.health()).ready:
                         return
-                    failure = None
+                    last_error = None
                 except KeylaneError as error:
                     if error.retry is RetryRule.NEVER:
                         raise
-                    failure = error
+                    last_error = error
                 await asyncio.sleep(READY_POLL_S)
-    if failure is not None:
-        raise failure
+    if last_error is not None:
+        raise last_error
 
 
 async def in_turns(call: Callable[[A], Awaitable[R]], arguments: Iterable[A]) -> list[R]:
-    """Return the results of an HTTP call with each argument, AT_ONCE_MAX at a time; raise the first
-    error, after ending the other calls.
+    """Return the results of an HTTP call for each argument, at most AT_ONCE_MAX at a time; after
+    the first error, cancel the other calls and raise it.
     """
-    slots = asyncio.Semaphore(AT_ONCE_MAX)
+    semaphore = asyncio.Semaphore(AT_ONCE_MAX)
 
-    async def one(argument: A) -> R:
-        async with slots:
+    async def call_limited(argument: A) -> R:
+        async with semaphore:
             return await call(argument)
 
-    calls = [start_task(one(argument)) for argument in arguments]
+    tasks = [start_task(call_limited(argument)) for argument in arguments]
     try:
-        return await asyncio.gather(*calls)
+        return await asyncio.gather(*tasks)
     except BaseException:
-        for each in calls:
-            each.cancel()
-        await asyncio.wait(calls)  # a repeat begins no calls beside these
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)  # a retry must not run beside these calls
         raise
 
 
 async def clean_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """
-    Finish `work` even if the caller is cancelled in the meantime, or the event loop ends; for short
-    work only.
+    Finish short `work` even if the caller is cancelled meanwhile, or the event loop is shut down.
 
-    Otherwise a client whose opening failed, and which was cancelled while it cleaned up, could
-    never be opened again.
+    Otherwise a client whose opening failed could never be opened again if it was cancelled during
+    the cleanup.
 
     Args:
         work: function that may be called again; see `to_the_end`.
@@ -339,14 +331,14 @@ async def clean_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 async def to_the_end(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """
-    Await the result of `work`, and once more if the task is cancelled meanwhile; the cancellation
-    is dropped.
+    Await `work()`, and await it again if the task is cancelled meanwhile; the cancellation is
+    swallowed.
 
-    This is for tasks that only the end of the event loop cancels: `asyncio.run` cancels all
-    remaining tasks once, and waits for their ends.
+    This is for tasks that only the shutdown of the event loop cancels: `asyncio.run` cancels all
+    remaining tasks once, and waits for them.
 
     Args:
-        work: function that may be called again where an earlier call stopped.
+        work: function that, when it is called again, continues where an earlier call was cancelled.
     """
     try:
         await work()

@@ -1,16 +1,16 @@
-"""The place where a client is open: one event loop of one process. Calls from elsewhere are
+"""A client's home: the event loop and process in which it is open. Calls from elsewhere are
 refused.
 
-    closed ⇄ open ──fork──▶ forked: in the child, for good, because the client's sockets and its
+    closed ⇄ open ──fork──▶ forked: permanently in the child, because the client's sockets and its
                                │       event loop belong to the parent
-                               ╰─ forked inside that loop, and back in it ─▶ the child ends
+                               ╰─ forked inside that loop, and returning to it ─▶ the child exits
 
 Invariants
-    A client that was open when its process was forked does nothing in the child, and none of its
-    objects is finalized there: a finalizer would take the parent's sockets out of the selector that
-    both processes share.
-    No callback of the parent's event loop runs in the child: it would read the parent's answers,
-    and send in its name.
+    A client that is open while its process forks does nothing in the child, and none of its objects
+    is finalized there: a finalizer would remove the parent's sockets from the selector that both
+    processes share.
+    No callback of the parent's event loop runs in the child, where it would read the parent's
+    answers and send requests in the parent's name.
 """
 
 from __future__ import annotations
@@ -30,51 +30,48 @@ from ..protocol.errors import ClosedError, InvalidRequestError, Reason, UsageErr
 log = logging.getLogger("keylane")
 
 ENDED_HINT = (
-    "That event loop does not run again: open the client again in the present "
-    "one, with `async with`."
+    "That event loop cannot run again: open the client again in the current one, with `async with`."
 )
-"""Hint of a UsageError if the event loop has ended."""
+"""Hint of the UsageError for an event loop that has ended."""
 SAME_THREAD_HINT = (
-    "Open one in each event loop, or come back to its loop. pytest-asyncio gives each test a loop "
-    "of its own: a test that takes a fixture of a wider "
-    "scope needs @pytest.mark.asyncio(loop_scope=...), and the fixture the same loop_scope."
+    "Open a client in each event loop, or use it in its own loop. pytest-asyncio runs each test in "
+    "its own loop: a test that uses a fixture of a wider scope needs "
+    "@pytest.mark.asyncio(loop_scope=...), and the fixture the same loop_scope."
 )
-"""Hint of a UsageError if two event loops run one after another in a thread, so that no call
-can reach the other one.
-"""
+"""Hint of the UsageError for another event loop in the same thread, which the call cannot reach."""
 NO_LOOP_HINT = (
     "Start the program with asyncio.run(...), or anyio.run(..., backend='asyncio'); without an "
     "event loop use keylane.sync."
 )
-"""Hint of a UsageError if no asyncio event loop runs."""
-_STARTS = frozenset({"start", "stop", "open", "connect"})
-"""Methods with which other systems' clients are opened and closed."""
+"""Hint of the UsageError for a missing asyncio event loop."""
+_LIFECYCLE_NAMES = frozenset({"start", "stop", "open", "connect"})
+"""Names under which users of other clients look for a method that opens or closes them."""
 NO_THREAD = 0
-"""Identifier that no thread has."""
+"""An identifier that no thread has."""
 
 
 class Home:
     """
     The event loop and the process in which a client is open.
 
-    A check asks for the running event loop, which costs a system call on Python 3.11. Methods that
-    are called for each message therefore check once for each batch.
+    A check gets the running event loop, which costs a system call on Python 3.11. Methods that are
+    called for each message therefore check only once for each batch.
 
     Args:
-        what: kind of the client in errors.
+        what: the kind of client, for error texts.
     """
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._loop: asyncio.AbstractEventLoop | None = None
         self.thread = NO_THREAD
-        """Thread of that event loop; a call from it needs no other check."""
-        self._kept: object = None
-        self.on_fork: Callable[[], None] = _nothing
-        """Called in a child of the process in which the client is open."""
+        """The event loop's thread; a call from it needs no other check."""
+        self._pinned: object = None
+        self.on_fork: Callable[[], None] = _no_op
+        """Called in a child process that was forked while the client was open."""
         self._forked = False
         self._process_id = 0
-        """Id of the process in which the client was opened."""
+        """The id of the process in which the client was opened."""
 
     @property
     def here(self) -> bool:
@@ -83,22 +80,22 @@ class Home:
 
     @property
     def state(self) -> str:
-        """State for people: "open", "closed", or "forked" in a child of the process in which it is
-        open.
+        """The state as a word: "open", "closed", or "forked" in a child process that was forked
+        while the client was open.
         """
         return "open" if self.here else "forked" if self._forked else "closed"
 
-    def enter(self, kept: object, on_fork: Callable[[], None]) -> None:
+    def enter(self, pinned: object, on_fork: Callable[[], None]) -> None:
         """
         Open the client in the running event loop.
 
         Args:
-            kept: object that must not be finalized in a child of this process.
+            pinned: object that must not be finalized in a child of this process.
             on_fork: called in such a child.
 
         Raises:
-            UsageError
-            UsageError: no asyncio event loop runs here.
+            UsageError: the client is open already, the process was forked meanwhile, or no asyncio
+                event loop is running.
         """
         self.check_not_forked()
         if self._loop is not None and not self._loop.is_closed():
@@ -106,53 +103,54 @@ class Home:
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
-            none = UsageError(
+            no_loop = UsageError(
                 Reason.OTHER_LOOP,
                 f"a {self._what} opens in a running event loop of asyncio, and there is none; "
                 f"keylane does not run on trio",
             )
-            none.hint = NO_LOOP_HINT
-            raise none from None
+            no_loop.hint = NO_LOOP_HINT
+            raise no_loop from None
         self.thread = get_ident()
         self._process_id = os.getpid()
-        self._kept = kept
+        self._pinned = pinned
         self.on_fork = on_fork
-        _OPEN.homes.add(self)
+        _open_homes.homes.add(self)
 
     def leave(self) -> None:
         """Close the client."""
-        self._loop = self._kept = None
-        self.on_fork = _nothing
+        self._loop = self._pinned = None
+        self.on_fork = _no_op
         self.thread = NO_THREAD
 
     def check(self) -> None:
         """
-        Check that the client is open, and that the caller is where it was opened.
+        Check that the client is open, and that the caller runs in its event loop.
 
         Raises:
-            ClosedError, UsageError
+            ClosedError: it is not open.
+            UsageError: the caller runs elsewhere.
         """
         if asyncio._get_running_loop() is self._loop is not None:
-            return  # a fork ends with `_loop` None
+            return  # in a forked child, `_loop` is None
         self.check_not_elsewhere()
         raise ClosedError(f"the {self._what} is not open")
 
     def check_not_elsewhere(self) -> None:
-        """Check the same as `check`, but let a closed client pass."""
+        """Like `check`, but accept a closed client. Raises UsageError."""
         self.check_not_forked()
         if self._loop is not None and asyncio._get_running_loop() is not self._loop:
             self._refuse_loop(self._loop)
 
     def check_not_forked(self) -> None:
-        """Raise UsageError if this process is a child of the one in which the client is open."""
+        """Raise UsageError in a child process that was forked while the client was open."""
         if self._forked:
             raise UsageError(
                 Reason.FORKED, f"the {self._what} was open when this process was forked"
             )
 
     def check_thread(self) -> None:
-        """Check the same as `check_not_elsewhere`, but faster: in the thread of the opening it does
-        not ask for the event loop.
+        """Like `check_not_elsewhere`, but faster: in the event loop's thread it does not get the
+        loop.
         """
         if get_ident() != self.thread:
             self.check_not_elsewhere()
@@ -171,7 +169,7 @@ class Home:
         raise other
 
     def forked(self) -> None:
-        """Note that this process is a child of the one in which the client is open."""
+        """Mark the client as forked; called in the child process."""
         if self._loop is not None and self.thread == get_ident() and self._loop.is_running():
             _end_on_return(self._loop, f"the {self._what} is open in process {self._process_id}")
         self._forked = True
@@ -184,8 +182,8 @@ def held_here() -> Callable[[], bool]:
     """
     Return a function that returns True only in this thread.
 
-    A lock that is held here compares the thread without making a number of it: it takes 13 ns,
-    while `get_ident` and a comparison take 40. `threading.Condition` does the same.
+    It asks a lock that this thread holds, as `threading.Condition` does: that takes 13 ns, and a
+    comparison of `get_ident` 40 ns.
     """
     lock = RLock()
     lock.acquire()
@@ -198,16 +196,16 @@ def nowhere() -> bool:
     return False
 
 
-def _nothing() -> None:
-    """Do nothing at a fork."""
+def _no_op() -> None:
+    """Do nothing."""
 
 
 def _end_on_return(loop: asyncio.AbstractEventLoop, why: str) -> None:
     """
-    End this process, which was forked inside a callback of `loop`, when that callback returns.
+    Exit this process, which was forked inside a callback of `loop`, when that callback returns.
 
-    Callbacks that are already ready would run before a new one, so this one is put before them; a
-    loop that is not asyncio's own has no such place.
+    Callbacks that are ready would run before a new one, so the exit is put before them; only
+    asyncio's own event loop allows that.
     """
     ready = getattr(loop, "_ready", None)
     if ready is None:
@@ -217,21 +215,22 @@ def _end_on_return(loop: asyncio.AbstractEventLoop, why: str) -> None:
 
 
 def _end_child(why: str) -> NoReturn:
-    """End a child without its finalizers, and without the parent's buffered output."""
+    """Exit a child process without running finalizers or writing the parent's buffered output."""
     log.critical("process %d ends: %s", os.getpid(), UsageError(Reason.FORK_RETURNED, why))
     os._exit(os.EX_SOFTWARE)
 
 
-class _Open:
-    """The homes of this process; after a fork, those of its parents are kept for ever, so that none
-    is finalized.
+class _OpenHomes:
+    """The homes that are open in this process; homes of the parent are kept forever after a fork,
+    so that they are never finalized.
     """
 
     def __init__(self) -> None:
         self.homes: WeakSet[Home] = WeakSet()
         self._of_parents: list[Home] = []
 
-    def in_child(self) -> None:
+    def after_fork(self) -> None:
+        """Mark all open clients as forked; called in the child process."""
         for home in self.homes:
             if home.here:
                 home.forked()
@@ -239,32 +238,34 @@ class _Open:
         self.homes = WeakSet()
 
 
-_OPEN = _Open()
-os.register_at_fork(after_in_child=_OPEN.in_child)
+_open_homes = _OpenHomes()
+os.register_at_fork(after_in_child=_open_homes.after_fork)
 
 
 def process_id() -> int:
-    """Return the id of this process, which differs in a forked child."""
+    """Return the id of this process; a forked child has another one."""
     return os.getpid()
 
 
-def at_fork(call: Callable[[], None]) -> None:
-    """Call a function in each child that this process forks from now on."""
-    os.register_at_fork(after_in_child=call)
+def at_fork(callback: Callable[[], None]) -> None:
+    """Call a function in each child process that is forked from now on."""
+    os.register_at_fork(after_in_child=callback)
 
 
 class NonCopyable:
-    """Base of clients, which can be neither copied nor pickled."""
+    """Base class of clients: they can be neither copied nor pickled."""
 
     def __reduce_ex__(self, _protocol: object) -> Any:
         raise InvalidRequestError(
-            f"{type(self).__name__} objects are neither copied nor pickled: make "
-            f"another where it is used"
+            f"{type(self).__name__} objects are neither copied nor pickled: "
+            f"create another where it is used"
         )
 
 
 class LoopBoundClient(NonCopyable, ABC):
-    """Base of clients with a home; the end of `async with` closes them."""
+    """Base class of clients that are bound to an event loop; the end of `async with` closes
+    them.
+    """
 
     @abstractmethod
     async def close(self) -> None:
@@ -282,19 +283,19 @@ class LoopBoundClient(NonCopyable, ABC):
             await self.close()
 
     def _note_error(self, error: BaseException | None) -> None:
-        """Note that the client's block ends, with `error` if it is not None."""
+        """Called when the client's block ends, with the error that ended it or None."""
 
     if not TYPE_CHECKING:  # for a type checker these are errors
 
         def __enter__(self) -> NoReturn:
-            """Refuse a block without async. Raises TypeError."""
+            """Refuse `with` without `async`. Raises TypeError."""
             raise TypeError(f"`with` does not open a {type(self).__name__}: {self._opening()}")
 
         def __exit__(self, *_: object) -> None:
-            """Do nothing; it exists because Python looks for it first."""
+            """Do nothing; without it, Python would not call `__enter__`."""
 
         def __getattr__(self, name: str) -> NoReturn:
-            advice = f": {self._opening()}" if name in _STARTS else ""
+            advice = f": {self._opening()}" if name in _LIFECYCLE_NAMES else ""
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}{advice}",
                 name=name,

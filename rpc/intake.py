@@ -1,21 +1,21 @@
-"""Limits for plain HTTP callers of a server: time for each part of a request, and a number of
+"""Limits plain HTTP callers of a server: the time for each part of a request, and the number of
 connections.
 
-    accepted ─▶ room? ─no─▶ the oldest unidentified connection is closed; if there is none: 503
+    accepted ─▶ below the limit? ─no─▶ close the oldest unidentified connection, or answer 503
                   │yes
                   ▼
-    head, in `head_s` ─▶ body, in `body_s` ─▶ handler ─▶ answer taken, in `answer_s` ─▶ next head
+    headers, within `head_s` ─▶ body, within `body_s` ─▶ handler ─▶ answer, within `answer_s` ─▶
+    next headers
 
 Invariants
-    A connection that sends no complete request head in time is closed, even if it is idle.
-    A connection of the data plane counts until its handshake ends; after that it has its own
-    limits.
-    A call that changes nothing ends with its connection: otherwise clients that connect and leave
-    would have any number of long polls, none of which counts as a connection. A call that changes
-    something continues to its end.
-    With access control, unidentified callers keep no place from identified ones, and principals
-    with more than an equal share of the places keep none from those with less; connections of
-    servers of the cluster are never closed for others, and take no place.
+    A connection that does not send complete request headers in time is closed, even if it is idle.
+    A data-plane connection counts until its upgrade is done; after that it has its own limits.
+    A call that changes nothing is cancelled when its client disconnects: otherwise clients that
+    connect and leave could accumulate long polls without limit. A call that changes something runs
+    to its end.
+    With access control, unidentified callers take no slot away from identified ones, and a
+    principal with more than an equal share of the slots gives some up for those with less.
+    Connections of the cluster's servers are never closed for others, and need no slot.
 """
 
 from __future__ import annotations
@@ -43,47 +43,45 @@ from ..protocol.errors import (
 )
 from ..protocol.http.bodies import encode_json
 from ..protocol.limits import CONTROL_BYTES_MAX, HTTP_CONNECTIONS_MAX
-from .access.places import Places
+from .access.places import ConnectionSlots
 from .tls.contexts import ServerTls
-from .tls.listeners import TlsOpenings, listen
+from .tls.listeners import TlsHandshakes, listen
 
 REFUSED_S = 0.5
-"""Seconds that a refused caller has to take the answer."""
+"""Seconds for which a refused caller may read the answer before its connection is closed."""
 LINGERING_S = 2.0
-"""Seconds for which the rest of an unread body is read, so that its sender reads the answer."""
+"""Seconds for which an unread body is drained; its sender might not read the answer otherwise."""
 FILES_SHARE = 2
-"""Connections use at most 1 / FILES_SHARE of the files that the process may open; the rest is for
-its data.
+"""Connections use at most 1 / FILES_SHARE of the file descriptors that the process may open; the
+rest is for its data.
 """
-INTRODUCED_SHARE = 16
-"""With access control, there are 1 / INTRODUCED_SHARE additional places for connections whose
-callers are not identified yet.
+UNAUTHENTICATED_SHARE = 16
+"""With access control, 1 / UNAUTHENTICATED_SHARE additional connections are accepted whose callers
+are not identified yet.
 """
 SERVERS_MAX = 1_000
-"""With access control, number of connections of servers of the cluster that take no place; each
-further one takes a place.
+"""With access control, the number of connections of the cluster's servers that do not count; each
+further one counts.
 """
 ENCODINGS = frozenset({"identity", "gzip", "deflate"})
 """Values of `Content-Encoding` that bodies may have."""
 
 
-def is_ours(record: logging.LogRecord) -> bool:
-    """Return True if aiohttp logs a fault of keylane. Bytes that are not HTTP are the caller's
-    fault, and must not fill the log.
+def is_own_error(record: logging.LogRecord) -> bool:
+    """Return True if aiohttp's log record is about an error of keylane. Bytes that are not HTTP are
+    the caller's error, and must not fill the log.
     """
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
 http_log = logging.getLogger("keylane.rpc.http")
-"""Log of aiohttp."""
-http_log.addFilter(is_ours)
+"""The log to which aiohttp writes."""
+http_log.addFilter(is_own_error)
 
 
 def within_files(connections: int) -> int:
-    """Return the number of connections, limited to a part of the files that the process may
-    open.
-    """
+    """Return a limit of connections, lowered to what the process's limit of open files allows."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
         connections
@@ -94,12 +92,12 @@ def within_files(connections: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Limits of plain HTTP; times are in seconds."""
+    """The limits of plain HTTP; times are in seconds."""
 
     connections_max: int = HTTP_CONNECTIONS_MAX
     head_s: float = 20.0
-    """Longer than clients reuse an idle connection (ours: 4 s, aiohttp: 15 s), so that none sends
-    into a connection that is being closed.
+    """Time for the headers of a request, and for an idle connection. It is longer than clients keep
+    one (keylane: 4 s, aiohttp: 15 s): no client must send on a connection that is being closed.
     """
     body_s: float = 30.0
     answer_s: float = 30.0
@@ -111,7 +109,14 @@ class HttpLimits:
 class _Handler(web.RequestHandler):
     """The server's end of a connection; bytes that are not HTTP are answered with a typed error."""
 
-    __slots__ = ("_begun", "_callers", "_head_s", "_on_refused", "ends_call", "principal")
+    __slots__ = (
+        "_headers_begun",
+        "_callers",
+        "_head_s",
+        "_on_refused",
+        "cancels_on_disconnect",
+        "principal",
+    )
 
     def __init__(
         self,
@@ -124,17 +129,17 @@ class _Handler(web.RequestHandler):
         self._on_refused = on_refused
         self._callers = callers
         self.principal = ""
-        """Principal whose place it takes; "" before that is known, and for servers."""
+        """The principal whose slot it has; "" before the caller is identified, and for servers."""
         self._head_s: float = kwargs["keepalive_timeout"]
-        self._begun = False
-        """True while a part of a request's head has arrived."""
-        self.ends_call = False
-        """True while a call is in progress that ends when the client leaves."""
+        self._headers_begun = False
+        """True while a request's headers have arrived in part."""
+        self.cancels_on_disconnect = False
+        """True while a call is in progress that is cancelled when the client disconnects."""
 
     def force_close(self) -> None:
-        """See aiohttp, which calls this when the time for a head is over."""
-        if self._begun and self.transport is not None and not self.transport.is_closing():
-            self._begun = False
+        """Close the connection; aiohttp calls this when the headers did not arrive in time."""
+        if self._headers_begun and self.transport is not None and not self.transport.is_closing():
+            self._headers_begun = False
             error = InvalidRequestError(
                 Reason.REQUEST_TOO_SLOW,
                 f"incomplete request headers after {self._head_s:g} s",
@@ -144,41 +149,41 @@ class _Handler(web.RequestHandler):
         super().force_close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Note a new connection, whose caller is not identified yet."""
+        """Count the new connection, whose caller is not identified yet."""
         super().connection_made(transport)
         if self._callers is not None:
             self._callers.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Note that the client has left."""
-        self._begun = False
-        self.free()
-        task = self._task_handler if self.ends_call else None
+        """Release the slot, and cancel a call that changes nothing."""
+        self._headers_begun = False
+        self.release()
+        task = self._task_handler if self.cancels_on_disconnect else None
         super().connection_lost(exc)
         if task is not None:
             task.cancel()
 
-    def keep(self, principal: str) -> None:
+    def set_caller(self, principal: str) -> None:
         """
-        Note the identified caller; "": it is a server of the cluster.
+        Take a slot for the identified caller; "" stands for a server of the cluster.
 
         Raises:
-            OverloadedError: `HttpCallers.keep` found no place.
+            OverloadedError: see `HttpCallers.acquire`.
         """
         if self._callers is None or self.transport is None:
-            return  # a client that has left takes no place, though its call continues
+            return  # a client that has left needs no slot, though its call continues
         if not principal:
-            self._callers.keep_server(self)
+            self._callers.exempt_server(self)
         elif principal != self.principal:
-            self._callers.keep(self, principal)
+            self._callers.acquire(self, principal)
 
-    def free(self) -> None:
+    def release(self) -> None:
         """Release the connection's slot: it moved to the data plane, or it was closed."""
         if self._callers is not None:
-            self._callers.free(self)
+            self._callers.release(self)
 
-    def make_room(self, error: KeylaneError) -> None:
-        """Close the connection to make room for another one."""
+    def evict(self, error: KeylaneError) -> None:
+        """Close the connection in favor of another one, because of `error`."""
         self._on_refused(error, "connection", self._remote())
         if self.transport is not None:
             self.transport.abort()
@@ -188,12 +193,12 @@ class _Handler(web.RequestHandler):
         return str(peer[0]) if isinstance(peer, tuple) else ""
 
     def data_received(self, data: bytes) -> None:
-        """Raise in the reader of a body that breaks off, because aiohttp's parser would raise only
-        in the next request.
+        """Fail the reading of a truncated body at once; aiohttp's parser would report the error
+        only with the next request.
         """
         idle = self._current_request is None and not self._messages
         super().data_received(data)
-        self._begun = idle and not self._messages and self._current_request is None
+        self._headers_begun = idle and not self._messages and self._current_request is None
         if self._messages and not isinstance(self._messages[-1][0], RawRequestMessage):
             request = self._current_request
             if request is not None:
@@ -206,11 +211,11 @@ class _Handler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """See aiohttp; its text becomes the message of an InvalidRequestError."""
+        """Answer bytes that are not HTTP with an InvalidRequestError in place of aiohttp's text."""
         response = super().handle_error(request, status, exc, message)
         if status == 500 or not isinstance(response, web.Response):
             return response
-        error = InvalidRequestError(f"the request is no HTTP: {message}")
+        error = InvalidRequestError(f"the request is not HTTP: {message}")
         self._on_refused(error, "no HTTP", request.remote or "")
         response = web.Response(
             body=encode_json(ErrorBody.of(error)), status=status, content_type="application/json"
@@ -221,103 +226,103 @@ class _Handler(web.RequestHandler):
 
 class HttpCallers:
     """
-    The HTTP connections of a server that make room for others: unidentified ones, and those of each
-    principal.
+    The HTTP connections of a server with access control, and their slots.
 
     Args:
-        places: number of connections of identified callers; servers of the cluster do not count.
+        slots: number of connections of identified callers; servers of the cluster do not count.
     """
 
-    def __init__(self, places: int) -> None:
-        self._places: Places[_Handler] = Places(places)
+    def __init__(self, slots: int) -> None:
+        self._slots: ConnectionSlots[_Handler] = ConnectionSlots(slots)
         self._unknown: dict[_Handler, None] = {}
         """Connections of unidentified callers, the oldest first."""
         self._servers: set[_Handler] = set()
 
     @property
     def exempt(self) -> int:
-        """Number of connections of servers that take no place."""
+        """The number of the cluster servers' connections that do not count."""
         return min(len(self._servers), SERVERS_MAX)
 
     def add(self, handler: _Handler) -> None:
-        """Note a new connection."""
+        """Add a new connection, whose caller is not identified yet."""
         self._unknown[handler] = None
 
-    def free(self, handler: _Handler) -> None:
-        """Note that a connection no longer counts."""
+    def release(self, handler: _Handler) -> None:
+        """Remove a connection, and release its slot."""
         self._unknown.pop(handler, None)
         self._servers.discard(handler)
-        self._places.free(handler)
+        self._slots.release(handler)
         handler.principal = ""
 
-    def keep(self, handler: _Handler, principal: str) -> None:
+    def acquire(self, handler: _Handler, principal: str) -> None:
         """
-        Give a connection a place, because its caller is identified.
+        Give a connection a slot, now that its caller is identified.
 
         Raises:
-            OverloadedError: all places are taken, and this principal already has an equal share of
-                them.
+            OverloadedError: all slots are taken, and this principal already has its equal share.
         """
-        most = self._places.most
-        placing = self._places.take(handler, principal)
-        if not placing.given:
-            raise OverloadedError("too many HTTP connections", limit=most)
-        if (leaves := placing.leaves) is not None:
+        limit = self._slots.limit
+        grant = self._slots.acquire(handler, principal)
+        if not grant.granted:
+            raise OverloadedError("too many HTTP connections", limit=limit)
+        if (evicted := grant.evicted) is not None:
             text = (
-                f"{placing.holder!r} has {placing.held} of {most} HTTP connections, and others "
-                f"have to wait"
+                f"{grant.evicted_principal!r} has {grant.evicted_count} of {limit} HTTP "
+                f"connections, and others have to wait"
             )
-            self.free(leaves)
-            leaves.make_room(ConnectionQuotaError(text, principal=placing.holder))
+            self.release(evicted)
+            evicted.evict(ConnectionQuotaError(text, principal=grant.evicted_principal))
         self._unknown.pop(handler, None)
         self._servers.discard(handler)
         handler.principal = principal
 
-    def keep_server(self, handler: _Handler) -> None:
-        """Note that a server of the cluster calls, so that the connection is never closed for
-        another.
-        """
-        self.free(handler)
+    def exempt_server(self, handler: _Handler) -> None:
+        """Record that a server of the cluster calls: its connection is never closed for another."""
+        self.release(handler)
         self._servers.add(handler)
 
     def close_oldest(self) -> bool:
-        """Close the oldest connection whose caller is not identified; False if there is none."""
+        """Close the oldest connection with an unidentified caller; return False if there is
+        none.
+        """
         if not self._unknown:
             return False
         oldest = next(iter(self._unknown))
         del self._unknown[oldest]
         text = "too many connections have not identified their callers"
-        oldest.make_room(OverloadedError(text, limit=self._places.most))
+        oldest.evict(OverloadedError(text, limit=self._slots.limit))
         return True
 
 
-def keep_connection(request: web.Request, principal: str) -> None:
+def take_connection_slot(request: web.Request, principal: str) -> None:
     """
-    Note that the caller on the connection of a request is identified.
+    Take a connection slot for a request whose caller is identified.
 
     Args:
-        principal: principal whose place it takes; "": a server of the cluster, whose connection is
-            never closed for another one.
+        principal: the caller's principal; "" stands for a server of the cluster, whose connection
+            is never closed for another one.
 
     Raises:
-        OverloadedError: `HttpCallers.keep` found no place.
+        OverloadedError: see `HttpCallers.acquire`.
     """
     handler = request.protocol
     if isinstance(handler, _Handler):
-        handler.keep(principal)
+        handler.set_caller(principal)
 
 
-def free_connection(request: web.Request) -> None:
-    """Note that the data plane has taken over the connection of a request, under its own limits."""
+def release_connection_slot(request: web.Request) -> None:
+    """Release a request's slot: the data plane has taken over its connection, with its own
+    limits.
+    """
     handler = request.protocol
     if isinstance(handler, _Handler):
-        handler.free()
+        handler.release()
 
 
 @contextmanager
-def ended_with_connection(request: web.Request) -> Iterator[None]:
+def cancelled_on_disconnect(request: web.Request) -> Iterator[None]:
     """
-    Cancel the block when the client leaves; this is for calls that change nothing.
+    Cancel the block when the client disconnects; for calls that change nothing.
 
     Raises:
         ClientConnectionResetError: the client has already left.
@@ -328,11 +333,11 @@ def ended_with_connection(request: web.Request) -> Iterator[None]:
     if not isinstance(handler, _Handler):
         yield
         return
-    handler.ends_call = True
+    handler.cancels_on_disconnect = True
     try:
         yield
     finally:
-        handler.ends_call = False
+        handler.cancels_on_disconnect = False
 
 
 class LimitedSite(web.BaseSite):
@@ -343,10 +348,9 @@ class LimitedSite(web.BaseSite):
         limits: limits of each connection, and of their number.
         exempt: returns the number of open connections that do not count.
         tls: TLS of the server; None: plain HTTP.
-        on_refused: called with the error, the attempted act and the caller's host if no request is
-            known.
-        guarded: True if callers are identified; unidentified ones, and those with the most places,
-            make room for others.
+        on_refused: called when a caller is refused before it has sent a request, with the error,
+            what the caller attempted, and its host.
+        guarded: True if callers are identified, so that connections have slots; see `HttpCallers`.
     """
 
     def __init__(
@@ -359,7 +363,7 @@ class LimitedSite(web.BaseSite):
         limits: HttpLimits,
         exempt: Callable[[], int],
         tls: ServerTls | None = None,
-        on_refused: Callable[[KeylaneError, str, str], None] = lambda *_told: None,
+        on_refused: Callable[[KeylaneError, str, str], None] = lambda *_args: None,
         guarded: bool = False,
     ) -> None:
         super().__init__(runner, ssl_context=None if tls is None else tls.context, backlog=backlog)
@@ -369,12 +373,12 @@ class LimitedSite(web.BaseSite):
         self._exempt = exempt
         self._on_refused = on_refused
         self._callers = HttpCallers(limits.connections_max) if guarded else None
-        self._openings: TlsOpenings | None = None
+        self._handshakes: TlsHandshakes | None = None
         if tls is not None:
-            self._openings = TlsOpenings(
+            self._handshakes = TlsHandshakes(
                 lambda: tls.context,
                 self._accept,
-                most=limits.connections_max,
+                limit=limits.connections_max,
                 handshake_s=limits.head_s,
                 on_refused=lambda error, remote: on_refused(error, "TLS handshake", remote),
             )
@@ -388,9 +392,9 @@ class LimitedSite(web.BaseSite):
     async def start(self) -> None:
         """Listen. Raises OSError."""
         await super().start()
-        if self._openings is not None:
+        if self._handshakes is not None:
             listeners = await listen(
-                self._host, self._port, backlog=self._backlog, on_accepted=self._openings.enter
+                self._host, self._port, backlog=self._backlog, on_accepted=self._handshakes.enter
             )
             self._server = cast(asyncio.AbstractServer, listeners)  # for aiohttp
             return
@@ -399,32 +403,32 @@ class LimitedSite(web.BaseSite):
         )
 
     async def stop(self) -> None:
-        """Stop listening; connections without a whole handshake are closed."""
+        """Stop listening; connections in their TLS handshake are closed."""
         await super().stop()
-        if self._openings is not None:
-            await self._openings.close()
+        if self._handshakes is not None:
+            await self._handshakes.close()
 
     def _accept(self) -> asyncio.Protocol:
         server = self._runner.server
         assert server is not None
-        most = self._limits.connections_max
-        room, exempt = most, self._exempt()
+        connections_max = self._limits.connections_max
+        limit, exempt = connections_max, self._exempt()
         if self._callers is not None:
-            # A caller that may get another principal's place must be identified first. Servers
-            # take no place: if they did, identified callers could fill the room, and no
-            # unidentified connection could be closed.
-            room += max(1, most // INTRODUCED_SHARE)
+            # A caller must be identified before it can get another principal's slot. Servers do not
+            # count: otherwise identified callers could use up the limit, and there would be no
+            # unidentified connection to close.
+            limit += max(1, connections_max // UNAUTHENTICATED_SHARE)
             exempt += self._callers.exempt
-        full = len(server.connections) - exempt >= room
-        # A connection closed here leaves `server.connections` in the next turn of the event loop.
-        if full and (self._callers is None or not self._callers.close_oldest()):
-            return _Refusal(most, self._on_refused)
+        is_full = len(server.connections) - exempt >= limit
+        # A connection closed here leaves `server.connections` in the loop's next iteration.
+        if is_full and (self._callers is None or not self._callers.close_oldest()):
+            return _Refusal(connections_max, self._on_refused)
         return _Handler(
             server,
             on_refused=self._on_refused,
             callers=self._callers,
             loop=asyncio.get_running_loop(),
-            # aiohttp uses it for the first head and for each next one
+            # aiohttp uses it for the first request's headers too
             keepalive_timeout=self._limits.head_s,
             lingering_time=LINGERING_S,
             auto_decompress=False,
@@ -435,29 +439,32 @@ class LimitedSite(web.BaseSite):
 
 def decoded_body(data: bytes, encoding: str) -> bytes:
     """
-    Decompress a body.
+    Return a decompressed body.
 
     Args:
         encoding: one of `ENCODINGS`.
 
     Raises:
-        InvalidRequestError: the bytes are damaged, cut, or followed by others.
-        MessageTooLargeError: it is over `CONTROL_BYTES_MAX` bytes; unpacking stops there.
+        InvalidRequestError: the bytes are damaged, truncated, or followed by others.
+        MessageTooLargeError: the result is over `CONTROL_BYTES_MAX` bytes; the rest is not
+            decompressed.
     """
     if encoding == "identity":
         return data
-    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)  # a gzip header or a zlib header
+    decompressor = zlib.decompressobj(zlib.MAX_WBITS | 32)  # a gzip header or a zlib header
     try:
-        body = unpacker.decompress(data, CONTROL_BYTES_MAX + 1)
+        body = decompressor.decompress(data, CONTROL_BYTES_MAX + 1)
     except zlib.error as error:
-        raise InvalidRequestError(f"the body is no {encoding}: {error}") from None
+        raise InvalidRequestError(f"the body is not valid {encoding}: {error}") from None
     if len(body) > CONTROL_BYTES_MAX:
         raise MessageTooLargeError(
             f"the body is over {CONTROL_BYTES_MAX} bytes when it is unpacked",
             limit_bytes=CONTROL_BYTES_MAX,
         )
-    if not unpacker.eof or unpacker.unused_data:
-        raise InvalidRequestError(f"the body is no {encoding}: its end is missing or not its end")
+    if not decompressor.eof or decompressor.unused_data:
+        raise InvalidRequestError(
+            f"the body is not valid {encoding}: it is truncated, or other bytes follow it"
+        )
     return body
 
 
@@ -474,7 +481,7 @@ class _Refusal(asyncio.Protocol):
         ).encode() + body
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the answer at once, so that a caller that sends nothing also gets it."""
+        """Send the error at once; even a caller that sends nothing gets it."""
         peer = cast(asyncio.Transport, transport)
         name = peer.get_extra_info("peername")
         remote = str(name[0]) if isinstance(name, tuple) else ""
@@ -482,6 +489,5 @@ class _Refusal(asyncio.Protocol):
         peer.write(self._answer)
         if peer.can_write_eof():
             peer.write_eof()
-        # The socket stays open meanwhile: if it were closed with unread bytes, it would be reset,
-        # and the answer lost.
+        # A socket that is closed while it has unread bytes is reset, and the answer would be lost.
         asyncio.get_running_loop().call_later(REFUSED_S, peer.abort)

@@ -1,4 +1,4 @@
-"""Checks where a server may listen: on loopback unless it has TLS, on a valid and free port."""
+"""Checks a server's address: loopback unless it has TLS, and a valid and free port."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_loopback(host: str) -> None:
     Check that `host` is a loopback address.
 
     Raises:
-        AddressError: it is not.
+        AddressError: it is not a loopback address.
     """
     if not is_loopback(host):
         raise AddressError(
@@ -28,10 +28,10 @@ def check_loopback(host: str) -> None:
 
 def check_port(port: int) -> None:
     """
-    Check that a port may exist.
+    Check that a port number is valid; 0 lets the system choose.
 
     Raises:
-        AddressError: there is no such port.
+        AddressError: it is not valid.
     """
     if not 0 <= port <= PORT_MAX:
         raise AddressError(f"ports are 0 to {PORT_MAX}, not {port}", port=port)
@@ -39,28 +39,31 @@ def check_port(port: int) -> None:
 
 def check_free(host: str, port: int, *, anywhere: bool = False) -> None:
     """
-    Check that a server can listen at this address now; called before a program writes to the disk.
+    Check that a server can listen at this address; programs call this before they write to disk.
 
     Args:
         anywhere: True if the address need not be a loopback address.
 
     Raises:
-        AddressError: not loopback, no such address, no port, in use, or not allowed.
+        AddressError: the address is not loopback, unknown, in use or not allowed, or the port is
+            invalid.
     """
     if not anywhere:
         check_loopback(host)
     check_port(port)
     try:
-        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        candidates = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
     except (OSError, UnicodeError) as error:
         raise AddressError(f"cannot listen on {host!r:.80}: {reason(error)}", port=port) from error
-    for family, kind, protocol, _name, sockaddr in places:
+    for family, kind, protocol, _name, sockaddr in candidates:
         try:
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(sockaddr)
         except OSError as error:
-            # The server itself does without an address family that the machine lacks.
+            # Other errors are ignored: the server skips address families that the system lacks.
             if error.errno in {errno.EADDRINUSE, errno.EACCES}:
                 raise cannot_listen(host, port, error) from error
 

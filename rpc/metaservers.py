@@ -1,4 +1,4 @@
-"""Chooses which of several metaservers to ask, and what to do when a call fails."""
+"""Calls one of several metaservers, and fails over to the next one."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Metaservers:
     """
     Calls one of several metaservers, beginning with the one that answered last.
 
-    A metaserver that cannot be reached, does not answer, has no database or is another program, of
-    keylane or not, is asked last from then on. A failed call is made at the next address, unless
-    it may have been done and is not idempotent: then it raises. A call whose endpoint has
-    `one_address` asks one address.
+    An address that cannot be reached, does not answer, has no database or belongs to another
+    program is moved to the end of the list. A failed call is retried at the next address, unless it
+    may have been executed and is not idempotent. A call whose endpoint has `one_address` is never
+    retried.
     """
 
     def __init__(
@@ -48,9 +48,11 @@ class Metaservers:
         self._timeout_ms = timeout_ms
         self._control = ControlCaller(network)
 
-    def put_last(self, address: str) -> None:
-        """Ask the metaserver at `address` last from now on, because it has not answered."""
-        self._addresses.sort(key=lambda known: known == address)  # the others keep their order
+    def move_to_end(self, address: str) -> None:
+        """Move an address to the end of the list, because its metaserver did not answer."""
+        self._addresses.sort(
+            key=lambda candidate: candidate == address
+        )  # the others keep their order
 
     @property
     def address_count(self) -> int:
@@ -72,54 +74,55 @@ class Metaservers:
 
         Args:
             query: query parameters; those that are None are omitted.
-            wait_ms: milliseconds for which the metaserver itself may wait; None: `wait_ms` of the
-                body, if it has one.
-            timeout_ms: time for each metaserver, beyond `wait_ms`; None: the endpoint's timeout,
+            wait_ms: milliseconds for which the metaserver itself may wait; None: the body's
+                `wait_ms`, if it has one.
+            timeout_ms: timeout for each metaserver, beyond `wait_ms`; None: the endpoint's timeout,
                 else this client's.
             names: values for the names in braces in the path.
 
         Raises:
-            KeylaneError: the metaserver's refusal, or the reason why none has answered.
+            KeylaneError: the metaserver's refusal, or the reason why there is no answer.
         """
         # A copy: concurrent calls each try every address, while any of them reorders the list.
         addresses = self._addresses[:1] if endpoint.one_address else list(self._addresses)
-        raised: KeylaneError | None = None
+        error_to_raise: KeylaneError | None = None
         if wait_ms is None:
             wait_ms = int(getattr(body, "wait_ms", 0))
-        time_ms = (timeout_ms or endpoint.timeout_ms or self._timeout_ms) + wait_ms
-        path, texts = endpoint.path_of(**names), endpoint.query_of(query)
+        total_ms = (timeout_ms or endpoint.timeout_ms or self._timeout_ms) + wait_ms
+        path, query_texts = endpoint.path_of(**names), endpoint.query_of(query)
         now_s = asyncio.get_running_loop().time
         for address in addresses:
-            until_s = now_s() + time_ms / 1000
+            deadline_s = now_s() + total_ms / 1000
             try:
-                return await self._control.ask(
-                    endpoint, address, path, body, texts, wait_ms=wait_ms, timeout_ms=time_ms
+                return await self._control.call(
+                    endpoint, address, path, body, query_texts, wait_ms=wait_ms, timeout_ms=total_ms
                 )
             except (InvalidRequestError, UnauthenticatedError) as error:
-                left_ms = int((until_s - now_s()) * 1000)
-                other = await self._other_program(address, left_ms) if _of_another(error) else None
-                if other is None:
+                if not _may_be_other_program(error):
                     raise
-                self.put_last(address)
-                raised = raised or other
+                remaining_ms = int((deadline_s - now_s()) * 1000)
+                other_program = await self._other_program(address, remaining_ms)
+                if other_program is None:
+                    raise
+                self.move_to_end(address)
+                error_to_raise = error_to_raise or other_program
             except (NotSentError, OutcomeUnknownError, ForeignServerError, StorageError) as error:
-                self.put_last(address)
-                again = endpoint.repeatable or isinstance(error, NotSentError)
-                if not again:
+                self.move_to_end(address)
+                if not (endpoint.repeatable or isinstance(error, NotSentError)):
                     raise
-                # An error that may pass is raised rather than one that never will.
+                # An error that a retry may resolve takes precedence over one that it never does.
                 if (
-                    raised is None
-                    or raised.retry is RetryRule.NEVER
+                    error_to_raise is None
+                    or error_to_raise.retry is RetryRule.NEVER
                     or error.retry is not RetryRule.NEVER
                 ):
-                    raised = error
-        assert raised is not None, "there is at least one address"
-        raise raised
+                    error_to_raise = error
+        assert error_to_raise is not None, "there is at least one address"
+        raise error_to_raise
 
     async def _other_program(self, address: str, timeout_ms: int) -> InvalidRequestError | None:
-        """Return the error if another program of keylane is at `address`; None: a metaserver, or no
-        answer within `timeout_ms`.
+        """Return the error if another keylane program is at `address`; None if it is a metaserver,
+        or does not answer within `timeout_ms`.
         """
         call = endpoints.HEALTH
         try:
@@ -134,12 +137,12 @@ class Metaservers:
         return None
 
 
-def _of_another(error: InvalidRequestError | UnauthenticatedError) -> bool:
+def _may_be_other_program(error: InvalidRequestError | UnauthenticatedError) -> bool:
     """
-    Return whether another program of keylane may have answered.
+    Return whether another keylane program may have sent this error.
 
-    A broker with access control expects capabilities, and refuses a token before it looks up the
-    call.
+    A broker with access control expects a capability, and refuses a token before it finds that it
+    does not know the call.
     """
     if isinstance(error, UnauthenticatedError):
         return error.problem == NO_CAPABILITY
@@ -147,7 +150,7 @@ def _of_another(error: InvalidRequestError | UnauthenticatedError) -> bool:
 
 
 def of_program(program: str, address: str, health: Health) -> Health:
-    """Return `health` if it is that of a `program`. Raises InvalidRequestError."""
+    """Return `health` if it was reported by a `program`. Raises InvalidRequestError."""
     if health.program != program:
         raise InvalidRequestError(
             f"{address} is the address of a {health.program}, not of a {program}",

@@ -1,4 +1,4 @@
-"""The network that clients need; aiohttp implements it, and so does the simulation."""
+"""The network interface of clients, implemented on aiohttp and by the simulation."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from ..protocol.frames import READING, Answer, Batches, Request
 
 T = TypeVar("T")
 Calling = asyncio.Future[tuple[Answer, memoryview]]
-"""Future of a call in progress: its answer and the answer's payload."""
+"""The future of a call: its answer, and the answer's payload."""
 OnAnswer = Callable[[Calling], object]
 OnPart = Callable[[Answer, memoryview], object]
 """See `Channel.begin`."""
 
 
 def is_answered(call: Calling) -> bool:
-    """Return True if the call has ended with an answer that is not an error."""
+    """Return True if the call was answered without an error."""
     return call.done() and not call.cancelled() and call.exception() is None
 
 
 def no_answer(method: str, path: str, text: str) -> OutcomeUnknownError:
-    """Return the error of a control call that was sent and not answered."""
+    """Return the error for a control call that was sent and not answered."""
     if only_reads(method, path):
         return OutcomeUnknownError.of_read(text)
     return OutcomeUnknownError(text)
 
 
 class Call:
-    """A call in progress at the client: its caller waits for `future`, and its channel ends it."""
+    """A pending call of a client: its caller waits for `future`, which its channel completes."""
 
     __slots__ = ("future", "kind", "on_answer", "on_part", "timeout_ms", "waits")
 
@@ -49,11 +49,10 @@ class Call:
         self.kind = kind
         self.timeout_ms = timeout_ms
         self.waits = False
-        """True for a call that a server answers when it has messages; until then it owes no answer.
-        """
+        """True for a long poll, which the server answers only when it has messages."""
 
     def takes_part(self, answer: Answer, payload: memoryview) -> bool:
-        """Pass on one of several answers; False if it is the last one."""
+        """Deliver an answer that is followed by others; return False if it is the last one."""
         if self.on_part is None or not (type(answer) is Batches and answer.more):
             return False
         if not self.future.done():
@@ -61,14 +60,14 @@ class Call:
         return True
 
     def answered(self, result: tuple[Answer, memoryview]) -> None:
-        """Pass on the answer."""
+        """Complete the call with its answer."""
         if not self.future.done():
             self.future.set_result(result)
             if self.on_answer is not None:
                 self.on_answer(self.future)
 
     def unanswered(self, text: str) -> None:
-        """Fail the call, because its request was sent and not answered."""
+        """Fail the call, whose request was sent but not answered: its outcome is unknown."""
         if self.kind in READING:
             self.failed(OutcomeUnknownError.of_read(text))
         else:
@@ -78,13 +77,13 @@ class Call:
         """Fail the call with this error."""
         if not self.future.done():
             self.future.set_exception(error)
-            self.future.exception()  # marks it as retrieved: its caller may have been cancelled
+            self.future.exception()  # marks it as retrieved, because nobody may await it
             if self.on_answer is not None:
                 self.on_answer(self.future)
 
 
 class Channel(Protocol):
-    """One connection to a broker's data plane; calls are pipelined, and answered in any order."""
+    """A connection to a broker's data plane; calls are pipelined, and answered in any order."""
 
     async def call(
         self, request: Request, payload: bytes = b"", *, timeout_ms: int
@@ -92,7 +91,7 @@ class Channel(Protocol):
         """
         Send a request, and wait for its answer.
 
-        Calls that are made one after another without an await between them arrive in that order.
+        Calls made without an await between them arrive at the broker in order.
 
         Raises:
             RefusedError, or a subclass: the broker's answer.
@@ -111,24 +110,23 @@ class Channel(Protocol):
         on_part: OnPart | None = None,
     ) -> Calling:
         """
-        Send a request before this returns, and return a future of the answer, or of an error of
-        `call`.
+        Send a request at once, and return the future of its answer, or of an error as in `call`.
 
-        It costs no task. Cancelling the future discards the answer.
+        It needs no task. Cancelling the future discards the answer.
 
         Args:
-            on_answer: called with the future when the answer or the error arrives: before this
-                returns if the request was not sent, else in the turn of the event loop in which the
-                bytes arrived, while callbacks of the future itself run a turn later. It is not
-                called for a cancelled future, and must not raise.
-            on_part: called in the same way with each answer that is followed by another one, which
-                the request must have asked for; `timeout_ms` holds for all of them together.
+            on_answer: called with the future when the answer or the error arrives: before `begin`
+                returns if the request was not sent, else in the same iteration of the event loop;
+                callbacks of the future itself run one iteration later. It is not called for a
+                cancelled future, and must not raise.
+            on_part: called in the same way with each answer that is followed by another, if the
+                request asks for several; `timeout_ms` applies to all of them together.
         """
         ...
 
     @property
     def closed(self) -> bool:
-        """True once it can no longer carry calls."""
+        """True once it can carry no more calls."""
         ...
 
     async def close(self) -> None:
@@ -143,11 +141,11 @@ class Gathering(Protocol):
     """
 
     def gather(self) -> None:
-        """Keep requests from now on until `flush`."""
+        """Hold requests back until `flush`."""
         ...
 
     def flush(self) -> None:
-        """Write the kept requests."""
+        """Write the requests that were held back."""
         ...
 
 
@@ -171,16 +169,15 @@ class Network(Protocol):
         anew: bool = False,
     ) -> T:
         """
-        Make a JSON call: encode `body`, and decode the answer as `answer`.
+        Make a JSON call: encode `body`, and decode the response as `answer`.
 
         Args:
-            anew: use a connection that is made for this call, because a kept one may have been lost
-                silently.
+            anew: use a new connection, because a pooled one may have been lost silently.
 
         Raises:
             RefusedError, or a subclass: the server's answer.
-            NotSentError, OutcomeUnknownError: no answer.
-            ForeignServerError: the answer is not a keylane server's.
+            NotSentError, OutcomeUnknownError: there is no answer.
+            ForeignServerError: the answer does not come from a keylane server.
         """
         ...
 
@@ -194,5 +191,5 @@ class KnowsMetaservers(Protocol):
     """A network that shows its token to metaservers, and to no other server."""
 
     def know_metaservers(self, addresses: Sequence[str]) -> None:
-        """Note the addresses of metaservers."""
+        """Remember the addresses of metaservers."""
         ...

@@ -1,17 +1,17 @@
-"""Decides which callers a server answers: programs, and web pages of its own address, but no page
-of another site. Pure.
+"""Decides which callers a server answers: programs, and web pages of its own origin, but no pages
+of other sites. Pure.
 
-    Origin            sent with every WebSocket and POST of a page
+    Origin            sent by browsers with every WebSocket and POST
                       must be the server's own address
-    Sec-Fetch-Site    sent with every request, even a plain GET
-                      must be same-origin, or none (typed by a user)
-    Host              the name that the caller looked up
-                      must be a loopback name, or the one listened on
+    Sec-Fetch-Site    sent by browsers with every request, even a plain GET
+                      must be same-origin, or none (typed by the user)
+    Host              the name that the caller resolved
+                      must be a loopback name, or one of the server's own
 
-A browser lets no page set these headers. Other programs, including our own clients, send only the
-last one. `Host` protects from DNS rebinding: a page of `http://evil.example:7000` has the same
-origin as a server to which this name leads. The port in `Host` may be any, because requests
-through a forwarded port are still for this machine.
+No page can set these headers. Other programs, including keylane's clients, send only `Host`. It
+protects against DNS rebinding: if `evil.example` resolves to this server, a page of
+`http://evil.example:7000` has the same origin as the server. The port in `Host` is not checked,
+because a port may be forwarded.
 """
 
 from __future__ import annotations
@@ -40,23 +40,22 @@ def check_host(
 
     Args:
         hosts: values of the header, of which there must be exactly one.
-        names: addresses at which the server listens, and names by which it is reached, in lower
-            case.
-        patterns: setting `metrics_hosts` if it applies to the call, else None.
+        names: names and addresses of the server, in lower case.
+        patterns: the setting `metrics_hosts` if it applies to this request, else None.
 
     Raises:
-        InvalidRequestError: it is not a loopback name or address, it is not in `names`, and it
+        InvalidRequestError: the host is not a loopback name or address, is not in `names`, and
             matches none of `patterns`.
     """
     match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
     name = match[1].strip("[]").lower() if match is not None else ""
     if name and (name in names or is_loopback(name)):
         return
-    if name and any(_means(pattern, name) for pattern in patterns or ()):
+    if name and any(_matches(pattern, name) for pattern in patterns or ()):
         return
-    shown = ", ".join(hosts)[:SHOWN_CHARS_MAX]
+    excerpt = ", ".join(hosts)[:SHOWN_CHARS_MAX]
     error = InvalidRequestError(
-        Reason.FOREIGN_HOST, f"{shown!r} is not a name of this server", host=shown
+        Reason.FOREIGN_HOST, f"{excerpt!r} is not a name of this server", host=excerpt
     )
     if patterns is not None:
         error.hint += (
@@ -67,7 +66,7 @@ def check_host(
 
 
 def is_host_pattern(text: str) -> bool:
-    """Return True for a legal item of `metrics_hosts`: a name, an address, a network, or `*`."""
+    """Return True for a valid item of `metrics_hosts`: a name, an address, a network, or `*`."""
     if text == ANY_HOST or is_host(text):
         return True
     try:
@@ -77,13 +76,13 @@ def is_host_pattern(text: str) -> bool:
     return True
 
 
-def _means(pattern: str, name: str) -> bool:
-    """Return True if the pattern matches the name or address, which is in lower case."""
+def _matches(pattern: str, name: str) -> bool:
+    """Return True if the pattern matches a name or address, which must be in lower case."""
     if pattern == ANY_HOST or pattern.lower() == name:
         return True
     try:
         return ip_address(name) in ip_network(pattern)
-    except ValueError:  # one of them is a name
+    except ValueError:  # one of the two is a name
         return False
 
 
@@ -96,11 +95,11 @@ def check_fetch_site(sites: Iterable[str]) -> None:
     """
     for site in sites:
         if site not in _OWN_SITES:
-            shown = site[:SHOWN_CHARS_MAX]
+            excerpt = site[:SHOWN_CHARS_MAX]
             raise InvalidRequestError(
                 Reason.ORIGIN,
-                f"a web page of another origin ({shown!r}) may not call this server",
-                origin=shown,
+                f"a web page of another origin ({excerpt!r}) may not call this server",
+                origin=excerpt,
             )
 
 
@@ -111,18 +110,18 @@ def check_origins(
     Check the `Origin` headers of a request; most requests have none.
 
     Args:
-        names: same meaning as for `check_host`; any loopback name stands for all of them.
+        names: names and addresses of the server; loopback names are always accepted.
         port: port on which the server listens.
         scheme: scheme of the server, "https" with TLS.
 
     Raises:
-        InvalidRequestError: an origin is not the server's own.
+        InvalidRequestError: an origin is not the server's own address.
     """
     for origin in origins:
         if not _is_own(origin, names, port, scheme):
-            shown = origin[:SHOWN_CHARS_MAX]
+            excerpt = origin[:SHOWN_CHARS_MAX]
             raise InvalidRequestError(
-                Reason.ORIGIN, f"a web page of {shown!r} may not call this server", origin=shown
+                Reason.ORIGIN, f"a web page of {excerpt!r} may not call this server", origin=excerpt
             )
 
 

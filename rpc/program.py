@@ -1,5 +1,5 @@
-"""Runs a server program: event loop, signals, the line that announces that it is ready, errors in
-plain text.
+"""Runs a server program: its event loop, signals, the line that announces readiness, and error
+messages without tracebacks.
 """
 
 from __future__ import annotations
@@ -26,22 +26,27 @@ from .operating.log_lines import log_to
 log = logging.getLogger("keylane.rpc")
 
 _CLOSED = re.compile(r"unable to perform operation on <.*closed=True.*>; the handler is closed")
-_NO_WAY = {errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET}
-"""Error numbers of connections whose network or other host has gone; Python has no class for them.
-"""
+_UNREACHABLE = {
+    errno.EHOSTUNREACH,
+    errno.EHOSTDOWN,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+    errno.ENETRESET,
+}
+"""Error numbers for an unreachable network or host, which have no exception class in Python."""
 OPEN_FILES = 65_536
 FILES_NEEDED = 128
-"""Least limit of open files. An idle server has about 20 open; half of the others are for
-connections, the rest for its data.
+"""The lowest usable limit of open files. An idle server has about 20 open; half of the rest is for
+connections, half for its data.
 """
-OTHERS_UMASK = 0o077
-"""Umask with which only a server's own user can read its files, even those that RocksDB and SQLite
+PRIVATE_UMASK = 0o077
+"""A umask that lets only the server's own user read its files, even those that RocksDB and SQLite
 write.
 """
 
 
 class Stop(enum.StrEnum):
-    """The progress of a program after a signal to stop."""
+    """A program's progress after a signal to stop."""
 
     STOPPING = "stopping"
     STOPPED = "stopped"
@@ -61,11 +66,11 @@ def run_program(
 
     Args:
         log_format, log_fields: see `log_lines.log_to`.
-        on_stop: called at the first of these signals, and when `main` has returned after one.
-        on_reload: called at SIGHUP; None: SIGHUP ends the program, which is its default.
+        on_stop: called at the first of these signals, and again when `main` has returned.
+        on_reload: called at SIGHUP; None: SIGHUP ends the program.
 
     Returns:
-        The exit status: 0, or 1 after a KeylaneError, whose text goes to standard error.
+        The exit status: 0, or 1 after a KeylaneError, whose text is written to standard error.
     """
     try:
         import uvloop
@@ -73,7 +78,7 @@ def run_program(
         print(f"keylane: {MissingExtraError.of(error, 'a server', 'server')}", file=sys.stderr)
         return 1
     allow_open_files()
-    os.umask(OTHERS_UMASK)
+    os.umask(PRIVATE_UMASK)
     log_to(sys.stderr, level=log_level, log_format=log_format, fields=log_fields or {})
 
     async def run() -> bool:
@@ -81,20 +86,20 @@ def run_program(
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(handle_loop_error)
 
-        def stopping() -> None:
+        def request_stop() -> None:
             if not stop.is_set():
                 stop.set()
                 on_stop(Stop.STOPPING)
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopping)
+            loop.add_signal_handler(number, request_stop)
         if on_reload is not None:
             loop.add_signal_handler(signal.SIGHUP, on_reload)
         await main(stop)
         return stop.is_set()
 
     try:
-        _check_open_files()  # the event loop opens some, and would fail with a traceback
+        _check_open_files()  # otherwise the event loop fails with a traceback
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             stopped = runner.run(run())
         if stopped:
@@ -106,41 +111,40 @@ def run_program(
 
 
 def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Handle an error like the event loop's own handler, but log only a DEBUG line for a connection
-    whose other end has gone.
+    """Handle an error like the event loop's default handler, but log only a DEBUG line if the peer
+    of a connection has disconnected.
     """
-    if is_of_a_gone_peer(context):
+    if is_peer_disconnect(context):
         log.debug("a connection has ended: %s: %s", context.get("message"), context["exception"])
     else:
         loop.default_exception_handler(context)
 
 
-def is_of_a_gone_peer(context: Mapping[str, Any]) -> bool:
-    """Return True if an event loop reports a connection that its other end has left, which is no
-    mistake of this program.
+def is_peer_disconnect(context: Mapping[str, Any]) -> bool:
+    """Return True if an event loop reports that a connection's peer has disconnected, which is not
+    an error of this program.
     """
     error = context.get("exception")
     if "transport" not in context and "protocol" not in context:
         return False
     if isinstance(error, ConnectionError | TimeoutError | ssl.SSLError):
         return True
-    if isinstance(error, OSError) and error.errno in _NO_WAY:
+    if isinstance(error, OSError) and error.errno in _UNREACHABLE:
         return True
-    # uvloop raises this where TLS writes its last bytes to a connection that was aborted.
+    # uvloop raises this when TLS writes its last bytes to an aborted connection.
     return isinstance(error, RuntimeError) and _CLOSED.fullmatch(str(error)) is not None
 
 
 def allow_open_files() -> None:
     """
-    Raise the limit of open files and connections to `OPEN_FILES`, or as far as the machine allows.
+    Raise the limit of open files and connections to `OPEN_FILES`, or as far as the system allows.
 
-    The usual limit of 1,024 is a default, and lower than the number of consumers that a server may
-    have.
+    The usual default of 1,024 is lower than the number of consumers that a server may have.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # the machine allows less
+        with contextlib.suppress(ValueError, OSError):  # the system allows less
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
@@ -153,20 +157,20 @@ def _check_open_files() -> None:
 
 def say_ready(program: str, address: str) -> None:
     """
-    Announce that this program listens at `address`, as one JSON line on standard output.
+    Announce as one JSON line on standard output that this program listens at `address`.
 
-    A broker listens before a metaserver has registered it; `/health/ready` says whether clients
-    should be sent to it.
+    A broker listens before a metaserver has registered it; `/health/ready` reports whether clients
+    can use it.
     """
     print(json.dumps({"ready": True, "program": program, "address": address}), flush=True)
 
 
 def say_stop(program: str, stop: Stop) -> None:
-    """Announce that this program stops, or has stopped, as one JSON line on standard output."""
+    """Announce as one JSON line on standard output that this program stops, or has stopped."""
     say(json.dumps({stop: True, "program": program}))
 
 
 def say(line: str) -> None:
-    """Write a line to standard output; do nothing if its reader has gone."""
-    with contextlib.suppress(OSError, ValueError):  # print would buffer, and try again at the end
+    """Write a line to standard output; do nothing if nobody reads it any more."""
+    with contextlib.suppress(OSError, ValueError):  # print would buffer, and fail again at exit
         os.write(sys.stdout.fileno(), f"{line}\n".encode())

@@ -1,4 +1,4 @@
-"""Starts tasks, waits for the first of several, and ends the others."""
+"""Starts tasks, races them, shares their results, and shields them from cancellation."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ T = TypeVar("T")
 
 def start_task(work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
     """
-    Run `work` in a task whose first step happens in a later turn of the running event loop.
+    Run `work` in a task whose first step happens in a later iteration of the running event loop.
 
-    The loop's task factory, which belongs to the program, is bypassed: `asyncio.eager_task_factory`
-    would take the first step inside this call, before the caller has kept the task, and has set
-    what the task reads.
+    The loop's task factory is bypassed, because it belongs to the user:
+    `asyncio.eager_task_factory` would take the first step inside this call, before the caller has
+    stored the task and set what the task reads.
     """
     return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name)
 
 
 def start_ending(work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
     """
-    Run `work`, which closes a client, in a task that begins even if it is cancelled before its
-    first step.
+    Run `work`, which closes a client, in a task that runs even if it is cancelled before its first
+    step.
 
-    A plain task that is cancelled that early never runs, and the end of the event loop cancels even
-    tasks that were started a moment before.
+    A plain task that is cancelled so early never runs, and the shutdown of the event loop cancels
+    tasks that were started just before.
     """
-    return start_task(_Ending(work), name=name)
+    return start_task(_AlwaysStarted(work), name=name)
 
 
 def shield(work: asyncio.Future[T] | Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     """
-    Return a future for one waiter, whose cancellation does not cancel `work`.
+    Like `asyncio.shield`: return a future whose cancellation does not cancel `work`.
 
-    An error of `work` is dropped once the waiter has gone. From Python 3.14 on, `asyncio.shield`
-    reports such an error to the event loop, and a server would log one for each caller that left.
+    If the future was cancelled, an error of `work` is dropped. From Python 3.14 on,
+    `asyncio.shield` reports it to the event loop, and a server would log an error for each caller
+    that has left.
     """
     inner = start_task(work) if asyncio.iscoroutine(work) else work
     assert isinstance(inner, asyncio.Future)
@@ -50,7 +51,7 @@ def shield(work: asyncio.Future[T] | Coroutine[Any, Any, T]) -> asyncio.Future[T
         return inner
     outer: asyncio.Future[T] = inner.get_loop().create_future()
 
-    def ended(inner: asyncio.Future[T]) -> None:
+    def pass_result(inner: asyncio.Future[T]) -> None:
         if inner.cancelled():
             outer.cancel()
             return
@@ -62,41 +63,41 @@ def shield(work: asyncio.Future[T] | Coroutine[Any, Any, T]) -> asyncio.Future[T
         else:
             outer.set_exception(error)
 
-    inner.add_done_callback(ended)
+    inner.add_done_callback(pass_result)
     return outer
 
 
-class _Ending(Coroutine[Any, Any, T], Generic[T]):
+class _AlwaysStarted(Coroutine[Any, Any, T], Generic[T]):
     """A coroutine that ignores exceptions thrown into it before its first step."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._work = work
-        self._begun = False
+        self._is_started = False
 
     def send(self, value: Any) -> Any:
-        self._begun = True
+        self._is_started = True
         return self._work.send(value)
 
     def throw(self, *error: Any) -> Any:
-        return self._work.throw(*error) if self._begun else self.send(None)
+        return self._work.throw(*error) if self._is_started else self.send(None)
 
     def close(self) -> None:
         self._work.close()
 
     @property
     def cr_frame(self) -> FrameType | None:
-        """Frame of the coroutine, for code that shows or ends tasks."""
+        """The coroutine's frame, for code that inspects tasks."""
         frame: FrameType | None = self._work.cr_frame  # type: ignore[attr-defined]
         return frame
 
     @property
     def cr_await(self) -> Any:
-        """Awaitable for which the coroutine waits."""
+        """The awaitable for which the coroutine waits."""
         return self._work.cr_await  # type: ignore[attr-defined]
 
     def __del__(self) -> None:
-        if not self._begun:
-            self._work.close()  # the event loop drops its task, and reports that
+        if not self._is_started:
+            self._work.close()  # the event loop already reports the dropped task
 
     def __await__(self) -> Generator[Any, Any, T]:
         return self._work.__await__()
@@ -104,8 +105,8 @@ class _Ending(Coroutine[Any, Any, T], Generic[T]):
 
 class Race:
     """
-    Tasks that race: the block waits for the first to end; leaving it cancels all others, and waits
-    for their ends.
+    Runs tasks until the first of them is done; leaving the block cancels the others, and waits
+    until they have ended.
 
         async with Race() as race:
             answer = race.start(call())
@@ -113,7 +114,7 @@ class Race:
             await race.first()
             return answer.result() if answer.done() else None
 
-    The tasks end with the block even if it raises or its task is cancelled. Errors of tasks that
+    The tasks are cancelled even if the block raises or is cancelled itself. Errors of tasks that
     are not awaited in the block are dropped.
     """
 
@@ -121,15 +122,13 @@ class Race:
         self._tasks: list[asyncio.Task[Any]] = []
 
     def start(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
-        """Run `work` in a task of the race."""
+        """Run `work` in a task of this race."""
         task = start_task(work, name=name)
         self._tasks.append(task)
         return task
 
     async def first(self, within_ms: int | None = None) -> bool:
-        """Wait until some task has ended; False if none has ended after `within_ms`
-        milliseconds.
-        """
+        """Wait until any task is done; return False if none is after `within_ms` milliseconds."""
         timeout_s = None if within_ms is None else within_ms / 1000
         done, _ = await asyncio.wait(
             self._tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
@@ -152,73 +151,73 @@ class Race:
 
 async def error_of(work: Awaitable[object]) -> BaseException | None:
     """
-    Return the error with which `work` ends, None if it ends without one. Raises CancelledError if
-    this call is cancelled.
+    Return the error that `work` raises, or None if it succeeds. Raises CancelledError if this call
+    is cancelled.
 
-    A task that raises SystemExit or KeyboardInterrupt ends the event loop at once; a task of this
-    function does not.
+    A task that raises SystemExit or KeyboardInterrupt stops the event loop at once; a task that
+    runs this function does not.
     """
     try:
         await work
     except asyncio.CancelledError:
         raise
-    except BaseException as error:  # noqa: BLE001 - raised where the task is awaited
+    except BaseException as error:  # noqa: BLE001 - the caller raises it
         return error
     return None
 
 
 async def shared(task: asyncio.Task[T], closed: str) -> T:
     """
-    Return the result of a task for which several callers wait; a cancelled caller leaves it to the
-    others.
+    Wait for a task that several callers share, and return its result; cancelling one caller does
+    not cancel the task.
 
     Args:
-        closed: text of the error if the owner of the task has cancelled it.
+        closed: text of the ClosedError.
 
     Raises:
-        ClosedError: the task was cancelled. A caller that is not cancelled itself never gets a
-            CancelledError.
+        ClosedError: the task itself was cancelled, by its owner. CancelledError is raised only if
+            the caller is cancelled.
     """
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
-        task.add_done_callback(_note_error)
+        task.add_done_callback(_retrieve_error)
         raise
     if task.cancelled():
         raise ClosedError(closed)
     return task.result()
 
 
-def _note_error(task: asyncio.Task[Any]) -> None:
-    """Keep asyncio from logging an error for which no caller waits any more."""
+def _retrieve_error(task: asyncio.Task[Any]) -> None:
+    """Mark a task's error as retrieved, so that asyncio does not log it when no caller waits."""
     if not task.cancelled():
         task.exception()
 
 
 def outlives_cancel(
-    listing: Callable[P, AsyncGenerator[T, None]],
+    generator: Callable[P, AsyncGenerator[T, None]],
 ) -> Callable[P, AsyncIterator[T]]:
     """
     Make an async generator function return an iterator that survives a cancelled `anext`.
 
-    A cancellation that reached the generator would end it, and a later loop would seem to have seen
-    all values.
+    A cancellation that reaches a generator ends it, and a later loop over it would end without an
+    error although values are missing.
     """
 
-    @functools.wraps(listing)
-    def listed(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-        return Steps(listing(*args, **kwargs))
+    @functools.wraps(generator)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        return CancelSafeIterator(generator(*args, **kwargs))
 
-    return listed
+    return wrapper
 
 
-class Steps(AsyncIterator[T]):
+class CancelSafeIterator(AsyncIterator[T]):
     """
-    The values of an async generator. Each is made in a task; if an `anext` was cancelled, the next
-    one waits for the same task.
+    Iterates over an async generator. Each value is computed in a task; if an `anext` is cancelled,
+    the next one waits for the same task.
 
     Args:
-        values: the generator, which nothing else iterates.
+        values: the generator; nothing else may iterate over it.
     """
 
     def __init__(self, values: AsyncGenerator[T, None]) -> None:
@@ -228,14 +227,14 @@ class Steps(AsyncIterator[T]):
     async def __anext__(self) -> T:
         if self._step is None:
             self._step = start_task(_next_of(self._values), name="next value")
-            self._step.add_done_callback(_note_seen)
+            self._step.add_done_callback(_retrieve_error)
         step = self._step
         try:
             value = await shield(step)
         except asyncio.CancelledError:
             if step.cancelled():
                 self._step = None
-            raise  # the value that the step has made remains the next one
+            raise  # if the step completes, the next `anext` returns its value
         except BaseException:
             self._step = None
             raise
@@ -243,7 +242,7 @@ class Steps(AsyncIterator[T]):
         return value
 
     async def aclose(self) -> None:
-        """End the iteration, like that of a generator."""
+        """Close the generator, like `AsyncGenerator.aclose`."""
         if self._step is not None:
             self._step.cancel()
             with suppress(Exception, asyncio.CancelledError):
@@ -253,9 +252,3 @@ class Steps(AsyncIterator[T]):
 
 async def _next_of(values: AsyncGenerator[T, None]) -> T:
     return await anext(values)
-
-
-def _note_seen(step: asyncio.Task[Any]) -> None:
-    """Mark the error of an abandoned iteration as retrieved."""
-    if not step.cancelled():
-        step.exception()

@@ -1,4 +1,4 @@
-"""Reasons of socket errors in plain words, and causes of one line, without what libraries add."""
+"""Describes socket errors in plain words, and shortens their tracebacks to one line."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _WORDS = {
 
 
 def reason(error: BaseException) -> str:
-    """Return the reason in a few words: the error's own text if its number is unknown, its class if
-    it has no text.
+    """Return the reason of an error in a few words: the error's own text if its number is not in
+    `_WORDS`, or its class if it has no text.
     """
     cause: object = getattr(error, "os_error", error)
     if isinstance(cause, OSError):
@@ -41,10 +41,10 @@ def reason(error: BaseException) -> str:
 
 def cause(error: Exception) -> Exception:
     """
-    Return the error of the system, or `error` itself, as the `from` of another error; a traceback
-    shows it in one line.
+    Return the operating system's error, or `error` itself, to raise another error from it; its own
+    traceback is removed.
 
-    The calls inside the library that passed it on help no user, and hide the line that does.
+    The traceback's frames inside aiohttp do not help users, and hide the line that does.
     """
     system_error: object = getattr(error, "os_error", error)
     system_error = system_error if isinstance(system_error, OSError) else error

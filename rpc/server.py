@@ -4,9 +4,9 @@
                 ─▶ JSON, or an ErrorBody with its status
     data plane  ─▶ `plane.data_plane`
 
-Addresses of other machines are served only with TLS (`tls`). A user's browser can also reach a
-server, so requests that it makes for a page of another site are refused (`origin`). Callers have
-limits of time and number (`intake`).
+Other machines are served only with TLS (`tls`). A user's browser can also reach a server, so its
+requests for pages of other sites are refused (`origin`). The time that callers take and the number
+of their connections are limited (`intake`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import ClientConnectionResetError, web
 
+from ..protocol.access.tokens import check_no_token
 from ..protocol.control import ErrorBody
 from ..protocol.endpoints import DATA_PATH, LIVE, METRICS, OPENAPI, READY
 from ..protocol.errors import (
@@ -59,18 +60,18 @@ from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONNECTIONS_MAX, CONTROL_BYTES_MAX
 from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_client
 from ..protocol.text import plain_number, refused_value
-from .access.guard import CALLER, Guard, Passed
+from .access.guard import CALLER, Guard, GuardedReply
 from .access.peers import peer_of
 from .access.throttling import THROTTLED_HEADER
 from .access.token_file import TokenFile
-from .answer_room import AnswerRoom, begin_answer
+from .answer_room import AnswerBudget, begin_answer
 from .intake import (
     ENCODINGS,
     HttpLimits,
     LimitedSite,
+    cancelled_on_disconnect,
     decoded_body,
-    ended_with_connection,
-    keep_connection,
+    take_connection_slot,
     within_files,
 )
 from .listening import cannot_listen, check_loopback, check_port
@@ -82,9 +83,7 @@ from .tls.settings import ServingSettings
 log = logging.getLogger("keylane.rpc")
 
 HTTP_BYTES_MAX = 64 << 20
-"""Most bytes of plain HTTP answers with messages that wait for their clients, separate from the
-room of the data plane.
-"""
+"""The memory budget for plain HTTP answers with messages, apart from the data plane's."""
 
 Params = Mapping[str, str]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -124,7 +123,7 @@ _STATUS: dict[type[KeylaneError] | Reason, int] = {
     NotSentError: 503,
     OutcomeUnknownError: 504,
 }
-"""Where the status is not that of the kind of error, see `status_of`."""
+"""HTTP statuses by reason or class of error; `status_of` has the rules for all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,19 +131,19 @@ class ControlRoute:
     """
     A control call and its handler.
 
-    `handler` takes the decoded body, None if the endpoint has none, and the parameters of path and
-    query, and of the endpoint's headers. It returns the body of the answer, or a Reply.
+    `handler` gets the decoded body (None if the endpoint has none) and the parameters from path,
+    query and the endpoint's headers. It returns the body of the answer, or a Reply.
     """
 
     endpoint: Endpoint[Any]
     handler: Callable[[Any, Params], Awaitable[object]]
     to_database: bool = False
-    """True if its texts reach a database, so that U+0000 is refused in all of them; in names it is
-    refused everywhere.
+    """True if the request's texts reach a database, so that U+0000 is refused in all of them, and
+    not only in names.
     """
 
     def check(self, body: bytes, params: Params) -> None:
-        """Check the texts of a call. Raises InvalidRequestError."""
+        """Check the texts of a request. Raises InvalidRequestError."""
         call = f"{self.endpoint.method} {self.endpoint.path}"
         if self.to_database:
             check_no_nul(call, body, params)
@@ -165,17 +164,18 @@ def status_of(error: KeylaneError) -> int:
     if status is not None:
         return status
     if isinstance(error, StorageError):
-        # A disk or database that is away, locked or full is there again later; a damaged one is
+        # A disk or database that is unavailable, locked or full may recover; a damaged one does
         # not.
-        away = error.retry is RetryRule.LATER or isinstance(error, DataFolderError)
-        return 503 if away else 500
+        is_temporary = error.retry is RetryRule.LATER or isinstance(error, DataFolderError)
+        return 503 if is_temporary else 500
     if not isinstance(error, RefusedError):
         return 500
     return 503 if error.retry is RetryRule.LATER else 400
 
 
 Refuse = Callable[..., web.Response]
-"""Function that makes the response for an error, with the given HTTP status or that of the error.
+"""Function that returns the response for an error, with the given HTTP status or the error's
+own.
 """
 
 
@@ -197,12 +197,13 @@ async def _add_version(_request: web.Request, response: web.StreamResponse) -> N
 
 async def _read_body(request: web.Request, body_s: float) -> bytes:
     """
-    Return the decoded body; reading stops after `CONTROL_BYTES_MAX` decoded bytes.
+    Return the decompressed body, of at most `CONTROL_BYTES_MAX` bytes.
 
     Raises:
-        InvalidRequestError: the body did not arrive completely within `body_s` seconds.
-        InvalidRequestError: the body does not match the headers.
-        HTTPRequestEntityTooLarge, HTTPUnsupportedMediaType
+        InvalidRequestError: the body did not arrive within `body_s` seconds, or does not match the
+            headers.
+        MessageTooLargeError, HTTPRequestEntityTooLarge: it is too large.
+        HTTPUnsupportedMediaType: its encoding is unknown.
     """
     encoding = ", ".join(request.headers.getall("Content-Encoding", ("identity",))).lower()
     if encoding not in ENCODINGS:
@@ -216,7 +217,7 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
             f"{request.method} {request.path[:200]!r}: the body did not arrive in {body_s:g} s",
             limit_ms=int(body_s * 1000),
         ) from None
-    except (web.RequestPayloadError, OSError) as error:  # of the socket: its client has gone
+    except (web.RequestPayloadError, OSError) as error:  # OSError: the client has left
         raise InvalidRequestError(
             f"{request.method} {request.path[:200]!r}: the body cannot be read: {error}"
         ) from None
@@ -232,25 +233,25 @@ def _control_handler(
         body: object = None
         data = b""
         if endpoint.rights is not Rights.OPEN:
-            # A guard asks for the body once it knows who calls.
+            # The guard reads the body after it has identified the caller.
             caller = CALLER.get()
-            keep_connection(request, "" if caller.is_server else caller.principal)
+            take_connection_slot(request, "" if caller.is_server else caller.principal)
         if endpoint.request is not None:
             data = await _read_body(request, body_s)
-            raw = endpoint.request is bytes
-            body = data if raw else msgspec.json.decode(data, type=endpoint.request)
+            is_raw = endpoint.request is bytes
+            body = data if is_raw else msgspec.json.decode(data, type=endpoint.request)
         params = _params(request, endpoint.headers)
         route.check(data, params)
         return body, params, len(data)
 
     async def handle(request: web.Request) -> web.Response:
-        passed: Passed | None = None
+        guarded: GuardedReply | None = None
         try:
             if guard is None:
                 body, params, _size = await read(request)
                 answer = await route.handler(body, params)
             else:
-                passed = await guard.pass_through(
+                guarded = await guard.handle_request(
                     endpoint,
                     request.headers.getall("Authorization", ()),
                     request.remote or "",
@@ -258,57 +259,57 @@ def _control_handler(
                     route.handler,
                     peer_of(request.get_extra_info("peercert")) if by_certificate else None,
                 )
-                answer = passed.answer
+                answer = guarded.answer
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             unreadable = InvalidRequestError(
                 f"{endpoint.method} {endpoint.path}: {refused_value(error, endpoint.request)}"
             )
             if guard is not None:
-                guard.note_refused(request.remote or "", _did(request), unreadable)
+                guard.record_refused(request.remote or "", _action(request), unreadable)
             return refuse(unreadable)
         except KeylaneError as error:
             return refuse(error)
         status = 200
         if isinstance(answer, Reply):
             answer, status = answer
-        text = endpoint.answer is str
-        data = str(answer).encode() if text else encode_json(answer)
-        headers = {"Content-Type": endpoint.answered_as if text else "application/json"}
-        if guard is not None and passed is not None:
-            guard.charge(passed.caller, len(data))
-            if passed.waited_ms:
-                headers[THROTTLED_HEADER] = str(passed.waited_ms)
+        is_text = endpoint.answer is str
+        data = str(answer).encode() if is_text else encode_json(answer)
+        headers = {"Content-Type": endpoint.answered_as if is_text else "application/json"}
+        if guard is not None and guarded is not None:
+            guard.charge(guarded.caller, len(data))
+            if guarded.waited_ms:
+                headers[THROTTLED_HEADER] = str(guarded.waited_ms)
         return web.Response(body=data, status=status, headers=headers)
 
-    return _ended_with_connection(handle) if endpoint.is_get else handle
+    return _cancelled_on_disconnect(handle) if endpoint.is_get else handle
 
 
-def _ended_with_connection(
+def _cancelled_on_disconnect(
     handle: Callable[[web.Request], Awaitable[web.Response]],
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def end_with_connection(request: web.Request) -> web.Response:
-        with ended_with_connection(request):
+    async def handle_while_connected(request: web.Request) -> web.Response:
+        with cancelled_on_disconnect(request):
             return await handle(request)
 
-    return end_with_connection
+    return handle_while_connected
 
 
-def _did(request: web.Request) -> str:
-    """Return what a request asks for, without the values in its path."""
+def _action(request: web.Request) -> str:
+    """Return a request's method and route, without the values in its path, for the audit log."""
     resource = request.match_info.route.resource
     return f"{request.method[:10]} {'another path' if resource is None else resource.canonical}"
 
 
 def _params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
-    """Return the parameters of query and path, and the headers of these names. Raises
+    """Return the parameters from query and path, and the headers with these names. Raises
     InvalidRequestError if one is given twice.
     """
     headers = [(name, value) for name in names for value in request.headers.getall(name, ())]
-    given = [*request.query.items(), *headers]
-    params = dict(given)
-    if len(params) < len(given):
-        twice = next(name for name, _ in given if [other for other, _ in given].count(name) > 1)
-        raise InvalidRequestError(f"{twice[:80]!r} is given more than once")
+    pairs = [*request.query.items(), *headers]
+    params = dict(pairs)
+    if len(params) < len(pairs):
+        duplicate = next(name for name, _ in pairs if [other for other, _ in pairs].count(name) > 1)
+        raise InvalidRequestError(f"{duplicate[:80]!r} is given more than once")
     for name in names:
         if name in request.query:
             raise InvalidRequestError(f"{name} is a header, not a parameter")
@@ -316,7 +317,7 @@ def _params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
 
 
 def document_route(served: Sequence[Endpoint[Any]], program: str) -> ControlRoute:
-    """Return the route of a program's OpenAPI document, which is made at the first request."""
+    """Return the route of a program's OpenAPI document, which is built at the first request."""
 
     @cache
     def document() -> object:
@@ -328,21 +329,23 @@ def document_route(served: Sequence[Endpoint[Any]], program: str) -> ControlRout
     return ControlRoute(OPENAPI, openapi)
 
 
-def _places(connections_max: int, guard: Guard | None) -> int:
-    """Return the number of connections; with access control it is limited by the open files,
-    because callers share the places.
+def _slots(connections_max: int, guard: Guard | None) -> int:
+    """Return the limit of connections; with access control it is lowered to what the limit of open
+    files allows, because principals share the slots.
     """
     return connections_max if guard is None else within_files(connections_max)
 
 
 PROBED = frozenset({METRICS.path, LIVE.path, READY.path})
-"""Paths of scrapers and probes, which may call the server by other names than clients."""
+"""Paths for scrapers and probes, which may reach the server by other host names than clients."""
 READ_METRICS = replace(METRICS, rights=Rights.ANY)
-"""The endpoint of metrics where they need a token: with the right that lists of everything need."""
+"""The metrics endpoint where a token is required: it needs a right on every subject."""
 
 
 class Server:
-    """A running server; `port` is the port on which it listens, even if 0 was requested."""
+    """An HTTP server of control calls, and of the data plane if it has one; `port` is the actual
+    port, even if 0 was requested.
+    """
 
     def __init__(
         self,
@@ -350,7 +353,7 @@ class Server:
         *,
         data_handler: DataHandler | None = None,
         data_begin: Begin = lambda _request, _payload, _call: False,
-        room: AnswerRoom | None = None,
+        answer_budget: AnswerBudget | None = None,
         stuck_s: float = STUCK_S,
         limits: HttpLimits | None = None,
         on_refusal: Callable[[KeylaneError], None] = lambda _error: None,
@@ -361,11 +364,14 @@ class Server:
     ) -> None:
         """
         Args:
-            data_connections_max: most connections of the data plane at a time; with a guard, at
-                most half of the files that the process may open.
-            data_begin: answers calls that need no task; see `DataService.begin`.
+            routes: the control calls and their handlers.
+            data_handler: answers a data-plane request; None: there is no data plane.
+            data_begin: answers a request without a task if possible; see `DataService.begin`.
+            on_refusal: called with each error that is sent.
+            data_connections_max: largest number of data-plane connections; with a guard, at most
+                half of the files that the process may open.
             serving: settings of the server; None: loopback only, without TLS.
-            tls: TLS of `serving`, if it has any.
+            tls: the TLS of `serving`, if it has any.
             guard: access control of the server; None: every caller may do everything.
         """
         self._serving = serving or ServingSettings()
@@ -376,9 +382,9 @@ class Server:
         self._plane: DataPlane | None = None
         self._on_refusal = on_refusal
         self._limits = limits or HttpLimits()
-        self._http_room = AnswerRoom(bytes_max=HTTP_BYTES_MAX)
+        self._http_budget = AnswerBudget(bytes_max=HTTP_BYTES_MAX)
         app = web.Application(
-            middlewares=[self._answers_in_time, self._typed_errors, self._own_callers],
+            middlewares=[self._limit_answer_time, self._typed_errors, self._check_headers],
             client_max_size=CONTROL_BYTES_MAX,
         )
         app.on_response_prepare.append(_add_version)
@@ -394,12 +400,12 @@ class Server:
         if data_handler is not None:
             self._plane = DataPlane(
                 data_handler,
-                room=room,
+                answer_budget=answer_budget,
                 stuck_s=stuck_s,
                 on_refusal=on_refusal,
                 guard=guard,
                 begin=data_begin,
-                connections_max=_places(data_connections_max, guard),
+                connections_max=_slots(data_connections_max, guard),
             )
             app.router.add_get(DATA_PATH, self._plane.serve)
             app.on_shutdown.append(self._plane.close)
@@ -415,23 +421,23 @@ class Server:
         self._on_refusal(error)
         return _error_response(error, status)
 
-    def _turn_away(
+    def _refuse_unrouted(
         self, request: web.Request, error: KeylaneError, status: int | None = None
     ) -> web.Response:
-        """Refuse a request that reaches no call, and note it in the audit log."""
+        """Refuse a request that reaches no handler, and audit it."""
         if self._guard is not None:
-            self._guard.note_refused(request.remote or "", _did(request), error)
+            self._guard.record_refused(request.remote or "", _action(request), error)
         return self._refuse(error, status)
 
     @property
     def address(self) -> str:
-        """Address by which others reach it, `host:port`."""
+        """The address at which others reach it, `host:port`."""
         host = self._serving.advertised_host or self.host
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     @property
     def _names(self) -> set[str]:
-        """Names by which callers may call this server."""
+        """Host names by which callers may reach this server."""
         names = {self.host, self._serving.advertised_host}
         if self._tls is not None:
             names |= self._tls.names
@@ -439,51 +445,55 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """Number of open connections of the data plane."""
+        """Number of open data-plane connections."""
         return self._plane.connections if self._plane is not None else 0
 
     @property
     def data_connections_max(self) -> int:
-        """Most connections of the data plane; 0 without one."""
+        """The largest number of data-plane connections; 0 if there is no data plane."""
         return self._plane.connections_max if self._plane is not None else 0
 
     @web.middleware
-    async def _answers_in_time(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Write the answer here, so that the client's time to take it can be limited."""
-        answering = begin_answer(self._http_room.share())
+    async def _limit_answer_time(
+        self, request: web.Request, handler: Handler
+    ) -> web.StreamResponse:
+        """Write the response here and not in aiohttp, to limit the time in which the client reads
+        it.
+        """
+        reservation = begin_answer(self._http_budget.for_connection())
         try:
             response = await handler(request)
             if not response.prepared:
                 assert isinstance(response, web.Response)
                 # always bytes here
-                answering.made(len(response.body or b""))  # type: ignore[arg-type]
+                reservation.settle(len(response.body or b""))  # type: ignore[arg-type]
                 try:
                     async with asyncio.timeout(self._limits.answer_s):
                         await response.prepare(request)
                         await response.write_eof()
                 except ConnectionResetError:
-                    pass  # the client has left, as when it ends a long poll
+                    pass  # the client has left, for example because it ends a long poll
                 except TimeoutError:
                     error = OverloadedError(
                         Reason.ANSWER_NOT_TAKEN,
-                        f"a client has not taken its answer in {self._limits.answer_s:g} s",
+                        f"a client has not read its answer within {self._limits.answer_s:g} s",
                     )
                     log.warning("a client is disconnected: %s", error.message)
-                    self._no_request(error, _did(request), request.remote or "")
+                    self._record_refused_caller(error, _action(request), request.remote or "")
                     if request.transport is not None:
                         request.transport.abort()
             return response
         finally:
-            answering.end()
+            reservation.release()
 
     @web.middleware
     async def _typed_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except KeylaneError as error:
-            return self._turn_away(request, error)
+            return self._refuse_unrouted(request, error)
         except web.HTTPRequestEntityTooLarge:
-            return self._turn_away(
+            return self._refuse_unrouted(
                 request,
                 MessageTooLargeError(
                     f"{request.method} {request.path[:200]}: the body is over "
@@ -494,30 +504,31 @@ class Server:
         except web.HTTPException as error:
             text = f"{request.method} {request.path[:200]!r}: {error.status} {error.reason}"
             if error.status == 404:
-                text += "; this server is another program than was meant, or of another version"
+                text += "; this server may be another program, or another version"
             if error.status in (404, 405):
                 unknown = InvalidRequestError(text, unknown_call=1)
-                return self._turn_away(request, unknown, error.status)
-            return self._turn_away(request, InvalidRequestError(text), error.status)
-        except (
-            ClientConnectionResetError
-        ):  # the client has left before its answer, or in the handshake
+                return self._refuse_unrouted(request, unknown, error.status)
+            return self._refuse_unrouted(request, InvalidRequestError(text), error.status)
+        except ClientConnectionResetError:  # the client has left: nobody reads this response
             return _error_response(InternalError())
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
             return self._refuse(InternalError())
 
     @web.middleware
-    async def _own_callers(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _check_headers(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse requests for another host, from web pages of other sites, from unsupported
+        versions, and with a token in the URL.
+        """
         names = self._names
-        probed = request.path in PROBED
-        patterns = self._serving.metrics_hosts if probed else None
+        is_probe = request.path in PROBED
+        patterns = self._serving.metrics_hosts if is_probe else None
         check_host(request.headers.getall("Host", ()), names, patterns)
         check_fetch_site(request.headers.getall("Sec-Fetch-Site", ()))
         origins = request.headers.getall("Origin", ())
         check_origins(origins, names, self.port, scheme="http" if self._tls is None else "https")
         if self._guard is not None:
-            self._guard.check_url(request.path, request.query)
+            check_no_token(request.path, request.query)
         if (version := request.headers.get(VERSION_HEADER)) is not None:
             check_client(version, VERSION)
         if self._scraper_token is not None and request.path == METRICS.path:
@@ -526,13 +537,15 @@ class Server:
 
     async def _check_scraper(self, request: web.Request, token: str) -> None:
         """
-        Let callers read the metrics who have the scrapers' token, or a right on every subject.
+        Check that the caller of the metrics has the scrapers' token, or a right on every subject.
 
         Raises:
-            UnauthenticatedError, CapabilityEndedError, AccessDeniedError
+            UnauthenticatedError, CapabilityEndedError, AccessDeniedError: it has neither.
         """
-        shown = request.headers.getall("Authorization", ())
-        if len(shown) == 1 and compare_digest(shown[0].encode(), f"Bearer {token}".encode()):
+        authorization = request.headers.getall("Authorization", ())
+        if len(authorization) == 1 and compare_digest(
+            authorization[0].encode(), f"Bearer {token}".encode()
+        ):
             return
         if self._guard is None:
             raise UnauthenticatedError(
@@ -542,7 +555,7 @@ class Server:
         peer = None
         if self._serving.tls_client_principals:
             peer = peer_of(request.get_extra_info("peercert"))
-        caller = await self._guard.caller(READ_METRICS, shown, peer)
+        caller = await self._guard.caller(READ_METRICS, authorization, peer)
         caller.check(READ_METRICS.rights, "")
 
     async def start(self, host: str, port: int) -> None:
@@ -550,9 +563,8 @@ class Server:
         Bind and serve.
 
         Raises:
-            AddressError: `host` is not a loopback address, and there is neither TLS nor
-                `insecure_network`.
-            AddressError: there is no such port, or it is in use or not allowed.
+            AddressError: the port is invalid, in use or not allowed; or `host` is not a loopback
+                address, and there is neither TLS nor `insecure_network`.
         """
         if not self._serving.is_open:
             check_loopback(host)
@@ -566,7 +578,7 @@ class Server:
             limits=self._limits,
             exempt=lambda: self.connections,
             tls=self._tls,
-            on_refused=self._no_request,
+            on_refused=self._record_refused_caller,
             guarded=self._guard is not None,
         )
         try:
@@ -577,23 +589,23 @@ class Server:
         self.host = host
         self.port = self._runner.addresses[0][1]
 
-    def _no_request(self, error: KeylaneError, did: str, remote: str) -> None:
-        """Count a caller that is refused before it makes a request, and note it in the audit
-        log.
-        """
+    def _record_refused_caller(self, error: KeylaneError, did: str, remote: str) -> None:
+        """Count and audit a caller that is refused before it has made a request."""
         self._on_refusal(error)
         if self._guard is not None:
-            self._guard.note_refused(remote, did, error)
+            self._guard.record_refused(remote, did, error)
 
     async def stop(self) -> None:
-        """Close connections and stop serving."""
+        """Stop serving, and close all connections."""
         await self._runner.cleanup()
 
 
 def whole_number(
     params: Params, name: str, default: int, *, low: int = 0, high: int = MAX_I64
 ) -> int:
-    """Return a number of the query, `default` if it is missing. Raises InvalidRequestError."""
+    """Return a query parameter that is a number, or `default` if it is missing. Raises
+    InvalidRequestError.
+    """
     text = params.get(name)
     if text is None:
         return default
@@ -608,7 +620,7 @@ def whole_number(
 
 
 def check_params(endpoint: Endpoint[Any], params: Params) -> None:
-    """Raise InvalidRequestError for a parameter that the endpoint does not have, for example a
+    """Raise InvalidRequestError for a parameter that the endpoint does not have, such as a
     misspelled one.
     """
     names = {*endpoint.query, *endpoint.headers}

@@ -1,11 +1,11 @@
-"""The settings of a server program: flags before the environment before a TOML file before
-defaults, each with its origin.
+"""Reads the settings of a server program from flags, the environment, a TOML file, and defaults, in
+this order of precedence.
 
     --retention-ms 3600000  ▶  KEYLANE_BROKER_RETENTION_MS=…  ▶  [broker] retention_ms = …
                             ▶  the default
 
-Paths of certificates in a file are relative to it. A file has the settings at its top, or in a
-table named after the program, so that one file can serve all programs of a host.
+Paths of certificates in a TOML file are relative to it. The file has the settings at its top, or in
+a table named after the program: one file can then configure all programs of a host.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .reasons import reason
 
 Settings = TypeVar("Settings")
 CONFIG_VARIABLE = "KEYLANE_CONFIG"
-"""Variable that names the TOML file if `--config` is not given."""
+"""Environment variable that names the TOML file if `--config` is not given."""
 DEFAULT = "default"
 
 
 def _number(text: str) -> int | str:
-    """Return the number in a text, possibly with a minus sign; other text is returned, and the
-    checks refuse it.
+    """Return the whole number in a text, possibly negative. Any other text is returned unchanged,
+    for the later checks to refuse.
     """
     number = plain_number(text.removeprefix("-"))
     if number is None:
@@ -38,23 +38,23 @@ def _number(text: str) -> int | str:
     return -number if text.startswith("-") else number
 
 
-_TRUTHS = {"true": True, "false": False}
-_KINDS_OF_FLAGS: dict[Any, Callable[[str], Any]] = {
+_BOOLEANS = {"true": True, "false": False}
+_FLAG_PARSERS: dict[Any, Callable[[str], Any]] = {
     int: _number,
-    bool: lambda text: _TRUTHS.get(text.lower(), text),
+    bool: lambda text: _BOOLEANS.get(text.lower(), text),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A setting with the value that is used."""
+    """A setting, its current value, and where that comes from."""
 
     name: str
     value: object
     origin: str
-    """Source of the value: the default, or the name of the file, variable or flag."""
+    """Where the value comes from: the default, or the name of the file, variable or flag."""
     text: str
-    """Description of the setting."""
+    """The setting's description."""
 
 
 class SettingSources(Generic[Settings]):
@@ -64,8 +64,8 @@ class SettingSources(Generic[Settings]):
     Args:
         program: "broker" or "metaserver".
         kind: dataclass whose fields have `metadata["doc"]`. A `Path` may be given as text, a
-            `tuple[str, ...]` as an array or as text with commas.
-        problems_of: returns what is wrong with values by name; missing values are left out.
+            `tuple[str, ...]` as an array or as text separated by commas.
+        problems_of: returns the problems of the given values by name, as sentences.
     """
 
     def __init__(
@@ -88,16 +88,16 @@ class SettingSources(Generic[Settings]):
         environment: Mapping[str, str] | None = None,
     ) -> Settings:
         """
-        Make the settings.
+        Read the settings.
 
         Args:
-            flags: settings by name; None: not given.
-            config: TOML file with settings by name; None: the one that the environment names, if
-                any.
+            flags: values of flags by the setting's name; None: not given.
+            config: TOML file; None: the one that the environment names, if any.
+            environment: environment variables.
 
         Raises:
-            ConfigError: the file is unreadable, names are unknown or missing, or values are
-                invalid; the text names all problems.
+            ConfigError: the file cannot be read, settings are unknown or missing, or values are
+                invalid; the text lists all problems.
         """
         values, _ = self._gather(flags, config, environment or {})
         return self._kind(**values)
@@ -108,7 +108,7 @@ class SettingSources(Generic[Settings]):
         config: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> list[Setting]:
-        """Return every setting with its value and origin. Raises ConfigError like `read`."""
+        """Return every setting with its value and origin. Args and errors are those of `read`."""
         values, origins = self._gather(flags, config, environment or {})
         settings = self._kind(**values)
         return [
@@ -124,66 +124,70 @@ class SettingSources(Generic[Settings]):
     def _gather(
         self, flags: Mapping[str, Any], config: Path | None, environment: Mapping[str, str]
     ) -> tuple[dict[str, object], dict[str, str]]:
-        """Return the given values, in the types of their fields, and the origin of each."""
+        """Return the values that are set, converted to the types of their fields, and the origin of
+        each.
+        """
         if config is None and environment.get(CONFIG_VARIABLE):
             config = Path(environment[CONFIG_VARIABLE])
-        given: dict[str, tuple[object, str]] = {}
+        found: dict[str, tuple[object, str]] = {}
         if config is not None:
             for name, value in _read_toml(config, self._program).items():
                 if self._hints.get(name) == Path | None and isinstance(value, str):
                     value = config.parent / value  # noqa: PLW2901 - a file beside the settings
-                given[name] = value, f"file {config}"
+                found[name] = value, f"file {config}"
         for variable, text in environment.items():
             if variable.startswith(self._prefix):
                 name = variable.removeprefix(self._prefix).lower()
-                given[name] = self._from_text(name, text), f"environment {variable}"
+                found[name] = self._from_text(name, text), f"environment {variable}"
         for name, value in flags.items():
             if value is not None:
-                given[name] = value, f"flag {flag_of(name)}"
-        known = {field.name for field in self._fields}
+                found[name] = value, f"flag {flag_of(name)}"
+        names = {field.name for field in self._fields}
         values = {
-            name: _typed(self._hints[name], value)
-            for name, (value, _) in given.items()
-            if name in known
+            name: _convert(self._hints[name], value)
+            for name, (value, _) in found.items()
+            if name in names
         }
         refuse(
             [
                 *(
                     f"{name}: no such setting ({origin})"
-                    for name, (_, origin) in given.items()
-                    if name not in known
+                    for name, (_, origin) in found.items()
+                    if name not in names
                 ),
                 *(
                     f"{field.name} is missing"
                     for field in self._fields
-                    if _needed(field) and field.name not in given
+                    if _is_required(field) and field.name not in found
                 ),
                 *self._problems_of(values),
             ]
         )
-        return values, {name: origin for name, (_, origin) in given.items()}
+        return values, {name: origin for name, (_, origin) in found.items()}
 
     def _from_text(self, name: str, text: str) -> object:
-        """Return a value of the environment; a text that is not a number is returned, and the
-        checks refuse it.
+        """Convert the text of an environment variable; a text that does not fit is returned
+        unchanged, for the later checks to refuse.
         """
         if self._hints.get(name) is int:
             return _number(text)
         if self._hints.get(name) is bool:
-            return _TRUTHS.get(text.lower(), text)
+            return _BOOLEANS.get(text.lower(), text)
         return text
 
     def parser(self, prog: str, description: str) -> argparse.ArgumentParser:
-        """Return a parser with a flag for each setting, and `--config`."""
+        """Return an argument parser with a flag for each setting, and `--config`."""
         parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
         for field in self._fields:
             default = (
-                "" if _needed(field) or field.default in (None, "", ()) else f" ({field.default})"
+                ""
+                if _is_required(field) or field.default in (None, "", ())
+                else f" ({field.default})"
             )
             parser.add_argument(
                 flag_of(field.name),
-                action=_Joined if self._hints[field.name] == tuple[str, ...] else "store",
-                type=_KINDS_OF_FLAGS.get(self._hints[field.name], str),
+                action=_AppendToList if self._hints[field.name] == tuple[str, ...] else "store",
+                type=_FLAG_PARSERS.get(self._hints[field.name], str),
                 metavar="N" if self._hints[field.name] is int else "TEXT",
                 help=(field.metadata.get("doc", "") + default).replace("%", "%%"),
             )
@@ -196,10 +200,8 @@ class SettingSources(Generic[Settings]):
         return parser
 
 
-class _Joined(argparse.Action):
-    """A flag for a list: a repeated flag adds to the list, because otherwise only the last one
-    would count, unnoticed.
-    """
+class _AppendToList(argparse.Action):
+    """An argparse action for lists: a repeated flag adds to the list instead of replacing it."""
 
     def __call__(
         self,
@@ -208,39 +210,41 @@ class _Joined(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        before = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
+        earlier = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, values if earlier is None else f"{earlier},{values}")
 
 
 def flag_of(name: str) -> str:
-    """Return `--retention-ms` for `retention_ms`."""
+    """Return a setting's flag, such as `--retention-ms` for `retention_ms`."""
     return "--" + name.replace("_", "-")
 
 
 def _read_toml(config: Path, program: str) -> dict[str, Any]:
     try:
-        read = tomllib.loads(config.read_text(encoding="utf-8"))
+        document = tomllib.loads(config.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {config}: {reason(error)}", path=str(config)) from error
-    tables = {name: value for name, value in read.items() if isinstance(value, dict)}
+    tables = {name: value for name, value in document.items() if isinstance(value, dict)}
     if not tables:
-        return read
-    for name in read.keys() - tables.keys():
+        return document
+    for name in document.keys() - tables.keys():
         raise ConfigError(
             f"{config}: {name} stands beside tables; put it under [{program}]", path=str(config)
         )
-    own = tables.get(program)
-    if own is None:
+    table = tables.get(program)
+    if table is None:
         raise ConfigError(f"{config} has no table [{program}]", path=str(config))
-    return dict(own)
+    return dict(table)
 
 
-def _needed(field: Field[Any]) -> bool:
+def _is_required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _typed(hint: Any, value: Any) -> Any:
-    """Return the value in the type of its field, if it is given in another form; else as it is."""
+def _convert(hint: Any, value: Any) -> Any:
+    """Convert a value to the type of its field if it has another accepted form; otherwise return it
+    unchanged.
+    """
     if hint in (Path, Path | None) and isinstance(value, str):
         return Path(value)
     if hint == tuple[str, ...] and isinstance(value, str):

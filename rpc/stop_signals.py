@@ -1,10 +1,10 @@
-"""SIGTERM and SIGINT as an event, for programs that hand over work before they end.
+"""SIGTERM and SIGINT as an event, for programs that hand over work before they exit.
 
-    first signal ─▶ every open StopSignals is notified
-    second signal ─▶ only the earlier handler gets it, at once
+    first signal ─▶ every open StopSignals is notified, and the earlier handler called
+    second signal ─▶ only the earlier handler is called
 
-The handlers are installed with `signal.signal`, not in the event loop. So handlers that a user
-gave to the loop run too, and earlier handlers can be read and restored.
+The handlers are installed with `signal.signal` and not in the event loop: handlers that a user has
+added to the loop run too, and earlier handlers can be read and restored.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stopping(Protocol):
-    """Sets `event` when its program is asked to stop, between `__enter__` and `__exit__`."""
+    """Sets `event` when the program is asked to stop, between `__enter__` and `__exit__`."""
 
     event: asyncio.Event
 
     def __enter__(self) -> Self:
-        """Begin to listen."""
+        """Start listening."""
         ...
 
     def __exit__(
@@ -43,12 +43,12 @@ class StopSignals:
     """
     Sets `event` at the first SIGTERM or SIGINT between `__enter__` and `__exit__`.
 
-    The earlier handler is also called, but does not interrupt the program: the handler of
-    `asyncio.run` is left out, and a KeyboardInterrupt is dropped, which Python's handler of SIGINT
-    raises, and PySpark's after it has canceled its jobs. The second signal goes only to the
+    The earlier handler is called too, but must not interrupt the program: the handler of
+    `asyncio.run` is skipped, and a KeyboardInterrupt is dropped, as raised by Python's handler of
+    SIGINT, and by PySpark's after it has canceled its jobs. The second signal goes only to the
     earlier handler; by default, and under `asyncio.run`, it ends the process. An ignored signal
-    stays ignored. Outside the main thread no handler is installed, because Python lets only the
-    main thread handle signals.
+    remains ignored. Outside the main thread no handler is installed, because Python handles signals
+    only in the main thread.
     """
 
     def __init__(self) -> None:
@@ -72,78 +72,78 @@ class StopSignals:
             self._installed = False
             _close(self)
 
-    def tell(self) -> None:
-        """Set `event`; safe inside a signal handler."""
+    def notify(self) -> None:
+        """Set `event`; this is safe inside a signal handler."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.event.set)
 
 
 _listening: dict[StopSignals, None] = {}
-"""Open objects, in the order of their opening."""
-_before: dict[int, Any] = {}
-"""Handler by signal, from before the first of them was opened; it is restored when the last one is
-closed.
+"""The open StopSignals, in the order of their opening."""
+_earlier_handlers: dict[int, Any] = {}
+"""The handlers that were installed when the first of them was opened, by signal; they are restored
+when the last one is closed.
 """
-_came = False
+_is_signaled = False
 """True if a signal has arrived since the first of them was opened."""
 
 
 def _open(signals: StopSignals) -> None:
     _listening[signals] = None
-    if _came:
-        signals.tell()
+    if _is_signaled:
+        signals.notify()
     if len(_listening) > 1:
         return
     for number in NUMBERS:
-        before = signal.getsignal(number)
-        if before not in {None, signal.SIG_IGN}:  # None: not Python's, so it could not be restored
-            _before[number] = before
+        earlier = signal.getsignal(number)
+        if earlier not in {None, signal.SIG_IGN}:  # None: not set from Python, cannot be restored
+            _earlier_handlers[number] = earlier
             signal.signal(number, _handle)
 
 
 def _close(signals: StopSignals) -> None:
-    global _came  # noqa: PLW0603  a process has one set of signal handlers
+    global _is_signaled  # noqa: PLW0603  a process has one set of signal handlers
     del _listening[signals]
     if _listening:
         return
-    _came = False
-    for number in list(_before):
+    _is_signaled = False
+    for number in list(_earlier_handlers):
         _restore(number)
 
 
 def _restore(number: int) -> Any:
-    """Restore the earlier handler, unless other code has installed a newer one, and return the
-    earlier handler.
+    """Restore the earlier handler unless other code has installed a newer one; return the earlier
+    handler.
     """
-    before = _before.pop(number)
+    earlier = _earlier_handlers.pop(number)
     if signal.getsignal(number) is _handle:
-        signal.signal(number, before)
-    return before
+        signal.signal(number, earlier)
+    return earlier
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    global _came  # noqa: PLW0603  a process has one set of signal handlers
-    if _came:
-        before = _restore(number)
-        if callable(before) and not _is_of_a_runner(before):
-            before(number, frame)
+    global _is_signaled  # noqa: PLW0603  a process has one set of signal handlers
+    if _is_signaled:
+        earlier = _restore(number)
+        if callable(earlier) and not _is_asyncio_runner(earlier):
+            earlier(number, frame)
         else:
-            # The handler of asyncio.run would cancel the main task, and wait for tasks that ignore
-            # the cancellation.
+            # Not the handler of asyncio.run: it would cancel the main task, and then wait for tasks
+            # that ignore cancellation.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         return
-    _came = True
-    before = _before[number]
+    _is_signaled = True
+    earlier = _earlier_handlers[number]
     for signals in list(_listening):
-        signals.tell()
-    if callable(before) and not _is_of_a_runner(before):
+        signals.notify()
+    if callable(earlier) and not _is_asyncio_runner(earlier):
         with contextlib.suppress(KeyboardInterrupt):
-            before(number, frame)
+            earlier(number, frame)
 
 
-def _is_of_a_runner(handler: Any) -> bool:
-    """Return True for the handler of SIGINT that `asyncio.run` installs."""
+def _is_asyncio_runner(handler: Any) -> bool:
+    """Return True for the SIGINT handler that `asyncio.run` installs."""
     if isinstance(handler, functools.partial):
         handler = handler.func
     return isinstance(getattr(handler, "__self__", None), asyncio.Runner)

@@ -1,1 +1,1 @@
-"""Identities on connections: tokens and capabilities at both ends."""
+"""Authentication and authorization: tokens and capabilities, at clients and servers."""

@@ -1,4 +1,4 @@
-"""The audit log: the logger `keylane.audit` writes a line for each act and each refusal.
+"""The audit log: the logger `keylane.audit` writes a line for each audited call and each refusal.
 
     {…, "logger": "keylane.audit", "program": "metaserver",
      "message": "shop: POST /v1/subjects/{subject}/delete: refused", …,
@@ -6,7 +6,7 @@
      "did": "POST /v1/subjects/{subject}/delete", "subject": "orders", "group": "",
      "outcome": "refused", "error": "AccessDeniedError", "code": 1351}
 
-In a text log, the fields from `at` on are a JSON object after the logger's name.
+In a text log, `at` and the fields after it form a JSON object at the end of the line.
 
 Lines contain names and numbers, never values, keys, tokens or capabilities.
 """
@@ -24,52 +24,52 @@ from .caller import AccessTarget
 
 audit_log = logging.getLogger("keylane.audit")
 FIELDS = "fields"
-"""Attribute of a log record with the additional fields of its line; in text they follow the message
-as JSON.
+"""Attribute of a log record that holds additional fields; a text log shows them as JSON after the
+message.
 """
-audit_log.setLevel(logging.INFO)  # also where a server logs only warnings
-_SELDOM = frozenset({Rights.ADMINISTER, Rights.JOIN})
+audit_log.setLevel(logging.INFO)  # even if the server logs only warnings
+_AUDITED_RIGHTS = frozenset({Rights.ADMINISTER, Rights.JOIN})
 
 
 def is_audited(endpoint: Endpoint[object]) -> bool:
     """Return True for calls that change subjects, groups and grants, or that show or change
     messages.
     """
-    changes = endpoint.rights in _SELDOM and not endpoint.is_get
+    changes = endpoint.rights in _AUDITED_RIGHTS and not endpoint.is_get
     return changes or (endpoint.rights is Rights.READ)
 
 
-def note(
+def record_event(
     *,
     at_ms: int,
     who: str,
     remote: str,
-    did: str,
+    action: str,
     target: AccessTarget,
     error: KeylaneError | None = None,
     detail: str = "",
 ) -> AuditEvent:
     """
-    Write a line, and return its event.
+    Write a line to the audit log, and return its event.
 
     Args:
-        at_ms: time of the calendar in milliseconds since 1970.
-        who: principal; "" if it is not known.
+        at_ms: wall-clock time in milliseconds since 1970.
+        who: the caller's principal; "" if it is unknown.
         remote: address of the caller's host.
-        did: name of the call, with the names of its parameters but not their values.
+        action: name of the call, with the names of its parameters but not their values.
         detail: an additional number or name, such as a partition.
     """
     at = datetime.fromtimestamp(at_ms / 1000, UTC)
     event = AuditEvent(
         at_ms=max(0, at_ms),
-        who=_shown(who),
-        remote=_shown(remote),
-        did=_shown(did),
-        subject=_shown(target.subject),
-        group=_shown(target.group),
+        who=_printable_start(who),
+        remote=_printable_start(remote),
+        did=_printable_start(action),
+        subject=_printable_start(target.subject),
+        group=_printable_start(target.group),
         outcome="done" if error is None else "refused",
         code=0 if error is None else error.code,
-        detail=_shown(detail),
+        detail=_printable_start(detail),
     )
     line: dict[str, object] = {
         "at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -88,8 +88,8 @@ def note(
     return event
 
 
-def _shown(text: str) -> str:
-    """Return the part of a text that a line and the database can hold: the text of a refused caller
-    may contain U+0000, which no database accepts.
+def _printable_start(text: str) -> str:
+    """Return the start of a text, escaped for the log and the database: a refused caller may send
+    U+0000, which no database accepts.
     """
     return printable(text[:TEXT_CHARS_MAX])[:TEXT_CHARS_MAX]

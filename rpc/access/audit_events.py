@@ -1,5 +1,5 @@
-"""Events of the audit log: the details of calls that they name, and their way to the database, on
-which their number is limited.  Pure.
+"""The audit log's events: the details of calls, and a bounded buffer of events that are not stored
+in the database yet. Pure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...protocol.text import plain_number
 
 
 def detail_of(body: Any, params: Mapping[str, str]) -> str:
-    """Return the detail of a call, "" if there is none; it says so if the call changes nothing."""
+    """Return a call's detail, or "" if it has none; a dry run is marked as such."""
     detail = _detail_of(body, params)
     if getattr(body, "dry_run", False) is not True:
         return detail
@@ -35,8 +35,8 @@ def detail_of(body: Any, params: Mapping[str, str]) -> str:
 def _detail_of(body: Any, params: Mapping[str, str]) -> str:
     number = params.get("id", "")
     if isinstance(body, ChangeGrant):
-        given = body.grant
-        return f"{body.principal}: {given.right.value} {given.subject}, group {given.group}"
+        grant = body.grant
+        return f"{body.principal}: {grant.right.value} {grant.subject}, group {grant.group}"
     if isinstance(body, CreateToken):
         return body.principal
     if isinstance(body, SetQuota):
@@ -51,16 +51,16 @@ def _detail_of(body: Any, params: Mapping[str, str]) -> str:
     if isinstance(body, UnsetQuota):
         return f"{body.kind} {body.name}"
     if isinstance(body, Reshape):
-        what = f"{body.kind.value} {body.broker_group}".strip()
-        what += ", without its source" if body.without_source else ""
-        return what + (", accepts the loss of what only it has" if body.accept_loss else "")
+        operation = f"{body.kind.value} {body.broker_group}".strip()
+        operation += ", without its source" if body.without_source else ""
+        return operation + (", accepts the loss of what only it has" if body.accept_loss else "")
     if isinstance(body, ResetGroup):
         return f"reset to {body.to.value}"
     if isinstance(body, ChangeParkedKey):
         ranges = body.skip or body.retry or ()
         messages = sum(end - start for _source, start, end in ranges)
-        what = "skip" if body.skip else "retry" if body.retry else "redrive"
-        return f"{what} {messages or 'all'} messages, partition {number}"
+        change = "skip" if body.skip else "retry" if body.retry else "redrive"
+        return f"{change} {messages or 'all'} messages, partition {number}"
     return f"id {number}" if plain_number(number) is not None else ""
 
 
@@ -69,48 +69,50 @@ WAITING_MAX = 10_000
 
 class AuditBuffer:
     """
-    Waiting events.
+    Holds events until they are stored in the database; their number is limited.
 
     Attributes:
-        server: server that notes the events; later events carry the new value.
-        lost: number of events for which there was no room.
+        server: name of the server that records the events; a change applies to later events.
+        lost: number of events that were dropped because the buffer was full.
     """
 
     def __init__(self, server: str) -> None:
         self.server = server
-        self._waiting: dict[object, AuditEvent] = {}
-        self._number = 0
+        self._buffered: dict[object, AuditEvent] = {}
+        self._last_number = 0
         self.lost = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._buffered)
 
     def add(self, event: AuditEvent) -> None:
-        """Add an event; a refusal that equals a waiting one only raises its count."""
-        self._number += 1
-        key: object = self._number
+        """Add an event; a refusal that equals a buffered one only increments its count."""
+        self._last_number += 1
+        key: object = self._last_number
         if event.outcome != "done":
             key = replace(event, at_ms=0)
-            before = self._waiting.get(key)
-            if before is not None:
-                self._waiting[key] = replace(before, times=before.times + 1)
+            earlier = self._buffered.get(key)
+            if earlier is not None:
+                self._buffered[key] = replace(earlier, times=earlier.times + 1)
                 return
-        if len(self._waiting) >= WAITING_MAX:
+        if len(self._buffered) >= WAITING_MAX:
             self.lost += 1
             return
-        self._waiting[key] = replace(event, server=self.server[:TEXT_CHARS_MAX])
+        self._buffered[key] = replace(event, server=self.server[:TEXT_CHARS_MAX])
 
     def take(self) -> list[AuditEvent]:
-        """Remove the oldest events and return them."""
-        keys = list(self._waiting)[:EVENTS_MAX]
-        return [self._waiting.pop(key) for key in keys]
+        """Remove and return the oldest events, at most EVENTS_MAX."""
+        keys = list(self._buffered)[:EVENTS_MAX]
+        return [self._buffered.pop(key) for key in keys]
 
     def put_back(self, events: list[AuditEvent]) -> None:
-        """Add events again that could not be stored."""
-        room = max(0, WAITING_MAX - len(self._waiting))
-        self.lost += max(0, len(events) - room)
-        again: dict[object, AuditEvent] = {}
-        for event in events[:room]:
-            self._number += 1
-            again[self._number] = event
-        self._waiting = again | self._waiting
+        """Requeue events that could not be stored, before all others; those that do not fit are
+        lost.
+        """
+        free_slots = max(0, WAITING_MAX - len(self._buffered))
+        self.lost += max(0, len(events) - free_slots)
+        requeued: dict[object, AuditEvent] = {}
+        for event in events[:free_slots]:
+            self._last_number += 1
+            requeued[self._last_number] = event
+        self._buffered = requeued | self._buffered

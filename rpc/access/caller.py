@@ -14,17 +14,17 @@ class Caller(NamedTuple):
     principal: str
     grants: tuple[AccessGrant, ...]
     groups: tuple[str, ...] = ()
-    """Principals of its groups, whose rights are among the grants."""
+    """The principal's groups; their rights are included in `grants`."""
     quota: Quota = NO_QUOTA
     ends_at_ms: int = 0
-    """Time when its credential ends, by the metaserver's calendar; 0: it does not end by itself."""
-    version: int = 0
-    """Version of the access rules that gave the rights, if a metaserver has identified the caller.
+    """When its credential expires, in milliseconds since 1970 by the metaserver's clock; 0: never.
     """
+    version: int = 0
+    """Version of the access rules under which a metaserver identified the caller."""
 
     @property
     def is_paced(self) -> bool:
-        """True if it has a quota; servers of the cluster have none."""
+        """True if quotas apply to it; they never apply to servers of the cluster."""
         return self.quota != NO_QUOTA and not self.is_server
 
     @property
@@ -38,12 +38,15 @@ class Caller(NamedTuple):
 
 
 class AccessTarget(NamedTuple):
-    """The subject and group of a request: "" for no single subject, and for the whole subject."""
+    """The subject and consumer group on which a request needs rights. An empty subject means that
+    there is no single one, an empty group means all groups.
+    """
 
     subject: str = ""
     group: str = ""
     called: str = ""
-    """How the caller named the subject, such as "partition 7"; "": by its name."""
+    """What the caller named instead of the subject, such as "partition 7"; "": the subject itself.
+    """
 
 
 UNKNOWN_CALLER = Caller("", ())

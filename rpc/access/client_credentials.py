@@ -1,11 +1,11 @@
-"""The credentials of a client: it shows its token to metaservers, and capabilities to brokers.
+"""A client's credentials: it sends its token to metaservers, and capabilities to brokers.
 
-    token ─▶ metaserver ─▶ capabilities ─▶ brokers        renewed after RENEW_SHARE of their time,
-                                                          or when one is refused
+    token ─▶ metaserver ─▶ capabilities ─▶ brokers        renewed after RENEW_SHARE of their
+                                                          lifetime, or when one is refused
 
 Invariants
-    A token goes to the metaservers that the client was given, and nowhere else.
-    At most one request is in progress, whose answer serves all callers that wait.
+    The token is sent only to the metaservers with which the client was configured.
+    At most one renewal is in progress; all callers that need it share its result.
 """
 
 from __future__ import annotations
@@ -29,106 +29,112 @@ from .token_file import TokenSource
 
 RENEW_SHARE = 0.6
 
-Ask = Callable[[str, str | None, bytes], Awaitable[Capabilities]]
-"""Function that asks the metaserver at an address for capabilities, with a token and the holder's
-public key.
+RequestCapabilities = Callable[[str, str | None, bytes], Awaitable[Capabilities]]
+"""Function that requests capabilities from the metaserver at an address, with a token and the
+holder's public key.
 """
 
 
 class ClientCredentials:
     """
-    The identity of a client with a token.
+    Provides a client's token, and capabilities that are renewed before they expire.
 
     Args:
         source: source of the token; None: metaservers identify the client by its certificate.
+        request: requests capabilities from one metaserver.
     """
 
-    def __init__(self, source: TokenSource | None, ask: Ask, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        source: TokenSource | None,
+        request: RequestCapabilities,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
         self._source = source
-        self._ask = ask
+        self._request = request
         self._boot_ms = (clock or SystemClock()).boot_ms
         self._metaservers: dict[str, None] = {}
         self._key = OwnKey()
-        self._have: Capabilities | None = None
-        self._renew_at_ms = self._ends_at_ms = 0
-        self._asking: asyncio.Task[None] | None = None
+        self._capabilities: Capabilities | None = None
+        self._renew_at_ms = self._expires_at_ms = 0
+        self._renewal: asyncio.Task[None] | None = None
 
     def know_metaservers(self, addresses: Sequence[str]) -> None:
         """See `Credentials.know_metaservers`."""
         self._metaservers.update(dict.fromkeys(addresses))
 
     async def bearer(self, address: str) -> str | None:
-        """See `Credentials.bearer`. Raises ConfigError, UnauthenticatedError,
-        NotSentError.
-        """
+        """See `Credentials.bearer`. Raises ConfigError, UnauthenticatedError, NotSentError."""
         if address in self._metaservers:
             return None if self._source is None else self._source()
-        have = await self._current()
-        return (have.bearer or None) if have is not None else None
+        capabilities = await self._current()
+        return (capabilities.bearer or None) if capabilities is not None else None
 
     async def held(self) -> ShownCapability | None:
         """See `Credentials.held`. Raises the errors of `bearer`."""
-        have = await self._current()
-        if have is None or not have.held:
+        capabilities = await self._current()
+        if capabilities is None or not capabilities.held:
             return None
-        left_s = max(0.0, (self._renew_at_ms - self._boot_ms()) / 1000)
-        return ShownCapability(have.held, self._key, left_s)
+        renew_in_s = max(0.0, (self._renew_at_ms - self._boot_ms()) / 1000)
+        return ShownCapability(capabilities.held, self._key, renew_in_s)
 
     def refused(self, text: str) -> bool:
         """See `Credentials.refused`."""
-        have = self._have
-        if have is None:
+        capabilities = self._capabilities
+        if capabilities is None:
             return False
-        if text in (have.bearer, have.held):
-            self._have = None
+        if text in (capabilities.bearer, capabilities.held):
+            self._capabilities = None
         return True
 
     async def _current(self) -> Capabilities | None:
         now_ms = self._boot_ms()
         if self._source is None and not self._metaservers:
             return None  # a client that only calls brokers
-        if self._have is None or now_ms >= self._renew_at_ms:
+        if self._capabilities is None or now_ms >= self._renew_at_ms:
             try:
                 await self._renew()
             except UnreachableError:
-                if self._have is None or now_ms >= self._ends_at_ms:
+                if self._capabilities is None or now_ms >= self._expires_at_ms:
                     raise
-        return self._have
+        return self._capabilities
 
     async def _renew(self) -> None:
-        if self._asking is None:
-            self._asking = start_task(self._ask_all())
-            self._asking.add_done_callback(self._asked)
-        await shared(self._asking, "the client was closed before a metaserver gave it a capability")
+        if self._renewal is None:
+            self._renewal = start_task(self._request_from_any())
+            self._renewal.add_done_callback(self._on_renewed)
+        closed = "the client was closed before a metaserver gave it a capability"
+        await shared(self._renewal, closed)
 
-    def _asked(self, task: asyncio.Task[None]) -> None:
-        self._asking = None
+    def _on_renewed(self, task: asyncio.Task[None]) -> None:
+        self._renewal = None
         if not task.cancelled():
-            task.exception()
+            task.exception()  # marks it as retrieved: every caller may have been cancelled
 
-    async def _ask_all(self) -> None:
+    async def _request_from_any(self) -> None:
         token = None if self._source is None else self._source()
-        raised: KeylaneError = NotSentError("no metaserver is known that gives capabilities")
+        last_error: KeylaneError = NotSentError("no metaserver is known that issues capabilities")
         for address in list(self._metaservers):
-            began_ms = self._boot_ms()
+            requested_at_ms = self._boot_ms()
             try:
-                have = await self._ask(address, token, self._key.public)
+                capabilities = await self._request(address, token, self._key.public)
             except InvalidRequestError as error:
                 if error.reason is not Reason.ACCESS_OFF:
                     raise
-                have = Capabilities(principal="", bearer="", ends_in_ms=60_000)
+                capabilities = Capabilities(principal="", bearer="", ends_in_ms=60_000)
             except UnreachableError as error:
-                raised = error
+                last_error = error
                 continue
-            self._have = have
-            self._ends_at_ms = began_ms + have.ends_in_ms
-            self._renew_at_ms = began_ms + round(have.ends_in_ms * RENEW_SHARE)
+            self._capabilities = capabilities
+            self._expires_at_ms = requested_at_ms + capabilities.ends_in_ms
+            self._renew_at_ms = requested_at_ms + round(capabilities.ends_in_ms * RENEW_SHARE)
             return
-        # The call that needs the capability has not begun yet.
-        raise NotSentError(f"no capability: {raised.message}") from raised
+        # The call that needs the capability was not sent yet.
+        raise NotSentError(f"no capability: {last_error.message}") from last_error
 
     async def close(self) -> None:
-        """End a request in progress."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        """Cancel the renewal in progress."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.gather(self._renewal, return_exceptions=True)

@@ -1,8 +1,5 @@
-"""The identity of a program in its network: it provides something to show to each kind of
-server.
-
-The first calls of a client on a channel to a broker: its version and its capability, which is
-renewed before it ends.
+"""The interface of a program's credentials, and how a client uses them on a channel to a broker: it
+exchanges versions, authenticates, and authenticates again before its capability expires.
 """
 
 from __future__ import annotations
@@ -19,15 +16,15 @@ from ..channel import DataChannel
 
 
 class Signer(Protocol):
-    """A private key."""
+    """Signs challenges with a private key."""
 
     def sign_challenge(self, nonce: bytes, address: str) -> bytes:
-        """Return the answer to the challenge of the broker that was called at `address`."""
+        """Return the signature of a challenge from the broker that was called at `address`."""
         ...
 
 
 class ShownCapability(NamedTuple):
-    """A capability for the data plane, and the key that proves its owner."""
+    """A capability for the data plane, and the private key with which its holder proves itself."""
 
     text: str
     key: Signer
@@ -35,65 +32,66 @@ class ShownCapability(NamedTuple):
 
 
 class Credentials(Protocol):
-    """The credentials that a network shows to servers."""
+    """The credentials that a network sends to servers."""
 
     def know_metaservers(self, addresses: Sequence[str]) -> None:
-        """Note the addresses of metaservers."""
+        """Remember the addresses of metaservers, which get the token itself."""
         ...
 
     async def bearer(self, address: str) -> str | None:
-        """Return the text to send to this server after `Bearer`; None: nothing."""
+        """Return the text to send to this server after `Bearer`; None: send no credentials."""
         ...
 
     async def held(self) -> ShownCapability | None:
-        """Return the capability to show to a broker's data plane; None: nothing."""
+        """Return the capability to send to a broker's data plane; None: send none."""
         ...
 
     def refused(self, text: str) -> bool:
-        """Note that a capability was refused; False if no newer one can be had."""
+        """Record that a server refused a capability; return False if no newer one is available."""
         ...
 
     async def close(self) -> None:
-        """End the calls in progress."""
+        """Cancel the calls in progress."""
         ...
 
 
-RENEW_AGAIN_S = 1.0
+RENEW_INTERVAL_S_MIN = 1.0
 
 
 async def greet(channel: DataChannel, timeout_ms: int) -> None:
-    """Send this client's version, and check the broker's."""
+    """Send this client's version, and check the broker's. Raises VersionError."""
     welcome, _ = await channel.call(Hello(VERSION), timeout_ms=timeout_ms)
     assert isinstance(welcome, Welcome)
     check_server(welcome.version, VERSION)
 
 
 async def authenticate(
-    channel: DataChannel, held: ShownCapability, nonce: bytes, address: str, timeout_ms: int
+    channel: DataChannel, capability: ShownCapability, nonce: bytes, address: str, timeout_ms: int
 ) -> None:
-    """Show a capability, and prove that the client holds its key."""
-    asked = Authenticate(held.text, held.key.sign_challenge(nonce, address), address)
-    answer, _ = await channel.call(asked, timeout_ms=timeout_ms)
-    assert isinstance(answer, Authenticated)
+    """Send a capability, and prove that the client holds its key."""
+    proof = capability.key.sign_challenge(nonce, address)
+    request = Authenticate(capability.text, proof, address)
+    reply, _ = await channel.call(request, timeout_ms=timeout_ms)
+    assert isinstance(reply, Authenticated)
 
 
-async def stay_known(
+async def keep_authenticated(
     identity: Credentials,
     channel: DataChannel,
-    held: ShownCapability,
+    capability: ShownCapability,
     nonce: bytes,
     address: str,
     timeout_ms: int,
 ) -> None:
-    """Show each new capability on a channel until it is closed; a broker closes it when the last
-    one has ended.
+    """Send each new capability on a channel until the channel is closed; the broker closes it when
+    the last one has expired.
     """
     while not channel.closed:
-        await asyncio.sleep(max(RENEW_AGAIN_S, held.renew_in_s))
+        await asyncio.sleep(max(RENEW_INTERVAL_S_MIN, capability.renew_in_s))
         with contextlib.suppress(KeylaneError):
             newer = await identity.held()
             if newer is None or channel.closed:
                 return
-            if newer.text != held.text:
+            if newer.text != capability.text:
                 await authenticate(channel, newer, nonce, address, timeout_ms)
-            held = newer
+            capability = newer

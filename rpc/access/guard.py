@@ -1,14 +1,14 @@
-"""Access control of a server: identifies callers, and lets their requests through or refuses them.
+"""A server's access control: identifies callers, and admits or refuses their requests.
 
     HTTP         Authorization ─▶ identify ─▶ Caller ─▶ body read ─▶ targets ─▶ rights ─▶ handler
     data plane   Challenge, Authenticate ─▶ Caller of the connection
                  each frame: is (kind, partition, group) allowed?
 
 Invariants
-    A request without a known caller is refused before its body is read.
-    A frame is looked up in a set; rights are decided once for each kind, partition and group of a
-    connection.
-    The answer to a GET that waited is given only if its caller may still have it.
+    A request from an unknown caller is refused before its body is read.
+    Rights to send a frame are checked once for each kind, partition and group of a connection; the
+    decision is cached.
+    A GET is answered only if its caller still has the right when the answer is ready.
     However many callers are refused, the audit log grows slowly.
 """
 
@@ -21,7 +21,6 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from ...protocol.access.quota import Quota
-from ...protocol.access.tokens import check_no_token
 from ...protocol.clock import Clock
 from ...protocol.errors import (
     KeylaneError,
@@ -50,21 +49,25 @@ from ...protocol.log_filter import Allowance, LineLimit
 from . import audit
 from .audit_events import detail_of
 from .caller import UNKNOWN_CALLER, AccessTarget, Caller
-from .pacing import GRACE_MS, HTTP_HOLD_MS, NO_DELAY, Delay, Pacing, exceeded
+from .pacing import GRACE_MS, HTTP_HOLD_MS, NO_DELAY, Delay, Pacing, quota_exceeded
 from .peers import Peer
 
 AUTHENTICATE_S = 5.0
-"""Seconds within which a connection of the data plane must authenticate its caller."""
+"""Seconds within which a data-plane connection must authenticate its caller."""
 ALLOWED_MAX = 10_000
-"""Number of decisions that a connection keeps."""
-OF_KIND = Allowance(100, 1.0)
-"""Lines about refusals of one kind: with the same caller, call, host and reason."""
-OF_HOST = Allowance(500, 1.0)
-"""Lines about refusals of callers from one host, so that it does not hide other hosts."""
-REFUSALS = Allowance(2_000, 2.0)
-"""Lines about all refusals of a server."""
-READS_OF_KIND = Allowance(20, 1 / 60)
-"""Lines about reads of one kind, so that reads of one subject use up no lines of another one."""
+"""The largest number of decisions that are cached for a connection."""
+REFUSALS_PER_KIND = Allowance(100, 1.0)
+"""Limit of audit log lines for refusals with the same caller, call, host and error code."""
+REFUSALS_PER_HOST = Allowance(500, 1.0)
+"""Limit of audit log lines for refusals of one host's callers: one host must not hide the
+others.
+"""
+REFUSALS_TOTAL = Allowance(2_000, 2.0)
+"""Limit of audit log lines for all refusals of a server."""
+READS_PER_KIND = Allowance(20, 1 / 60)
+"""Limit of audit log lines for reads with the same caller, call and target: reads of one subject
+must not hide those of others.
+"""
 FRAME_RIGHTS: dict[type[Any], Rights] = {
     Append: Rights.PRODUCE,
     Schedule: Rights.PRODUCE,
@@ -73,48 +76,50 @@ FRAME_RIGHTS: dict[type[Any], Rights] = {
     EditParked: Rights.ADMINISTER,
     ReadEdited: Rights.CONSUME,
 }
-"""Right that a frame needs; the other frames belong to members of a group, which consume."""
-_AUDITED = frozenset({Read, EditParked})
-_STORING = frozenset({Append, Schedule})
-FETCHING = frozenset({Pull, PullShared, Read})
-"""Frames that wait by themselves, while the frames after them are served."""
-_LEASING = frozenset({Rights.CONSUME, Rights.KNOWN})
-"""Calls with which members of groups keep their leases."""
+"""The right that a frame needs; other frames are sent by members of a group and need CONSUME."""
+_AUDITED_FRAMES = frozenset({Read, EditParked})
+_STORE_FRAMES = frozenset({Append, Schedule})
+FETCH_FRAMES = frozenset({Pull, PullShared, Read})
+"""Frames that wait for a quota without delaying the frames after them."""
+_LEASE_RIGHTS = frozenset({Rights.CONSUME, Rights.KNOWN})
+"""The rights needed by calls with which members of groups keep their leases."""
 CALLER: ContextVar[Caller] = ContextVar("the caller of the request", default=UNKNOWN_CALLER)
 
 Identify = Callable[[str], Awaitable[Caller]]
-"""Function that returns the caller who sent this text after `Bearer`. Raises UnauthenticatedError,
-CapabilityEndedError.
+"""Function that returns the caller who sent this text after `Bearer`. Raises UnauthenticatedError
+or CapabilityEndedError.
 """
 TargetsOf = Callable[[Endpoint[Any], Any, Mapping[str, str]], Awaitable[Sequence[AccessTarget]]]
-"""Function that returns the subjects and groups of a call, from its body and parameters. Unknown
-names raise the errors of the call itself.
+"""Function that returns the subjects and groups on which a call needs rights, from its body and
+parameters. For unknown names it raises the errors that the call itself would raise.
 """
 
 
 class HeldCapability(Protocol):
-    """The capability with which a connection of the data plane was authenticated."""
+    """The capability with which a data-plane connection was authenticated."""
 
     @property
     def caller(self) -> Caller:
-        """Caller of the connection."""
+        """The caller that it identifies."""
         ...
 
     @property
     def ends_in_ms(self) -> int:
-        """Milliseconds for which it is still valid."""
+        """Milliseconds until it expires."""
         ...
 
     def check(self) -> None:
-        """Raise CapabilityEndedError once it has ended."""
+        """Raise CapabilityEndedError if it has expired or was revoked."""
         ...
 
 
 class DataJudge(Protocol):
-    """A broker's knowledge of callers and targets on its data plane."""
+    """Verifies capabilities, and finds the subjects of frames, for a broker's data plane."""
 
-    async def authenticate(self, nonce: bytes, asked: Authenticate) -> HeldCapability:
-        """Return the capability of a caller. Raises UnauthenticatedError, CapabilityEndedError."""
+    async def authenticate(self, nonce: bytes, request: Authenticate) -> HeldCapability:
+        """Return the caller's capability, once its signature and the answer to the challenge
+        `nonce` are verified. Raises UnauthenticatedError or CapabilityEndedError.
+        """
         ...
 
     def target(self, request: Request) -> AccessTarget:
@@ -122,13 +127,13 @@ class DataJudge(Protocol):
         ...
 
 
-class Passed(NamedTuple):
-    """The result of a call that was let through."""
+class GuardedReply(NamedTuple):
+    """The answer of an admitted call, its caller, and how long it waited."""
 
     answer: object
     caller: Caller
     waited_ms: int
-    """Milliseconds that it waited for a quota."""
+    """Milliseconds for which the call waited for a quota."""
 
 
 class Guard:
@@ -136,11 +141,14 @@ class Guard:
     The access control of one server.
 
     Args:
-        version: returns a number that changes with the rights of callers.
-        subject_rate: returns the bytes a second that a subject takes here; 0: no limit.
+        identify: returns the caller with a bearer token or capability.
+        targets_of: returns the subjects and groups on which a call needs rights.
+        version: returns a number that changes when callers' rights change.
+        judge: verifies callers of the data plane; None: this server has no data plane.
+        subject_rate: returns a subject's limit in bytes per second at this server; 0: no limit.
         on_audit: called with each event of the audit log.
-        certified: returns the caller with a client's certificate; None: certificates name no
-            principal.
+        certified: returns the caller with a client's certificate; None: certificates identify
+            no caller.
     """
 
     def __init__(
@@ -158,8 +166,8 @@ class Guard:
         self._certified = certified
         self._on_audit = on_audit
         self.pacing = Pacing()
-        self.refusals = LineLimit(OF_KIND, OF_HOST, REFUSALS)
-        self.reads = LineLimit(READS_OF_KIND)
+        self.refusals = LineLimit(REFUSALS_PER_KIND, REFUSALS_PER_HOST, REFUSALS_TOTAL)
+        self.reads = LineLimit(READS_PER_KIND)
         self.subject_rate = subject_rate
         self._identify = identify
         self._targets_of = targets_of
@@ -171,11 +179,14 @@ class Guard:
         self, endpoint: Endpoint[Any], authorization: Sequence[str], peer: Peer | None = None
     ) -> Caller:
         """
-        Return the caller of a call, from its `Authorization` headers; without one, from the
-        certificate of its connection.
+        Identify the caller by its `Authorization` header, or without one by its certificate.
+
+        Args:
+            authorization: values of the header, of which there must be at most one.
+            peer: the verified certificate of the connection, if there is one.
 
         Raises:
-            UnauthenticatedError, CapabilityEndedError
+            UnauthenticatedError, CapabilityEndedError: the credentials are missing or refused.
         """
         if endpoint.rights is Rights.OPEN:
             return UNKNOWN_CALLER
@@ -191,11 +202,7 @@ class Guard:
             )
         return await self._identify(text.strip())
 
-    def check_url(self, path: str, query: Mapping[str, str]) -> None:
-        """Raise InvalidRequestError if the URL contains a token."""
-        check_no_token(path, query)
-
-    async def pass_through(
+    async def handle_request(
         self,
         endpoint: Endpoint[Any],
         authorization: Sequence[str],
@@ -203,16 +210,16 @@ class Guard:
         read: Callable[[], Awaitable[tuple[Any, Mapping[str, str], int]]],
         handle: Callable[[Any, Mapping[str, str]], Awaitable[object]],
         peer: Peer | None = None,
-    ) -> Passed:
+    ) -> GuardedReply:
         """
-        Make a call if its caller has the right, and write the audit log.
+        Handle a request if its caller has the right, and write the audit log.
 
         Args:
             read: reads the body, and returns it with the parameters and its size in bytes.
-            handle: makes the call.
+            handle: handles the request.
 
         Raises:
-            The errors of `read` and `handle`, and
+            KeylaneError: an error of `read` or `handle`.
             UnauthenticatedError, AccessDeniedError, CapabilityEndedError, QuotaExceededError
         """
         caller, target, waited_ms, detail = UNKNOWN_CALLER, AccessTarget(), 0, ""
@@ -220,9 +227,9 @@ class Guard:
             version = self._version()
             caller = await self.caller(endpoint, authorization, peer)
             CALLER.set(caller)
-            waited_ms = await self._take_turn(caller, endpoint)
+            waited_ms = await self._wait_for_quota(caller, endpoint)
             body, params, size = await read()
-            if self._version() != version:  # a caller may take its time with the body
+            if self._version() != version:  # the body may take long to arrive
                 version = self._version()
                 caller = await self.caller(endpoint, authorization, peer)
                 CALLER.set(caller)
@@ -231,59 +238,59 @@ class Guard:
             for target in targets:
                 caller.check(endpoint.rights, *target)
             self.charge(caller, size)
-            waited_ms += await self._take_subject_turn(caller, endpoint, targets, size)
+            waited_ms += await self._wait_for_subject_rate(caller, endpoint, targets, size)
             answer = await handle(body, params)
             if endpoint.is_get and self._version() != version:
-                now = await self.caller(endpoint, authorization, peer)
+                current_caller = await self.caller(endpoint, authorization, peer)
                 for target in targets:
-                    now.check(endpoint.rights, *target)
+                    current_caller.check(endpoint.rights, *target)
         except KeylaneError as error:
             if endpoint.rights is not Rights.OPEN and (
                 _is_refusal(error) or audit.is_audited(endpoint)
             ):
-                did = f"{endpoint.method} {endpoint.path}"
-                self.note(caller, remote, did, target, error, detail=detail)
+                action = f"{endpoint.method} {endpoint.path}"
+                self.record(caller, remote, action, target, error, detail=detail)
             raise
         if audit.is_audited(endpoint):
-            did = f"{endpoint.method} {endpoint.path}"
+            action = f"{endpoint.method} {endpoint.path}"
             if endpoint.rights is Rights.READ:
-                self.note_read(caller, remote, did, target, detail)
+                self.record_read(caller, remote, action, target, detail)
             else:
-                self.note(caller, remote, did, target, detail=detail)
-        return Passed(answer, caller, waited_ms)
+                self.record(caller, remote, action, target, detail=detail)
+        return GuardedReply(answer, caller, waited_ms)
 
-    async def _take_turn(self, caller: Caller, endpoint: Endpoint[Any]) -> int:
+    async def _wait_for_quota(self, caller: Caller, endpoint: Endpoint[Any]) -> int:
         """
         Wait for the caller's quota of requests and bytes.
 
         Returns:
-            Milliseconds that it waited.
+            The milliseconds for which it waited.
 
         Raises:
-            QuotaExceededError: the wait would be too long.
+            QuotaExceededError: the wait would be longer than HTTP_HOLD_MS.
         """
         if not caller.is_paced:
             return 0
         principal, quota = caller.principal, caller.quota
         now_ms = self._clock.boot_ms()
         delay = self.pacing.delay(principal, quota, now_ms)
-        if endpoint.rights in _LEASING and delay.ms <= GRACE_MS:
+        if endpoint.rights in _LEASE_RIGHTS and delay.ms <= GRACE_MS:
             delay = NO_DELAY
         if delay.ms > HTTP_HOLD_MS:
-            raise exceeded(principal, delay)
+            raise quota_exceeded(principal, delay)
         self.pacing.take(principal, quota, now_ms)
         if delay.ms:
-            self.pacing.note_wait(principal, delay)
+            self.pacing.record_wait(principal, delay)
             await asyncio.sleep(delay.ms / 1000)
         return round(delay.ms)
 
-    async def _take_subject_turn(
+    async def _wait_for_subject_rate(
         self, caller: Caller, endpoint: Endpoint[Any], targets: Sequence[AccessTarget], size: int
     ) -> int:
         """
-        Wait for the limit of the subject in which a call stores messages, and count its bytes.
+        Wait for the rate limit of the subject in which a call stores messages, and count its bytes.
 
-        Return value and errors are those of `_take_turn`.
+        Returns and raises the same as `_wait_for_quota`.
         """
         if endpoint.rights is not Rights.PRODUCE or not size or caller.is_server:
             return 0
@@ -295,65 +302,65 @@ class Guard:
             now_ms = self._clock.boot_ms()
             delay = self.pacing.subject_delay(subject, rate, now_ms)
             if delay.ms > HTTP_HOLD_MS:
-                raise exceeded(caller.principal, delay)
+                raise quota_exceeded(caller.principal, delay)
             self.pacing.take_subject(subject, rate, size, now_ms)
             if delay.ms:
-                self.pacing.note_wait(caller.principal, delay)
+                self.pacing.record_wait(caller.principal, delay)
                 await asyncio.sleep(delay.ms / 1000)
                 waited_ms += delay.ms
         return round(waited_ms)
 
     def charge(self, caller: Caller, size: int) -> None:
-        """Count the bytes of a request or an answer."""
+        """Count the bytes of a request or an answer against the caller's quota."""
         if size and caller.is_paced:
             now_ms = self._clock.boot_ms()
             self.pacing.take(caller.principal, caller.quota, now_ms, size=size, requests=0)
 
-    def note_refused(self, remote: str, did: str, error: KeylaneError) -> None:
-        """Write a line about a request that was refused before its caller's rights were checked."""
-        # The reason of a handshake is OpenSSL's; the texts of other refusals may have what the
-        # caller sent.
+    def record_refused(self, remote: str, action: str, error: KeylaneError) -> None:
+        """Audit a request that was refused before its caller's rights were checked."""
+        # A handshake error's text is OpenSSL's; other texts may quote what the caller sent.
         detail = error.details.get("problem", "") if error.reason is Reason.HANDSHAKE else ""
-        self.note(CALLER.get(), remote, did, AccessTarget(), error, detail)
+        self.record(CALLER.get(), remote, action, AccessTarget(), error, detail)
 
     def connection(self, remote: str) -> ConnectionAccess | None:
-        """Return the access of a new connection of the data plane, which has no rights yet."""
+        """Return the access control of a new data-plane connection, which has no rights yet; None
+        if this server has no data plane.
+        """
         if self._judge is None:
             return None
         return ConnectionAccess(self, self._judge, remote, self._clock)
 
-    def note_read(
-        self, caller: Caller, remote: str, did: str, target: AccessTarget, detail: str
+    def record_read(
+        self, caller: Caller, remote: str, action: str, target: AccessTarget, detail: str
     ) -> None:
-        """Write a line about a read that was allowed; if there are too many of a kind, only about
-        some.
-        """
-        kind = (remote, caller.principal, did, *target)
-        left_out = self.reads.admit(self._clock.boot_ms(), kind)
-        if left_out is not None:
-            self.note(caller, remote, did, target, detail=_after(left_out, "done", detail))
+        """Audit a read that was allowed; of too many reads of a kind, only some get a line."""
+        kind = (remote, caller.principal, action, *target)
+        suppressed = self.reads.admit(self._clock.boot_ms(), kind)
+        if suppressed is not None:
+            detail = _with_suppressed(suppressed, "done", detail)
+            self.record(caller, remote, action, target, detail=detail)
 
-    def note(
+    def record(
         self,
         caller: Caller,
         remote: str,
-        did: str,
+        action: str,
         target: AccessTarget,
         error: KeylaneError | None = None,
         detail: str = "",
     ) -> None:
-        """Write a line of the audit log; if there are too many refusals, only about some."""
+        """Audit a call or a refusal; of too many refusals, only some get a line."""
         if error is not None:
-            kind = (remote, caller.principal, did, error.code)
-            left_out = self.refusals.admit(self._clock.boot_ms(), kind, remote, None)
-            if left_out is None:
+            kind = (remote, caller.principal, action, error.code)
+            suppressed = self.refusals.admit(self._clock.boot_ms(), kind, remote, None)
+            if suppressed is None:
                 return
-            detail = _after(left_out, "refused", detail)
-        event = audit.note(
+            detail = _with_suppressed(suppressed, "refused", detail)
+        event = audit.record_event(
             at_ms=self._clock.wall_ms(),
             who=caller.principal,
             remote=remote,
-            did=did,
+            action=action,
             target=target,
             error=error,
             detail=detail,
@@ -361,12 +368,14 @@ class Guard:
         self._on_audit(event)
 
 
-def _after(left_out: int, what: str, detail: str) -> str:
-    """Return the detail of a line, with the number of equal events that had no line."""
-    if not left_out:
+def _with_suppressed(suppressed: int, outcome: str, detail: str) -> str:
+    """Return a line's detail, with the number of earlier events of the same kind that got no
+    line.
+    """
+    if not suppressed:
         return detail
-    before = f"{left_out} more were {what} before"
-    return f"{before}; {detail}" if detail else before
+    count = f"{suppressed} more were {outcome} before"
+    return f"{count}; {detail}" if detail else count
 
 
 def _is_refusal(error: KeylaneError) -> bool:
@@ -378,7 +387,7 @@ def _is_refusal(error: KeylaneError) -> bool:
 
 
 class ConnectionAccess:
-    """The access of one connection of the data plane."""
+    """The access control of one data-plane connection."""
 
     def __init__(self, guard: Guard, judge: DataJudge, remote: str, clock: Clock) -> None:
         self.nonce = secrets.token_bytes(32)
@@ -387,124 +396,129 @@ class ConnectionAccess:
         self._remote = remote
         self._boot_ms = clock.boot_ms
         self._began_ms = clock.boot_ms()
-        self._held: HeldCapability | None = None
+        self._capability: HeldCapability | None = None
         self._caller = UNKNOWN_CALLER
         self._allowed: dict[tuple[object, ...], AccessTarget] = {}
-        self._entered = ""
-        """Principal among whose connections this one counts."""
+        self._counted_principal = ""
+        """The principal whose connections include this one; "" before it is known, and for servers.
+        """
 
     async def authenticate(
-        self, asked: Authenticate, take_place: Callable[[str], None] = lambda _principal: None
+        self, request: Authenticate, take_slot: Callable[[str], None] = lambda _principal: None
     ) -> Authenticated:
         """
-        Take a capability, the first one or a newer one.
+        Accept the connection's first capability, or a newer one.
 
         Args:
-            take_place: takes a place for the principal before its capability is accepted; "": a
-                server of the cluster needs none. It raises ConnectionQuotaError.
+            take_slot: takes a connection slot for the principal before its capability is accepted;
+                "" stands for a server of the cluster, which needs none. It may raise
+                ConnectionQuotaError.
 
         Raises:
-            UnauthenticatedError, CapabilityEndedError
+            UnauthenticatedError, CapabilityEndedError: the capability is refused.
             ConnectionQuotaError: the principal already has as many connections as it may have.
         """
         try:
-            held = await self._judge.authenticate(self.nonce, asked)
+            capability = await self._judge.authenticate(self.nonce, request)
         except KeylaneError as error:
-            self._guard.note(self._caller, self._remote, "Authenticate", AccessTarget(), error)
+            self._guard.record(self._caller, self._remote, "Authenticate", AccessTarget(), error)
             raise
-        caller = held.caller
-        entered = "" if caller.is_server else caller.principal
-        if entered != self._entered or self._held is None:
-            self._enter(entered, caller.quota, take_place)
-        self._held = held
+        caller = capability.caller
+        principal = "" if caller.is_server else caller.principal
+        if principal != self._counted_principal or self._capability is None:
+            self._count_connection(principal, caller.quota, take_slot)
+        self._capability = capability
         self._caller = caller
         self._allowed.clear()
-        return Authenticated(held.ends_in_ms)
+        return Authenticated(capability.ends_in_ms)
 
-    def _enter(self, principal: str, quota: Quota, take_place: Callable[[str], None]) -> None:
-        """Count the connection as one of the principal, "" for a server, and no longer as one of
-        the previous principal. Raises ConnectionQuotaError.
+    def _count_connection(
+        self, principal: str, quota: Quota, take_slot: Callable[[str], None]
+    ) -> None:
+        """Count the connection as the principal's ("": a server's), and no longer as the previous
+        principal's. Raises ConnectionQuotaError.
         """
         pacing = self._guard.pacing
         if principal:
-            pacing.enter(principal, quota)
+            pacing.add_connection(principal, quota)
         try:
-            take_place(principal)
+            take_slot(principal)
         except KeylaneError:
             if principal:
-                pacing.leave(principal)
+                pacing.remove_connection(principal)
             raise
         self.end()
-        self._entered = principal
+        self._counted_principal = principal
 
-    def check_still(self) -> None:
+    def check_valid(self) -> None:
         """
         Check that the connection may stay open; called often.
 
         Raises:
-            UnauthenticatedError: the caller has not authenticated itself in time.
-            CapabilityEndedError
+            UnauthenticatedError: the caller has not authenticated within AUTHENTICATE_S.
+            CapabilityEndedError: its capability has expired.
         """
-        if self._held is not None:
-            self._held.check()
+        if self._capability is not None:
+            self._capability.check()
         elif self._boot_ms() - self._began_ms > AUTHENTICATE_S * 1000:
             raise UnauthenticatedError(
                 "the connection has not said who calls", problem="not authenticated"
             )
 
-    def note_end(self, error: KeylaneError) -> None:
-        """Write a line about a connection that the server ends."""
-        self._guard.note(self._caller, self._remote, "connection", AccessTarget(), error)
+    def record_end(self, error: KeylaneError) -> None:
+        """Audit that the server ends the connection because of `error`."""
+        self._guard.record(self._caller, self._remote, "connection", AccessTarget(), error)
 
     def check(self, request: Request) -> None:
         """
-        Check a frame.
+        Check that the caller may send this frame.
 
         Raises:
-            AccessDeniedError, PartitionUnknownError
-            UnauthenticatedError: the caller has not authenticated itself.
+            AccessDeniedError: it may not.
+            PartitionUnknownError: this broker does not have the partition.
+            UnauthenticatedError: the caller has not authenticated.
         """
-        key = _key(request)
+        key = _decision_key(request)
         if key not in self._allowed:
-            self._decide(request, key)
+            self._authorize(request, key)
 
-    def passes(self, request: Request) -> bool:
-        """Return True if a frame may be served at once, without a check, a wait or a count; False
-        means that it may need one.
+    def is_cleared(self, request: Request) -> bool:
+        """Return True if a frame is allowed by a cached decision and needs no quota, so that it can
+        be served at once; otherwise `check`, `delay` and `take` decide.
         """
         caller = self._caller
-        target = self._allowed.get(_key(request))
+        target = self._allowed.get(_decision_key(request))
         if target is None:
             return False
-        return caller.is_server or not (self._rate(request)[1] or caller.is_paced)
+        return caller.is_server or not (self._subject_rate(request)[1] or caller.is_paced)
 
     def end(self) -> None:
-        """Note that the connection is closed."""
-        if self._entered:
-            self._guard.pacing.leave(self._entered)
-            self._entered = ""
+        """Record that the connection is closed."""
+        if self._counted_principal:
+            self._guard.pacing.remove_connection(self._counted_principal)
+            self._counted_principal = ""
 
     def delay(self, request: Request) -> Delay:
-        """Return how long a frame that may be served has to wait now."""
+        """Return how long an allowed frame must wait for a quota now."""
         caller = self._caller
         if caller.is_server:
             return NO_DELAY
-        subject, rate = self._rate(request)
+        subject, rate = self._subject_rate(request)
         if not (rate or caller.is_paced):
             return NO_DELAY
         delay = self._guard.pacing.delay(
             caller.principal, caller.quota, self._boot_ms(), subject=subject, subject_rate=rate
         )
-        if type(request) in _STORING or type(request) in FETCHING:
+        if type(request) in _STORE_FRAMES or type(request) in FETCH_FRAMES:
             return delay
         return Delay(delay.ms - GRACE_MS, delay.limit) if delay.ms > GRACE_MS else NO_DELAY
 
     def take(self, request: Request, size: int, *, requests: int = 1) -> None:
-        """Count a frame, or `size` further bytes of its answer."""
+        """Count a frame, or `size` further bytes of its answer, against the quotas."""
         caller = self._caller
         if caller.is_server:
             return
-        subject, rate = self._rate(request)
+        subject, rate = self._subject_rate(request)
         if rate or caller.is_paced:
             self._guard.pacing.take(
                 caller.principal,
@@ -516,26 +530,28 @@ class ConnectionAccess:
                 subject_rate=rate,
             )
 
-    def waits(self, delay: Delay) -> None:
-        """Count a wait."""
-        self._guard.pacing.note_wait(self._caller.principal, delay)
+    def record_wait(self, delay: Delay) -> None:
+        """Count a wait in the metrics."""
+        self._guard.pacing.record_wait(self._caller.principal, delay)
 
-    def too_long(self, delay: Delay) -> KeylaneError:
-        """Return the refusal of a frame that would wait too long."""
-        return exceeded(self._caller.principal, delay)
+    def quota_error(self, delay: Delay) -> KeylaneError:
+        """Return the error for a frame that would have to wait too long."""
+        return quota_exceeded(self._caller.principal, delay)
 
-    def _rate(self, request: Request) -> tuple[str, int]:
-        """Return the subject of a frame that stores messages, and its limit in bytes a second."""
-        if type(request) not in _STORING:
+    def _subject_rate(self, request: Request) -> tuple[str, int]:
+        """Return the subject of a frame that stores messages, and its limit in bytes per second; ""
+        and 0 for other frames.
+        """
+        if type(request) not in _STORE_FRAMES:
             return "", 0
-        subject = self._allowed.get(_key(request), AccessTarget()).subject
+        subject = self._allowed.get(_decision_key(request), AccessTarget()).subject
         return subject, self._guard.subject_rate(subject)
 
-    def _decide(self, request: Request, key: tuple[object, ...]) -> None:
+    def _authorize(self, request: Request, key: tuple[object, ...]) -> None:
         kind = type(request)
         target = AccessTarget()
         try:
-            if self._held is None:
+            if self._capability is None:
                 raise UnauthenticatedError(
                     "the connection has not said who calls", problem="not authenticated"
                 )
@@ -547,32 +563,32 @@ class ConnectionAccess:
         except KeylaneError as error:
             if error.reason is Reason.NAME_INVALID:
                 raise
-            self._guard.note(self._caller, self._remote, kind.__name__, target, error)
+            self._guard.record(self._caller, self._remote, kind.__name__, target, error)
             raise
-        if kind in _AUDITED:
-            where = f"partition {getattr(request, 'partition_id', '')}"
-            did = (self._caller, self._remote, kind.__name__, target)
+        if kind in _AUDITED_FRAMES:
+            partition = f"partition {getattr(request, 'partition_id', '')}"
+            call = (self._caller, self._remote, kind.__name__, target)
             if kind is not Read:
-                self._guard.note(*did, detail=where)
-                return  # each edit has a line of its own
-            self._guard.note_read(*did, where)
+                self._guard.record(*call, detail=partition)
+                return  # not cached, because each edit gets its own line
+            self._guard.record_read(*call, partition)
         if kind is CancelScheduled:
-            return  # each has an id of its own
+            return  # not cached, because each has its own id
         if len(self._allowed) >= ALLOWED_MAX:
             self._allowed.clear()
         self._allowed[key] = target
 
 
-def _key(request: Request) -> tuple[object, ...]:
-    """Return the fields of a frame that decide whether it is allowed."""
+def _decision_key(request: Request) -> tuple[object, ...]:
+    """Return the fields of a frame that determine whether it is allowed, as a cache key."""
     partition_id = getattr(request, "partition_id", None)
-    if partition_id is None:  # it is about a subject, or a scheduled message
+    if partition_id is None:  # the frame names a subject, or a scheduled message
         return type(request), getattr(request, "subject", request)
     return type(request), partition_id, getattr(request, "group", None)
 
 
 def _check_names(request: Request) -> None:
-    """Check the names that are kept with a decision, because a sender can make them long. Raises
+    """Check the names that are cached with a decision, because a sender can make them long. Raises
     InvalidRequestError.
     """
     group = getattr(request, "group", None)

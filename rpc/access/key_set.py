@@ -1,10 +1,10 @@
-"""The public keys of an outside issuer (JWKS) from a file or an https URL; they are cached, and
-read again when they change.
+"""Caches the public keys of an outside token issuer (JWKS), from a file or an https URL.
 
     find(kid) ─▶ known and fresh? ─▶ the key
-                 else read, at most every ASK_AGAIN_MS ─▶ the key, or None
+                 else read, at most every REFRESH_INTERVAL_MS_MIN ─▶ the key, or None
 
-If the source cannot be read, the keys stay valid for STALE_MS_MAX; after that no token is accepted.
+If the source cannot be read, the cached keys remain valid for STALE_MS_MAX; after that no token is
+accepted.
 
 Source: RFC 7517.
 """
@@ -27,12 +27,12 @@ log = logging.getLogger("keylane.metaserver")
 
 FRESH_URL_MS: Final = 300_000
 FRESH_FILE_MS: Final = 5_000
-ASK_AGAIN_MS: Final = 10_000
-"""Least milliseconds between two reads of the source because of tokens with unknown keys."""
+REFRESH_INTERVAL_MS_MIN: Final = 10_000
+"""The shortest time between two reads of the source because of tokens with unknown keys."""
 STALE_MS_MAX: Final = 86_400_000
 BYTES_MAX: Final = 1 << 20
 KEYS_MAX: Final = 100
-READ_S: Final = 5.0
+FETCH_TIMEOUT_S: Final = 5.0
 
 
 class _Document(msgspec.Struct):
@@ -41,57 +41,58 @@ class _Document(msgspec.Struct):
 
 class KeySet:
     """
-    Keys by id.
+    The issuer's keys by id.
 
     Args:
-        where: path of a file, or an https URL.
-        ca: PEM file of the certificate authority for the URL; "": those of the machine.
+        source: path of a file, or an https URL.
+        ca: PEM file of the certificate authority for the URL; "": the system's authorities.
+        boot_ms: returns the boot-time clock in milliseconds.
     """
 
-    def __init__(self, where: str, *, ca: str = "", boot_ms: Callable[[], int]) -> None:
-        self._where = where
-        self._is_url = where.startswith("https://")
+    def __init__(self, source: str, *, ca: str = "", boot_ms: Callable[[], int]) -> None:
+        self._source = source
+        self._is_url = source.startswith("https://")
         self._context = ssl.create_default_context(cafile=ca or None) if self._is_url else None
         self._fresh_ms = FRESH_URL_MS if self._is_url else FRESH_FILE_MS
         self._boot_ms = boot_ms
         self._keys: dict[str, dict[str, Any]] = {}
         self._read_at_ms: int | None = None
-        self._tried_at_ms: int | None = None
-        self._turn = asyncio.Lock()
+        self._attempted_at_ms: int | None = None
+        self._lock = asyncio.Lock()
         self.version = 0
-        """Number that changes with the keys."""
+        """Number that increases when the keys change."""
 
     async def find(self, kid: str) -> dict[str, Any] | None:
         """
-        Return the key with this id; None: the issuer has no such key.
+        Return the key with this id, or None if the issuer has no such key.
 
         Raises:
-            UnavailableError: the keys could not be read for too long.
+            UnavailableError: no read has succeeded for STALE_MS_MAX.
         """
-        if self._is_due(kid):
-            async with self._turn:
-                if self._is_due(kid):
-                    await self._read()
+        if self._is_refresh_due(kid):
+            async with self._lock:
+                if self._is_refresh_due(kid):
+                    await self._refresh()
         now_ms = self._boot_ms()
         if self._read_at_ms is None or now_ms - self._read_at_ms > STALE_MS_MAX:
             raise UnavailableError(
-                Reason.ISSUER_UNREACHABLE, f"the keys of the issuer in {self._where} are not known"
+                Reason.ISSUER_UNREACHABLE, f"the keys of the issuer in {self._source} are not known"
             )
         return self._keys.get(kid)
 
-    def _is_due(self, kid: str) -> bool:
+    def _is_refresh_due(self, kid: str) -> bool:
         now_ms = self._boot_ms()
-        if self._tried_at_ms is None:
+        if self._attempted_at_ms is None:
             return True
-        waited_ms = now_ms - self._tried_at_ms
-        fresh = self._read_at_ms is not None and now_ms - self._read_at_ms < self._fresh_ms
-        if fresh and kid in self._keys:
+        since_attempt_ms = now_ms - self._attempted_at_ms
+        is_fresh = self._read_at_ms is not None and now_ms - self._read_at_ms < self._fresh_ms
+        if is_fresh and kid in self._keys:
             return False
-        return waited_ms >= min(ASK_AGAIN_MS, self._fresh_ms)
+        return since_attempt_ms >= min(REFRESH_INTERVAL_MS_MIN, self._fresh_ms)
 
-    async def _read(self) -> None:
+    async def _refresh(self) -> None:
         try:
-            text = await (self._fetch() if self._is_url else asyncio.to_thread(self._load))
+            text = await (self._fetch_url() if self._is_url else asyncio.to_thread(self._read_file))
             document = msgspec.json.decode(text, type=_Document)
         except (
             OSError,
@@ -100,7 +101,7 @@ class KeySet:
             msgspec.MsgspecError,
             ValueError,
         ) as error:
-            log.warning("cannot read the issuer's keys: %s: %s", self._where, error)
+            log.warning("cannot read the issuer's keys: %s: %s", self._source, error)
         else:
             keys = {
                 key["kid"]: key
@@ -112,26 +113,26 @@ class KeySet:
                 self.version += 1
             self._read_at_ms = self._boot_ms()
         finally:
-            self._tried_at_ms = self._boot_ms()
+            self._attempted_at_ms = self._boot_ms()
 
-    def _load(self) -> bytes:
-        with Path(self._where).open("rb") as file:
+    def _read_file(self) -> bytes:
+        with Path(self._source).open("rb") as file:
             text = file.read(BYTES_MAX + 1)
         if len(text) > BYTES_MAX:
             raise ValueError(f"over {BYTES_MAX} bytes")
         return text
 
-    async def _fetch(self) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=READ_S)
+    async def _fetch_url(self) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S)
         async with (
             aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
-            session.get(self._where, ssl=self._context or True, allow_redirects=False) as answer,
+            session.get(self._source, ssl=self._context or True, allow_redirects=False) as response,
         ):
-            if answer.status != 200:
-                raise ValueError(f"status {answer.status}")
+            if response.status != 200:
+                raise ValueError(f"status {response.status}")
             text = b""
-            async for part in answer.content.iter_chunked(1 << 16):
-                text += part
+            async for chunk in response.content.iter_chunked(1 << 16):
+                text += chunk
                 if len(text) > BYTES_MAX:
                     raise ValueError(f"over {BYTES_MAX} bytes")
             return text

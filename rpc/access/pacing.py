@@ -1,15 +1,14 @@
-"""Decides how long callers over their quota wait: token buckets of principals and subjects. Pure.
+"""Rate limits: token buckets that decide how long callers over their quota wait. Pure.
 
     take(cost) ─▶ the level falls, even below 0 ─▶ the next call waits until it is 0 again
 
-A bucket holds one second of its rate. A call that finds it empty waits for the debt of earlier
-calls. The connections of one principal share its rate; callers of other principals do not wait for
-it.
+A bucket holds one second of its rate. A call that finds it empty waits until the debt of earlier
+calls is paid. The connections of one principal share its rate; other principals do not wait for it.
 
 Invariants
-    Quotas hold for one server; while a caller waits, no lock and no memory is held for others.
-    Calls that keep leases (acks, releases, heartbeats) wait only for a debt above GRACE_MS, so that
-    a quota costs no lease.
+    Each server applies the quotas to its own calls only; a caller that waits blocks no other.
+    Calls that renew or release leases (acks, releases, heartbeats) wait only for a debt above
+    GRACE_MS, so that no lease is lost because of a quota.
 """
 
 from __future__ import annotations
@@ -22,43 +21,46 @@ from ...protocol.access.quota import Quota
 from ...protocol.errors import ConnectionQuotaError, QuotaExceededError
 
 HOLD_MS = 5_000
-"""Most milliseconds for which a connection is not read because of one frame; a frame with a longer
-debt is refused.
+"""The longest time for which reading a connection is paused because of one frame; a frame that
+would have to wait longer is refused.
 """
 GRACE_MS = 5_000
+"""The debt up to which calls that renew or release leases do not wait."""
 HTTP_HOLD_MS = 2_000
+"""The longest time for which a plain HTTP call waits for a quota; beyond that it is refused."""
 RETRY_CONNECTION_MS = 1_000
 KNOWN_MAX = 10_000
+"""The largest number of principals, and of subjects, whose buckets are remembered."""
 
 
 class TokenBucket:
-    """A rate, averaged over seconds."""
+    """Limits a rate: it fills by `rate` units per second, and holds one second's units."""
 
-    __slots__ = ("_at_ms", "_level", "rate")
+    __slots__ = ("_filled_at_ms", "_level", "rate")
 
     def __init__(self, rate: int, now_ms: float) -> None:
         self.rate = rate
         self._level = float(rate)
-        self._at_ms = now_ms
+        self._filled_at_ms = now_ms
 
     def debt_ms(self, now_ms: float) -> float:
-        """Return the milliseconds after which nothing is owed."""
+        """Return the milliseconds until the debt is paid; 0 if there is none."""
         self._fill(now_ms)
         return max(0.0, -self._level * 1000 / self.rate)
 
     def take(self, cost: int, now_ms: float) -> None:
-        """Use up `cost` units."""
+        """Consume `cost` units; the level may fall below 0."""
         self._fill(now_ms)
         self._level -= cost
 
     def _fill(self, now_ms: float) -> None:
-        passed = max(0.0, now_ms - self._at_ms)
-        self._level = min(float(self.rate), self._level + passed * self.rate / 1000)
-        self._at_ms = now_ms
+        elapsed_ms = max(0.0, now_ms - self._filled_at_ms)
+        self._level = min(float(self.rate), self._level + elapsed_ms * self.rate / 1000)
+        self._filled_at_ms = now_ms
 
 
 class Delay(NamedTuple):
-    """The milliseconds that a caller waits, and the limit that is the reason."""
+    """How long a caller must wait, in milliseconds, and because of which limit."""
 
     ms: float
     limit: str
@@ -67,8 +69,8 @@ class Delay(NamedTuple):
 NO_DELAY = Delay(0.0, "")
 
 
-class _Pace:
-    """The buckets of one principal."""
+class _PrincipalBuckets:
+    """The token buckets of one principal; None where it has no limit."""
 
     def __init__(self, quota: Quota, now_ms: float) -> None:
         self.quota = quota
@@ -77,15 +79,15 @@ class _Pace:
 
 
 class Pacing:
-    """The quotas of one server; clocks are passed in, in milliseconds."""
+    """Applies quotas at one server; `now_ms` is any clock in milliseconds that never goes back."""
 
     def __init__(self) -> None:
-        self._paces: OrderedDict[str, _Pace] = OrderedDict()
+        self._principals: OrderedDict[str, _PrincipalBuckets] = OrderedDict()
         self._subjects: OrderedDict[str, TokenBucket] = OrderedDict()
         self.connections: Counter[str] = Counter()
-        """Number of open connections of the data plane, by principal."""
+        """Number of open data-plane connections by principal."""
         self.waited_ms: Counter[str] = Counter()
-        """Milliseconds that calls have waited, by principal."""
+        """Milliseconds for which calls have waited, by principal."""
 
     def delay(
         self,
@@ -96,27 +98,27 @@ class Pacing:
         subject: str = "",
         subject_rate: int = 0,
     ) -> Delay:
-        """Return how long a call of the principal would wait now, without counting it."""
-        pace = self._pace(principal, quota, now_ms)
-        waits = [
-            Delay(bucket.debt_ms(now_ms), f"{what} of principal {principal!r}")
-            for what, bucket in (("bytes", pace.bytes), ("requests", pace.requests))
+        """Return how long a call of the principal must wait now, without counting the call."""
+        buckets = self._buckets_of(principal, quota, now_ms)
+        delays = [
+            Delay(bucket.debt_ms(now_ms), f"{unit} of principal {principal!r}")
+            for unit, bucket in (("bytes", buckets.bytes), ("requests", buckets.requests))
             if bucket is not None
         ]
         if subject_rate:
-            waits.append(self.subject_delay(subject, subject_rate, now_ms))
-        return max(waits, default=NO_DELAY)
+            delays.append(self.subject_delay(subject, subject_rate, now_ms))
+        return max(delays, default=NO_DELAY)
 
     def subject_delay(self, subject: str, rate: int, now_ms: float) -> Delay:
-        """Return how long a call that stores messages in the subject waits for its limit alone,
-        without counting it.
+        """Return how long a call that stores messages in the subject must wait because of the
+        subject's limit, without counting the call.
         """
-        debt_ms = self._bucket(subject, rate, now_ms).debt_ms(now_ms)
+        debt_ms = self._subject_bucket(subject, rate, now_ms).debt_ms(now_ms)
         return Delay(debt_ms, f"bytes of subject {subject!r}")
 
     def take_subject(self, subject: str, rate: int, size: int, now_ms: float) -> None:
         """Count bytes that are stored in the subject."""
-        self._bucket(subject, rate, now_ms).take(size, now_ms)
+        self._subject_bucket(subject, rate, now_ms).take(size, now_ms)
 
     def take(
         self,
@@ -129,22 +131,22 @@ class Pacing:
         subject: str = "",
         subject_rate: int = 0,
     ) -> None:
-        """Count a call."""
-        pace = self._pace(principal, quota, now_ms)
-        if pace.bytes is not None and size:
-            pace.bytes.take(size, now_ms)
-        if pace.requests is not None and requests:
-            pace.requests.take(requests, now_ms)
+        """Count a call's bytes and requests against the quotas."""
+        buckets = self._buckets_of(principal, quota, now_ms)
+        if buckets.bytes is not None and size:
+            buckets.bytes.take(size, now_ms)
+        if buckets.requests is not None and requests:
+            buckets.requests.take(requests, now_ms)
         if subject_rate and size:
             self.take_subject(subject, subject_rate, size, now_ms)
 
-    def note_wait(self, principal: str, delay: Delay) -> None:
-        """Count a wait, for the metrics."""
+    def record_wait(self, principal: str, delay: Delay) -> None:
+        """Count a wait in the metrics."""
         self.waited_ms[principal] += round(delay.ms)
         if len(self.waited_ms) > 2 * KNOWN_MAX:
             self.waited_ms = Counter(dict(self.waited_ms.most_common(KNOWN_MAX)))
 
-    def enter(self, principal: str, quota: Quota) -> None:
+    def add_connection(self, principal: str, quota: Quota) -> None:
         """Count a new connection. Raises ConnectionQuotaError."""
         if quota.connections and self.connections[principal] >= quota.connections:
             raise ConnectionQuotaError(
@@ -155,26 +157,26 @@ class Pacing:
             )
         self.connections[principal] += 1
 
-    def leave(self, principal: str) -> None:
+    def remove_connection(self, principal: str) -> None:
         """Count the end of a connection."""
         self.connections[principal] -= 1
         if self.connections[principal] <= 0:
             del self.connections[principal]
 
-    def known(self) -> Iterable[str]:
-        """Return the principals whose pace is known."""
-        return self._paces
+    def known_principals(self) -> Iterable[str]:
+        """Return the principals whose buckets are remembered."""
+        return self._principals
 
-    def _pace(self, principal: str, quota: Quota, now_ms: float) -> _Pace:
-        pace = self._paces.get(principal)
-        if pace is None or pace.quota != quota:
-            pace = self._paces[principal] = _Pace(quota, now_ms)
-            if len(self._paces) > KNOWN_MAX:
-                self._paces.popitem(last=False)
-        self._paces.move_to_end(principal)
-        return pace
+    def _buckets_of(self, principal: str, quota: Quota, now_ms: float) -> _PrincipalBuckets:
+        buckets = self._principals.get(principal)
+        if buckets is None or buckets.quota != quota:
+            buckets = self._principals[principal] = _PrincipalBuckets(quota, now_ms)
+            if len(self._principals) > KNOWN_MAX:
+                self._principals.popitem(last=False)
+        self._principals.move_to_end(principal)
+        return buckets
 
-    def _bucket(self, subject: str, rate: int, now_ms: float) -> TokenBucket:
+    def _subject_bucket(self, subject: str, rate: int, now_ms: float) -> TokenBucket:
         bucket = self._subjects.get(subject)
         if bucket is None or bucket.rate != rate:
             bucket = self._subjects[subject] = TokenBucket(rate, now_ms)
@@ -183,8 +185,8 @@ class Pacing:
         return bucket
 
 
-def exceeded(principal: str, delay: Delay) -> QuotaExceededError:
-    """Return the refusal of a call that would wait too long."""
+def quota_exceeded(principal: str, delay: Delay) -> QuotaExceededError:
+    """Return the error for a call that would have to wait too long."""
     return QuotaExceededError(
         f"the limit of {delay.limit} is used up for {delay.ms / 1000:.1f} s",
         principal=principal,

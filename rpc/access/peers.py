@@ -1,4 +1,5 @@
-"""The principal in a client's certificate: its one URI, else its common name.
+"""Finds the principal in a client's certificate: its only URI, or without a URI its only common
+name.
 
 subjectAltName URI spiffe://shop/eu ─▶ cert:spiffe://shop/eu          CN shop ─▶ cert:shop
 """
@@ -13,18 +14,16 @@ from ...protocol.access.principals import CERT, is_outside
 
 
 class Peer(NamedTuple):
-    """A certificate that OpenSSL has verified: its principal, and its end in milliseconds since
-    1970.
-    """
+    """A client whose certificate OpenSSL has verified."""
 
     principal: str
     ends_at_ms: int
+    """When the certificate expires, in milliseconds since 1970."""
 
 
 def peer_of(certificate: Mapping[str, Any] | None) -> Peer | None:
     """
-    Return the peer with a certificate; None: there is none, or it has no name that a principal may
-    have.
+    Return the peer with this certificate; None if there is none, or if it names no valid principal.
 
     Args:
         certificate: result of `SSLSocket.getpeercert`.
@@ -38,10 +37,10 @@ def peer_of(certificate: Mapping[str, Any] | None) -> Peer | None:
         for kind, value in part
         if kind == "commonName"
     ]
-    chosen = uris or names
-    if len(chosen) != 1:  # it is not clear which of them is meant
+    candidates = uris or names
+    if len(candidates) != 1:  # none, or ambiguous
         return None
-    principal = f"{CERT}{chosen[0]}"
+    principal = f"{CERT}{candidates[0]}"
     if not is_outside(principal):
         return None
     return Peer(principal, int(ssl.cert_time_to_seconds(certificate["notAfter"])) * 1000)

@@ -1,15 +1,14 @@
-"""Decides which connections get a place if all are taken: each principal gets an equal share.
-Pure.
+"""Connection slots of a server: when all are taken, each principal gets an equal share. Pure.
 
-    take(connection, principal) ─▶ free place? ─no─▶ principal below its share? ─no─▶ no place
-                                                              │yes
-                                                              ▼
-                  the newest connection of the principal with most places loses its place
+    acquire(connection, principal) ─▶ free slot? ─no─▶ principal below its share? ─no─▶ refused
+                                                               │yes
+                                                               ▼
+                      evict the newest connection of the principal with the most slots
 
 Invariants
-    There are never more connections with a place than places.
-    A principal loses a connection only while it has more than an equal share, and only to a
-    principal with less.
+    The number of connections with a slot never exceeds the limit.
+    A principal loses a slot only while it has more than an equal share, and only to a principal
+    with less.
 """
 
 from __future__ import annotations
@@ -20,63 +19,64 @@ from typing import Generic, NamedTuple, TypeVar
 C = TypeVar("C", bound=Hashable)
 
 
-class Placing(NamedTuple, Generic[C]):
-    """The result of asking for a place."""
+class SlotGrant(NamedTuple, Generic[C]):
+    """The result of `ConnectionSlots.acquire`."""
 
-    given: bool
-    leaves: C | None = None
-    """Connection that had the place until now, and has none any more."""
-    holder: str = ""
-    """Principal of that connection."""
-    held: int = 0
-    """Number of places that this principal had."""
+    granted: bool
+    evicted: C | None = None
+    """The connection that lost its slot to the new one."""
+    evicted_principal: str = ""
+    """The principal of that connection."""
+    evicted_count: int = 0
+    """The number of slots that this principal had."""
 
 
-class Places(Generic[C]):
+class ConnectionSlots(Generic[C]):
     """
-    The places of one server for connections with known principals.
+    The slots of one server for connections whose principals are known.
 
     Args:
-        most: number of places.
+        limit: number of slots.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._of: dict[C, str] = {}
-        """Principal of each connection."""
-        self._held: dict[str, dict[C, None]] = {}
-        """Connections of each principal, the oldest first."""
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._principals: dict[C, str] = {}
+        """The principal of each connection."""
+        self._connections: dict[str, dict[C, None]] = {}
+        """The connections of each principal, the oldest first."""
 
-    def held(self, principal: str) -> int:
-        """Return the number of connections of a principal."""
-        return len(self._held.get(principal, ()))
+    def count(self, principal: str) -> int:
+        """Return the number of a principal's connections."""
+        return len(self._connections.get(principal, ()))
 
-    def take(self, connection: C, principal: str) -> Placing[C]:
-        """Give a connection a place, or leave everything as it was."""
-        leaving: Placing[C] = Placing(True)
-        if len(self._of) >= self.most and connection not in self._of:
-            share = max(1, self.most // (len(self._held) + (principal not in self._held)))
-            # This comes before the look at all principals, because refused callers try again.
-            if self.held(principal) >= share:
-                return Placing(False)
-            holder = max(self._held, key=self.held)
-            if self.held(holder) <= share:
-                return Placing(False)
-            # The longest open connections stay longest.
-            newest = next(reversed(self._held[holder]))
-            leaving = Placing(True, newest, holder, self.held(holder))
-            self.free(newest)
-        self.free(connection)
-        self._of[connection] = principal
-        self._held.setdefault(principal, {})[connection] = None
-        return leaving
+    def acquire(self, connection: C, principal: str) -> SlotGrant[C]:
+        """Give a connection a slot; if it is refused, nothing changes."""
+        grant: SlotGrant[C] = SlotGrant(True)
+        if len(self._principals) >= self.limit and connection not in self._principals:
+            principal_count = len(self._connections) + (principal not in self._connections)
+            share = max(1, self.limit // principal_count)
+            # Checked before the search through all principals, because refused callers retry.
+            if self.count(principal) >= share:
+                return SlotGrant(False)
+            largest = max(self._connections, key=self.count)
+            if self.count(largest) <= share:
+                return SlotGrant(False)
+            # Long-lived connections are kept.
+            newest = next(reversed(self._connections[largest]))
+            grant = SlotGrant(True, newest, largest, self.count(largest))
+            self.release(newest)
+        self.release(connection)
+        self._principals[connection] = principal
+        self._connections.setdefault(principal, {})[connection] = None
+        return grant
 
-    def free(self, connection: C) -> None:
-        """Note that a connection no longer has a place; nothing happens if it has none."""
-        principal = self._of.pop(connection, None)
+    def release(self, connection: C) -> None:
+        """Release a connection's slot; this does nothing if it has none."""
+        principal = self._principals.pop(connection, None)
         if principal is None:
             return
-        held = self._held[principal]
-        del held[connection]
-        if not held:
-            del self._held[principal]
+        connections = self._connections[principal]
+        del connections[connection]
+        if not connections:
+            del self._connections[principal]

@@ -1,6 +1,6 @@
-"""The access settings of server programs, and those of an outside issuer of tokens (JWT).  Pure.
+"""The access control settings of server programs, and those of an outside token issuer (JWT). Pure.
 
-access = auto    on if an address other than loopback is served, off on loopback
+access = auto    on, unless the server listens on a loopback address
 access = off     everybody who reaches the server may do everything; must be set explicitly
 """
 
@@ -23,28 +23,29 @@ def is_access_on(access: object, host: object) -> bool:
     return access == ON or (access == AUTO and isinstance(host, str) and not is_loopback(host))
 
 
-def access_problems(values: Mapping[str, object], *needed: tuple[str, ...]) -> list[str]:
+def access_problems(values: Mapping[str, object], *required: tuple[str, ...]) -> list[str]:
     """
     Return the problems of the setting `access` and its tokens, as sentences.
 
     Args:
-        needed: names of settings; where access is on, at least one of each tuple must be set.
+        required: names of settings; where access is on, at least one of each tuple must be set.
     """
     access, host = values.get("access", AUTO), values.get("host", "127.0.0.1")
     if access not in (ON, OFF, AUTO):
         return [f"access is {ON}, {OFF} or {AUTO}, not {access!r:.40}"]
-    # Without either, the start itself refuses the address, and gives advice about TLS.
+    # Without either, the server refuses to start at this address, with advice about TLS.
     served = values.get("tls_cert") is not None or values.get("insecure_network") is True
     if access == OFF or not is_access_on(access, host) or (access == AUTO and not served):
         return []
     why = f"access = {ON} needs it"
     if access == AUTO:
         why = (
-            f'access is on because {host} is no loopback address; access = "{OFF}" serves everybody'
+            f"access is on because {host} is not a loopback address; "
+            f'access = "{OFF}" serves everybody'
         )
     return [
         f"{' or '.join(names)} is missing; {why}"
-        for names in needed
+        for names in required
         if not any(values.get(name) for name in names)
     ]
 
@@ -56,14 +57,14 @@ def hash_problems(values: Mapping[str, object], name: str, *, named: bool = Fals
     Args:
         named: True if it is a list of NAME:HASH, not one hash.
     """
-    given = values.get(name)
-    if not given:
+    value = values.get(name)
+    if not value:
         return []
     if not named:
-        fits = isinstance(given, str) and _HASH.fullmatch(given) is not None
-        return [] if fits else [f"{name} is the SHA-256 of a token: 64 hexadecimal digits"]
-    listed = given if isinstance(given, tuple) else (given,)
-    if all(isinstance(text, str) and _NAMED_HASH.fullmatch(text) for text in listed):
+        is_hash = isinstance(value, str) and _HASH.fullmatch(value) is not None
+        return [] if is_hash else [f"{name} is the SHA-256 of a token: 64 hexadecimal digits"]
+    items = value if isinstance(value, tuple) else (value,)
+    if all(isinstance(item, str) and _NAMED_HASH.fullmatch(item) for item in items):
         return []
     return [f"{name} are NAME:HASH, a name and the SHA-256 of a token in 64 hexadecimal digits"]
 
@@ -80,36 +81,34 @@ ALGORITHMS: Final = (
     "ES512",
     "EdDSA",
 )
-"""Algorithms with a public key: not `none`, and no HS*, whose key both sides would have to keep
-secret.
-"""
+"""Signature algorithms with a public key; neither `none` nor HS*, which needs a shared secret."""
 LEEWAY_S_MAX: Final = 300
-_TEXTS = ("jwt_issuer", "jwt_audience", "jwt_jwks")
+_REQUIRED = ("jwt_issuer", "jwt_audience", "jwt_jwks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuerSettings:
-    """The settings of an outside issuer whose tokens are accepted."""
+    """The settings of an outside issuer whose JWTs are accepted."""
 
     issuer: str
     audience: str
     jwks: str
     """Path of a file, or an https URL, with the issuer's public keys."""
     jwks_ca: str
-    """PEM file of the certificate authority for that URL; "": those of the machine."""
+    """PEM file of the certificate authority for that URL; "": the system's authorities."""
     algorithms: tuple[str, ...]
     principal_claim: str
     groups_claim: str
-    """Claim with the groups of a principal; "": tokens have no groups."""
+    """The claim that lists a principal's groups; "": groups are not read from tokens."""
     leeway_s: int
 
 
 def issuer_problems(values: Mapping[str, object]) -> list[str]:
-    """Return the problems of the settings jwt_*, as sentences."""
-    given = {name for name in _TEXTS if values.get(name)}
+    """Return the problems of the jwt_* settings, as sentences."""
+    present = {name for name in _REQUIRED if values.get(name)}
     problems = []
-    if given and given != set(_TEXTS):
-        missing = [name for name in _TEXTS if name not in given]
+    if present and present != set(_REQUIRED):
+        missing = [name for name in _REQUIRED if name not in present]
         problems.append(f"JWTs need also {' and '.join(missing)}")
     jwks = values.get("jwt_jwks") or ""
     if isinstance(jwks, str) and "://" in jwks and not jwks.startswith("https://"):
@@ -117,10 +116,10 @@ def issuer_problems(values: Mapping[str, object]) -> list[str]:
             "jwt_jwks is a path or an https URL, because whoever changes the keys is trusted"
         )
     algorithms = values.get("jwt_algorithms", ALGORITHMS[:1])
-    listed = algorithms if isinstance(algorithms, tuple) else (algorithms,)
-    strange = [str(name)[:40] for name in listed if name not in ALGORITHMS]
-    if strange or not listed:
+    names = algorithms if isinstance(algorithms, tuple) else (algorithms,)
+    unknown = [str(name)[:40] for name in names if name not in ALGORITHMS]
+    if unknown or not names:
         problems.append(
-            f"jwt_algorithms are some of {', '.join(ALGORITHMS)}, not {', '.join(strange)}"
+            f"jwt_algorithms are some of {', '.join(ALGORITHMS)}, not {', '.join(unknown)}"
         )
     return problems

@@ -1,6 +1,7 @@
-"""Ed25519 keys of metaservers, which sign capabilities, and of clients, which hold them.
+"""Ed25519 signatures: metaservers sign capabilities, and clients sign a broker's challenge.
 
-Keys are made where they are used and never leave the process: only public keys are stored and sent.
+Private keys are generated in the process that uses them and never leave it; only public keys are
+stored and sent.
 """
 
 from __future__ import annotations
@@ -17,31 +18,31 @@ from ...protocol.access.capability import CONTEXT, Capability, pack, proof_of, t
 
 
 class OwnKey:
-    """A new private key of this process."""
+    """A private key, generated for this object."""
 
     def __init__(self) -> None:
         self._private = Ed25519PrivateKey.generate()
         self.public = self._private.public_key().public_bytes_raw()
-        """Public key of 32 bytes."""
+        """The public key, 32 bytes."""
         self.key_id = hashlib.sha256(self.public).hexdigest()[:16]
 
     def sign(self, capability: Capability) -> str:
-        """Return the text of a capability whose `key` is this one."""
+        """Return the signed text of a capability whose `key` is this key's id."""
         packed = pack(capability)
         return text_of(packed, self._private.sign(CONTEXT + packed))
 
     def sign_challenge(self, nonce: bytes, address: str) -> bytes:
-        """Return the answer to the challenge of the broker that was called at `address`."""
+        """Return the signature of a challenge from the broker that was called at `address`."""
         return self._private.sign(proof_of(nonce, address))
 
 
 def is_signed(public: bytes, signature: bytes, packed: bytes) -> bool:
-    """Return True if the key has signed the packed capability."""
+    """Return True if `signature` is this public key's signature of the packed capability."""
     return _verifies(public, signature, CONTEXT + packed)
 
 
 def is_proof(public: bytes, proof: bytes, nonce: bytes, address: str) -> bool:
-    """Return True if the holder of the key has answered this challenge."""
+    """Return True if `proof` is this public key's signature of the challenge."""
     return _verifies(public, proof, proof_of(nonce, address))
 
 

@@ -1,4 +1,4 @@
-"""A client's waits because of quotas, which servers report; they are counted and logged."""
+"""Counts and logs the waits that servers impose on a client because of quotas."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ...protocol.log_filter import LogFilter
 log = logging.getLogger("keylane.rpc")
 
 THROTTLED_HEADER = "Keylane-Throttled-Ms"
-"""HTTP header with the milliseconds that a call has waited for its caller's quota."""
+"""HTTP response header: milliseconds for which the call waited for its caller's quota."""
 
 
 class Throttling:
-    """The waits of one client."""
+    """Counts one client's waits."""
 
     def __init__(self, boot_ms: Callable[[], int] | None = None) -> None:
         self._boot_ms = boot_ms or SystemClock().boot_ms
         self.waited_ms = 0
-        """Milliseconds that servers have reported; waits of simultaneous connections add up."""
-        self._lines = LogFilter()
+        """Milliseconds that servers have reported; waits of concurrent calls add up."""
+        self._log_filter = LogFilter()
 
-    def note(self, address: str, wait_ms: int, limit: str) -> None:
+    def record(self, address: str, wait_ms: int, limit: str) -> None:
         """Count a wait, and log it unless a line about its limit was logged recently."""
         self.waited_ms += max(0, wait_ms)
-        if self._lines.met(limit, self._boot_ms()):
+        if self._log_filter.met(limit, self._boot_ms()):
             log.warning(
                 "%s makes this client wait for %d ms because the limit of %.200s is used up; "
                 "the client has waited for %d ms in total",

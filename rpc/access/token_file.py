@@ -1,9 +1,9 @@
-"""The source of a client's or server's token: an argument, a file, or the environment.
+"""Finds a client's or server's token, in an argument, a file, or the environment.
 
-    token=  ▶  KEYLANE_TOKEN_FILE  ▶  KEYLANE_TOKEN  ▶  none: callers are not identified, or refused
+    token=  ▶  KEYLANE_TOKEN_FILE  ▶  KEYLANE_TOKEN  ▶  none
 
-A file is read again at each use of the token, so a token is replaced without a restart. A pipe,
-such as the shell's `<(…)`, provides its token once.
+A file is read again at each use, so a token can be replaced without a restart. A pipe, such as the
+shell's `<(…)`, is read once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILE_VARIABLE = "KEYLANE_TOKEN_FILE"
 VARIABLE = "KEYLANE_TOKEN"
 FILE_BYTES_MAX = 16_384
 PIPE_S = 5.0
-"""Seconds that a start waits for the writer of a token into a pipe."""
+"""Seconds to wait for the program that writes the token into a pipe."""
 
 TokenSource = Callable[[], str]
 """Function that returns the current token. Raises ConfigError."""
@@ -33,11 +33,10 @@ TokenSource = Callable[[], str]
 
 def token_in_file(path: Path, *, wait_s: float = PIPE_S) -> str:
     """
-    Return the token in a file, which may have white space around it, and a byte order mark before
-    it.
+    Return the token in a file; white space around it and a byte order mark before it are ignored.
 
     Args:
-        wait_s: seconds to wait for the end of a pipe; a file is read at once.
+        wait_s: seconds to wait for the end of a pipe; a regular file needs no wait.
 
     Raises:
         ConfigError: the file cannot be read, or contains no token.
@@ -52,20 +51,20 @@ def token_in_file(path: Path, *, wait_s: float = PIPE_S) -> str:
 
 
 def _read(path: Path, wait_s: float) -> bytes:
-    """Return at most FILE_BYTES_MAX of a file or a pipe. Raises OSError, ValueError."""
-    # A pipe without a writer would hold the program for ever.
+    """Return at most FILE_BYTES_MAX bytes of a file or a pipe. Raises OSError or ValueError."""
+    # Without O_NONBLOCK, a pipe without a writer would block the program forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        waits = not stat.S_ISREG(os.fstat(descriptor).st_mode)
-        until_ms = SystemClock.boot_ms() + wait_s * 1000
+        may_block = not stat.S_ISREG(os.fstat(descriptor).st_mode)
+        deadline_ms = SystemClock.boot_ms() + wait_s * 1000
         data = b""
         while len(data) < FILE_BYTES_MAX:
-            if waits:
-                _wait_for_data(descriptor, max(0.0, until_ms - SystemClock.boot_ms()) / 1000)
-            part = os.read(descriptor, FILE_BYTES_MAX - len(data))
-            if not part:
+            if may_block:
+                _wait_for_data(descriptor, max(0.0, deadline_ms - SystemClock.boot_ms()) / 1000)
+            chunk = os.read(descriptor, FILE_BYTES_MAX - len(data))
+            if not chunk:
                 break
-            data += part
+            data += chunk
         return data
     finally:
         os.close(descriptor)
@@ -73,49 +72,49 @@ def _read(path: Path, wait_s: float) -> bytes:
 
 def _wait_for_data(descriptor: int, wait_s: float) -> None:
     """Wait until a pipe has data, or has ended. Raises TimeoutError."""
-    # select.select takes no file number above 1,023.
-    with selectors.DefaultSelector() as ready:
+    # Not select.select, which accepts no file descriptor above 1,023.
+    with selectors.DefaultSelector() as selector:
         try:
-            ready.register(descriptor, selectors.EVENT_READ)
-        except PermissionError:  # a folder or a device, where nothing is waited for
+            selector.register(descriptor, selectors.EVENT_READ)
+        except PermissionError:  # a directory or a device, which cannot be waited for
             return
-        if not ready.select(wait_s):
+        if not selector.select(wait_s):
             raise TimeoutError
 
 
 class TokenFile:
     """
-    The token in a file, read at each use; while the file cannot be read, the last token.
+    Reads the token in a file at each use; while the file cannot be read, it returns the last token.
 
     Attributes:
-        problem: reason why the last token is used; "": the file was read.
+        problem: why the last read failed; "" if it succeeded.
 
     Raises:
-        ConfigError: the file cannot be read when this is made.
+        ConfigError: the first read failed.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._last = token_in_file(path)
+        self._token = token_in_file(path)
         self._is_pipe = path.is_fifo()
         self.problem = ""
 
     def __call__(self) -> str:
-        """Return the token."""
+        """Return the current token."""
         if self._is_pipe:
-            return self._last
+            return self._token
         problem = ""
         try:
-            self._last = token_in_file(self._path, wait_s=0.0)
+            self._token = token_in_file(self._path, wait_s=0.0)
         except ConfigError as error:
-            gone = isinstance(error.__cause__, FileNotFoundError)
-            problem = f"the file {self._path} is gone" if gone else error.message
+            is_missing = isinstance(error.__cause__, FileNotFoundError)
+            problem = f"the file {self._path} is gone" if is_missing else error.message
         if problem and problem != self.problem:
             log.warning("%s; the last token stays in use", problem)
         elif self.problem and not problem:
             log.info("read the token in %s again", self._path)
         self.problem = problem
-        return self._last
+        return self._token
 
 
 def token_from_file(path: str) -> TokenSource:
@@ -125,9 +124,11 @@ def token_from_file(path: str) -> TokenSource:
     return TokenFile(Path(path))
 
 
-def refused_token(error: UnauthenticatedError, source: TokenSource | None) -> UnauthenticatedError:
-    """Return the refusal of a token from `source`; it says so if the token's file could not be
-    read.
+def refused_token_error(
+    error: UnauthenticatedError, source: TokenSource | None
+) -> UnauthenticatedError:
+    """Return the error for a refused token, which mentions that the token's file could not be read
+    if that is the case.
     """
     problem = source.problem if isinstance(source, TokenFile) else ""
     if not problem:
@@ -136,23 +137,23 @@ def refused_token(error: UnauthenticatedError, source: TokenSource | None) -> Un
     return UnauthenticatedError(text, **error.details)
 
 
-def told_by_environment() -> tuple[str, str]:
-    """Return the file and the token that the environment names now, each "" if it does not."""
+def token_variables() -> tuple[str, str]:
+    """Return the current values of KEYLANE_TOKEN_FILE and KEYLANE_TOKEN, each "" if it is unset."""
     return os.environ.get(FILE_VARIABLE, ""), os.environ.get(VARIABLE, "")
 
 
-def token_source(given: str | None) -> TokenSource | None:
+def token_source(argument: str | None) -> TokenSource | None:
     """
-    Return the source of a client's token; None: it has no token.
+    Return the source of a client's token, or None if it has no token.
 
     Args:
-        given: the argument `token=`.
+        argument: value of the client's argument `token=`.
 
     Raises:
-        ConfigError: there is a token, but it cannot be used.
+        ConfigError: the token is malformed, or its file cannot be read.
     """
-    if given is not None:
-        token = check_token(given, "token=")
+    if argument is not None:
+        token = check_token(argument, "token=")
         return lambda: token
     path = os.environ.get(FILE_VARIABLE)
     if path:

@@ -1,26 +1,27 @@
-"""A connection that carries frames once its HTTP upgrade is done; it does not copy large data. I/O:
+"""A connection that carries frames after its HTTP upgrade, without copying large ones. I/O:
 sockets.
 
-    socket ─▶ landing (small frames) ─▶ on_frame, or receive()
-         └──▶ the rest of a large frame, straight into its memory
+    socket ─▶ shared receive buffer (small frames) ─▶ on_frame, or receive()
+         └──▶ the rest of a large frame, straight into its own memory
 
     send(parts) ─▶ one gathered write
 
 Invariants
-    Memory for a frame grows with the bytes that have arrived, whatever size it claims. While
-    `QUEUED_BYTES_MAX` wait for `receive`, nothing is read. A server (which has a `room`) answers
-    requests for a sign of life once for each read, and not while the client reads nothing.
-    Unfinished frames have a common bound (`incoming`). Frames of one turn of the event loop are
-    counted, so that no peer monopolises the loop.
+    Memory for a frame grows with the bytes that have arrived, whatever size its header announces.
+    While `QUEUED_BYTES_MAX` wait for `receive`, nothing is read from the socket.
+    A server (which has a `budget`) answers pings at most once for each read, and not while the
+    client reads nothing.
+    The unfinished frames of all connections have a common memory budget (`incoming`).
+    The number of frames in one iteration of the event loop is limited: no peer can monopolize it.
 
-The HTTP upgrade that opens a connection of the data plane, until a `FrameSocket` takes it over.
+The HTTP upgrade that opens a data-plane connection:
 
     GET /v1/data                        HTTP/1.1 101 Switching Protocols
     Connection: Upgrade          ─▶     Connection: Upgrade               ─▶  frames, both ways
     Upgrade: keylane/1                  Upgrade: keylane/1
 
-The server part imports aiohttp's server only when needed, because a client with that import starts
-more slowly.
+The server part imports aiohttp's server only when it is called, because the import would slow down
+the start of clients.
 """
 
 from __future__ import annotations
@@ -39,47 +40,48 @@ from ...protocol.errors import FrameError, InvalidRequestError
 from ...protocol.frames import SIGN_OF_LIFE, SIZE
 from ..liveness.silence import keep_alive
 from ..threads.turn import at_end, in_turn
-from .incoming import IncomingRoom
+from .incoming import IncomingBudget
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 
 Buffer = bytes | bytearray | memoryview
-LANDING_BYTES = 16 << 10
-"""The most bytes of a large frame that are copied, because they arrive with its beginning."""
+RECEIVE_BUFFER_BYTES = 16 << 10
+"""The size of the receive buffer: at most these first bytes of a large frame are copied."""
 FRAME_BYTES_FIRST = 256 << 10
-"""A frame that claims more bytes than this gets its memory as it arrives."""
+"""The memory that is first allocated for a larger frame; it grows as the frame arrives."""
 QUEUED_BYTES_MAX = 256 << 10
-FRAME_BYTES_MORE = 128
-"""The bytes that a waiting frame takes besides its content."""
+"""The bytes of queued frames above which reading is paused."""
+FRAME_OVERHEAD_BYTES = 128
+"""The memory that a queued frame uses besides its content."""
 GATHERED_BYTES_MIN = 4 << 10
 """Frames smaller than this are joined, because one buffer costs less to write than two."""
 GATHERED_BYTES_MAX = 16 << 10
-"""If more bytes than this are gathered, they are written at once."""
-TURN_FRAMES_MAX = 1_000
-"""The number of frames that are taken from a peer in one turn of the event loop; uvloop reads a
-socket up to 32 times in one turn.
+"""Once this many bytes are gathered, they are written."""
+ITERATION_FRAMES_MAX = 1_000
+"""The number of frames that are accepted from a peer in one iteration of the event loop; uvloop
+reads a socket up to 32 times in an iteration.
 """
-SIGNS_MAX = 1_000
-"""The most requests for a sign of life that a server takes between two checks of a connection."""
-WRITELINES_HOLD_BACK = not (
+PINGS_MAX = 1_000
+"""The number of pings that a server accepts between two checks of a connection."""
+WRITELINES_APPLIES_BACKPRESSURE = not (
     (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
 )
-"""True where asyncio's `writelines` calls `pause_writing`; in the excluded versions it does not,
-and its buffer grows (CVE-2024-12254).
+"""True if asyncio's `writelines` calls `pause_writing`; in the excluded versions it does not, and
+its buffer grows without limit (CVE-2024-12254).
 """
 CLOSE_S = 1.0
-"""Seconds for which `close` waits for the end of the connection."""
+"""Seconds for which `close` waits until the connection is closed."""
 
 
 class _ReceiveBuffer(threading.local):
-    """The buffer into which the event loop of a thread reads; the loop reads from one socket at a
-    time.
+    """The buffer into which a thread's event loop reads, shared by its sockets because the loop
+    reads from one at a time.
     """
 
     def __init__(self) -> None:
-        self.view = memoryview(bytearray(LANDING_BYTES))
+        self.view = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
 
 
 _receive_buffer = _ReceiveBuffer()
@@ -87,225 +89,227 @@ _receive_buffer = _ReceiveBuffer()
 
 class FrameSocket(asyncio.BufferedProtocol):
     """
-    One connection. Create it when the upgrade is done, or about to be answered: it reads from then
-    on.
+    One end of a connection that sends and receives frames.
+
+    It starts to read when it is created, so create it when the upgrade is done, or just before the
+    server answers it.
 
     Args:
-        transport: the transport of the connection.
-        bytes_max: the largest frame that is received.
-        room: the server's room for the unfinished frames of all its connections; None: this is the
-            client's end.
+        transport: the connection's transport, taken over from aiohttp.
+        bytes_max: the largest frame that is accepted, in bytes.
+        budget: the server's memory budget for unfinished frames; None: this is a client's end.
     """
 
     begun_s = 0.0
-    """The time at which the unfinished frame began, by the loop's clock; moved later by the time in
-    which nothing was read.
+    """The time at which the unfinished frame began, by the loop's clock; pauses of reading move it
+    forward.
     """
     _paused_s = 0.0
     """The time at which the last pause of reading began."""
     _turn_s = -1.0
     _turn_frames = 0
-    """The number of frames in the turn of the event loop that began at `_turn_s`."""
+    """The number of frames in the loop iteration that began at `_turn_s`."""
 
     def __init__(
-        self, transport: asyncio.Transport, *, bytes_max: int, room: IncomingRoom | None = None
+        self, transport: asyncio.Transport, *, bytes_max: int, budget: IncomingBudget | None = None
     ) -> None:
         self.transport = self._transport = transport
         self._loop = asyncio.get_running_loop()
-        self._before = transport.get_protocol()
-        """The protocol of aiohttp, which must be notified of the end of the connection."""
+        self._aiohttp_protocol = transport.get_protocol()
+        """aiohttp's protocol, which must be notified when the connection is lost."""
         self.bytes_max = bytes_max
-        """The largest frame that is received, in bytes; a change applies to frames that begin after
-        it.
-        """
-        self._rest = b""
-        """The beginning of a size."""
+        """The largest frame that is accepted, in bytes; a change applies to later frames."""
+        self._partial_size = b""
+        """The first bytes of a size field that has not arrived completely."""
         self._frame = bytearray()
-        """The unfinished frame; its length is the memory that it has."""
+        """The memory allocated for the unfinished frame."""
         self._size = 0
-        """The bytes that this frame will have; 0 if there is none."""
+        """The size of the complete frame; 0 if no frame is unfinished."""
         self._filled = 0
-        self._room = room
+        """The bytes of the frame that have arrived."""
+        self._budget = budget
         self._gathered = list[Buffer]()
         self._gathered_bytes = 0
-        self._leaves = self._gathering = False
-        """True if the gathered frames leave at the end of this callback, or with `flush`."""
+        self._flush_scheduled = self._gathering = False
+        """True if the gathered frames are written at the end of this callback, or by `flush`."""
         self.on_frame: Callable[[bytearray], bool] | None = None
         """
-        A callable that gets a frame as it arrives, while `receive` waits for it; if it returns
-        False, `receive` returns the frame.
+        Called with each frame that arrives while `receive` waits; if it returns False, `receive`
+        returns the frame.
 
         It may call every method except `receive`, and must not raise.
         """
         self._frames = deque[bytearray]()
         self._queued_bytes = 0
         self.reading = True
-        self._news: asyncio.Future[None] | None = None
+        """False while reading from the socket is paused."""
+        self._receive_waiter: asyncio.Future[None] | None = None
         """The future for which `receive` waits."""
         self.writable = True
-        """True while the socket has taken nearly all that was sent."""
-        self._resumed = asyncio.Event()
-        """The event that is set while `writable`, for those that wait."""
-        self._resumed.set()
+        """True while the transport's write buffer is nearly empty."""
+        self._writable_event = asyncio.Event()
+        """Set while `writable` is True."""
+        self._writable_event.set()
         self.written_bytes = 0
-        """The number of bytes that were given to the transport."""
-        self.heard = True
-        """True once something arrived; whatever watches for silence sets it to False."""
-        self.signs = 0
-        """The number of signs of life that arrived; whatever watches for silence sets it to 0."""
+        """The number of bytes that were passed to the transport."""
+        self.received = True
+        """True once something was received; the watchdog of silent connections sets it to False."""
+        self.pings = 0
+        """The number of pings received; the watchdog of silent connections sets it to 0."""
         self.closed = self._ended = False
-        """`closed` is True once nothing can be sent."""
-        self._takes = True
-        """False once arriving data is dropped."""
+        """`closed` is True once nothing can be sent, `_ended` once the transport is closed."""
+        self._accepts_data = True
+        """False once arriving data is discarded."""
         self._lost: asyncio.Future[None] = self._loop.create_future()
+        """Done once the connection is lost."""
         self.problem = ""
-        """The reason why the connection ends, if it was found here."""
-        transport.pause_reading()  # uvloop takes another kind of protocol only between two reads
+        """Why this end closes the connection; "" if the other end does."""
+        transport.pause_reading()  # uvloop changes the kind of protocol only between two reads
         transport.set_protocol(self)
         transport.resume_reading()
 
-    def when_lost(self, call: Callable[[], object]) -> None:
-        """Call `call` once the connection is gone."""
-        self._lost.add_done_callback(lambda _lost: call())
+    def when_lost(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once the connection is lost."""
+        self._lost.add_done_callback(lambda _lost: callback())
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def get_buffer(self, _sizehint: int) -> memoryview:
         """Return the memory for the next read; see `asyncio.BufferedProtocol`."""
         if self._size:
             return memoryview(self._frame)[self._filled :]
-        rest, view = self._rest, _receive_buffer.view
-        if not rest:
+        prefix, view = self._partial_size, _receive_buffer.view
+        if not prefix:
             return view
-        view[: len(rest)] = rest
-        return view[len(rest) :]
+        view[: len(prefix)] = prefix
+        return view[len(prefix) :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take the bytes that were read; see `asyncio.BufferedProtocol`."""
-        self.heard = True
-        if self._takes:
-            in_turn(self._came, nbytes)
+        """Process the bytes that were read; see `asyncio.BufferedProtocol`."""
+        self.received = True
+        if self._accepts_data:
+            in_turn(self._process, nbytes)
 
-    def _came(self, nbytes: int) -> None:
+    def _process(self, nbytes: int) -> None:
         if not self._size:
-            self._land(_receive_buffer.view, len(self._rest) + nbytes if self._rest else nbytes)
+            self._split_frames(_receive_buffer.view, len(self._partial_size) + nbytes)
             return
         self._filled += nbytes
         size = self._size
         if self._filled == size:
             frame, self._frame, self._size = self._frame, bytearray(), 0
-            self._hear(frame)
+            self._deliver(frame)
         elif self._filled == len(self._frame):
             larger = bytearray(min(2 * self._filled, size))
             larger[: self._filled] = self._frame
-            self._frame = larger  # the old one cannot be extended while the loop has a view of it
-        self._note_incoming()
+            self._frame = larger  # a bytearray cannot grow while the loop holds a view of it
+        self._record_incoming()
 
-    def _land(self, data: memoryview, end: int) -> None:
-        """Take the frames in `data[:end]`; the last one may continue in the next read."""
+    def _split_frames(self, data: memoryview, end: int) -> None:
+        """Deliver the frames in `data[:end]`; the last one may be completed by later reads."""
         start = frames = 0
-        self._rest = b""
-        asked = False
-        while start < end and self._takes:
+        self._partial_size = b""
+        is_pinged = False
+        while start < end and self._accepts_data:
             if end - start < SIZE.size:
-                self._rest = bytes(data[start:end])
+                self._partial_size = bytes(data[start:end])
                 break
             frames += 1
             size: int = SIZE.unpack_from(data, start)[0] + SIZE.size
             stop = start + size
             if size == SIZE.size:
-                asked, start = True, stop
-                self.signs += 1
+                is_pinged, start = True, stop
+                self.pings += 1
             elif size > self.bytes_max:
                 self.refuse(f"a frame of {size} bytes, over the limit of {self.bytes_max}")
             elif stop <= end:
                 frame, start = bytearray(data[start:stop]), stop
-                self._hear(frame)
+                self._deliver(frame)
             else:
                 self._filled = end - start
                 self._frame = bytearray(max(min(size, FRAME_BYTES_FIRST), self._filled))
                 self._frame[: self._filled] = data[start:end]
                 self._size = size
                 self.begun_s = self._loop.time()
-                self._note_incoming()
+                self._record_incoming()
                 break
-        if asked and self._room is not None and self.writable and not self.closed:
+        if is_pinged and self._budget is not None and self.writable and not self.closed:
             self.write((SIGN_OF_LIFE,))
-        if self.signs > SIGNS_MAX and self._room is not None:
-            self.refuse(f"over {SIGNS_MAX} requests for a sign of life between two checks")
-        if frames > TURN_FRAMES_MAX // 16:
+        if self.pings > PINGS_MAX and self._budget is not None:
+            self.refuse(f"over {PINGS_MAX} pings between two checks")
+        if frames > ITERATION_FRAMES_MAX // 16:
             self._count_frames(frames)
 
-    def _note_incoming(self) -> None:
-        """Note how much of the unfinished frame has arrived."""
-        room = self._room
-        if room is None:
+    def _record_incoming(self) -> None:
+        """Report to the budget how much of the unfinished frame has arrived."""
+        budget = self._budget
+        if budget is None:
             return
         if not self._size:
-            room.free(self)
+            budget.release(self)
             return
-        room.note(self, self._filled, self._loop.time(), self._refuse_late)
+        budget.record_progress(self, self._filled, self._loop.time(), self._refuse_slow)
         if not self.reading:
-            room.pause(self, self._paused_s)
+            budget.pause(self, self._paused_s)
 
-    def _refuse_late(self) -> None:
+    def _refuse_slow(self) -> None:
         self.refuse("the rest of a frame did not arrive in time")
 
-    def waits_for_end_s(self) -> float:
-        """Return the seconds since the unfinished frame began, without the time in which the socket
-        was not read; 0 if there is none.
+    def unfinished_s(self) -> float:
+        """Return the seconds since the unfinished frame began, without pauses of reading; 0 if no
+        frame is unfinished.
         """
         if not self._size:
             return 0.0
         return (self._loop.time() if self.reading else self._paused_s) - self.begun_s
 
     def _count_frames(self, frames: int) -> None:
-        """Continue reading in the next turn of the event loop once this turn has had enough frames;
-        uvloop has one time for a turn.
+        """Pause reading until the loop's next iteration if this one has had enough frames; within
+        an iteration, the loop's time does not change.
         """
         now_s = self._loop.time()
         if now_s != self._turn_s:
             self._turn_s = now_s
             self._turn_frames = 0
         self._turn_frames += frames
-        if self._turn_frames > TURN_FRAMES_MAX and self.reading and self._takes:
+        if self._turn_frames > ITERATION_FRAMES_MAX and self.reading and self._accepts_data:
             self._pause_reading()
-            self._loop.call_soon(self._read_on)
+            self._loop.call_soon(self._resume_reading)
 
     def _pause_reading(self) -> None:
         self.reading = False
         self._paused_s = self._loop.time()
         self._transport.pause_reading()
-        if self._room is not None:
-            self._room.pause(self, self._paused_s)
+        if self._budget is not None:
+            self._budget.pause(self, self._paused_s)
 
-    def _read_on(self) -> None:
-        """Read again, unless too much waits for `receive`, which then resumes reading."""
-        if not self.reading and self._takes and self._queued_bytes <= QUEUED_BYTES_MAX:
+    def _resume_reading(self) -> None:
+        """Resume reading, unless too many bytes wait for `receive`, which then does it later."""
+        if not self.reading and self._accepts_data and self._queued_bytes <= QUEUED_BYTES_MAX:
             now_s = self._loop.time()
-            self.begun_s += now_s - self._paused_s  # the peer was not the cause of the delay
-            if self._room is not None:
-                self._room.resume(self, now_s)
+            self.begun_s += now_s - self._paused_s  # the peer did not cause this delay
+            if self._budget is not None:
+                self._budget.resume(self, now_s)
             self.reading = True
             self._transport.resume_reading()
 
-    def _hear(self, frame: bytearray) -> None:
-        """Pass a frame to `on_frame` as it arrives, or to `receive`."""
+    def _deliver(self, frame: bytearray) -> None:
+        """Pass a frame to `on_frame` if `receive` waits, otherwise queue it for `receive`."""
         on_frame = self.on_frame
-        if on_frame is None or self._news is None or self._frames or not on_frame(frame):
+        if on_frame is None or self._receive_waiter is None or self._frames or not on_frame(frame):
             self._frames.append(frame)
-            self._queued_bytes += len(frame) + FRAME_BYTES_MORE
-            self._tell()
+            self._queued_bytes += len(frame) + FRAME_OVERHEAD_BYTES
+            self._wake_receive()
             if self._queued_bytes > QUEUED_BYTES_MAX and self.reading:
                 self._pause_reading()
 
-    def _tell(self) -> None:
-        news, self._news = self._news, None
-        if news is not None and not news.done():
-            news.set_result(None)
+    def _wake_receive(self) -> None:
+        waiter, self._receive_waiter = self._receive_waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     async def receive(self) -> bytearray | None:
         """
-        Return the next frame, or None if there is no further frame.
+        Return the next frame, or None at the end of the connection.
 
         Raises:
             FrameError: the bytes after the last frame are not a frame.
@@ -315,18 +319,18 @@ class FrameSocket(asyncio.BufferedProtocol):
                 raise FrameError(self.problem)
             if self._ended:
                 return None
-            self._news = self._loop.create_future()
-            await self._news
+            self._receive_waiter = self._loop.create_future()
+            await self._receive_waiter
         frame = self._frames.popleft()
-        self._queued_bytes -= len(frame) + FRAME_BYTES_MORE
+        self._queued_bytes -= len(frame) + FRAME_OVERHEAD_BYTES
         if not self.reading and self._queued_bytes <= QUEUED_BYTES_MAX // 2:
-            self._read_on()
+            self._resume_reading()
         return frame
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────
     async def send(self, parts: Sequence[Buffer]) -> None:
         """
-        Send a frame, and wait until the socket has taken nearly all of it.
+        Send a frame, and wait until the write buffer is nearly empty again.
 
         Raises:
             ConnectionError: the connection is closed, or was lost.
@@ -336,17 +340,19 @@ class FrameSocket(asyncio.BufferedProtocol):
             await self.wait_writable()
 
     async def wait_writable(self) -> None:
-        """Wait until the connection is `writable`. Raises ConnectionError if it was lost."""
-        await self._resumed.wait()
+        """Wait until the write buffer is nearly empty. Raises ConnectionError if the connection was
+        lost.
+        """
+        await self._writable_event.wait()
         if self._lost.done():
             raise ConnectionResetError("the connection was lost")
 
     def write(self, parts: Sequence[Buffer]) -> None:
         """
-        Send a frame; small frames of one callback of the event loop share a system call.
+        Send a frame; small frames written in one callback of the event loop share a system call.
 
         Args:
-            parts: the parts of the frame, in order; they must not change until they are sent.
+            parts: the parts of the frame, in order; they must not be changed afterwards.
 
         Raises:
             ConnectionError: the connection is closed.
@@ -357,44 +363,42 @@ class FrameSocket(asyncio.BufferedProtocol):
         self._gathered_bytes += sum(map(len, parts))
         if self._gathered_bytes >= GATHERED_BYTES_MAX:
             self._write_gathered()
-        elif not (self._leaves or self._gathering):
-            self._leaves = True
-            at_end(self._leave, self._loop)
+        elif not (self._flush_scheduled or self._gathering):
+            self._flush_scheduled = True
+            at_end(self._flush_scheduled_frames, self._loop)
 
-    def ask(self) -> None:
-        """Ask the server for a sign of life."""
+    def ping(self) -> None:
+        """Send a ping to the server."""
         if not self.closed:
             self.write((SIGN_OF_LIFE,))
 
     def gather(self) -> None:
-        """Keep small frames from here on until `flush`, instead of until the end of the
-        callback.
-        """
+        """Hold small frames back until `flush` and not only until the end of the callback."""
         self._gathering = True
 
     def flush(self) -> None:
-        """Write the frames that were kept since `gather`."""
+        """Write the frames that were held back since `gather`."""
         self._gathering = False
         if self._gathered:
             self._write_gathered()
 
-    def _leave(self) -> None:
-        self._leaves = False
+    def _flush_scheduled_frames(self) -> None:
+        self._flush_scheduled = False
         if self._gathered:
             self._write_gathered()
 
     def _write_gathered(self) -> None:
-        """Write the gathered frames; a large last part is not joined to the others."""
+        """Write the gathered frames; a large last part is written without a copy."""
         parts, self._gathered, self._gathered_bytes = self._gathered, [], 0
         if not parts or self._transport.is_closing():
             return
         if len(parts[-1]) >= GATHERED_BYTES_MIN:
             self.written_bytes += sum(map(len, parts))
-            before = b"".join(parts[:-1])
-            if WRITELINES_HOLD_BACK:
-                self._transport.writelines((before, parts[-1]))
+            head = b"".join(parts[:-1])
+            if WRITELINES_APPLIES_BACKPRESSURE:
+                self._transport.writelines((head, parts[-1]))
             else:
-                self._transport.write(before)
+                self._transport.write(head)
                 self._transport.write(parts[-1])
         else:
             data = b"".join(parts)
@@ -402,50 +406,50 @@ class FrameSocket(asyncio.BufferedProtocol):
             self._transport.write(data)
 
     def pause_writing(self) -> None:
-        """Note that the socket takes no more now; see `asyncio.BaseProtocol`."""
+        """Record that the write buffer is full; see `asyncio.BaseProtocol`."""
         self.writable = False
-        self._resumed.clear()
+        self._writable_event.clear()
 
     def resume_writing(self) -> None:
-        """Note that the socket takes data again; see `asyncio.BaseProtocol`."""
+        """Record that the write buffer is nearly empty; see `asyncio.BaseProtocol`."""
         self.writable = True
-        self._resumed.set()
+        self._writable_event.set()
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
     def refuse(self, problem: str) -> None:
-        """Take nothing more from the peer: `receive` returns the frames that arrived earlier, and
-        then raises this problem.
+        """Stop reading because of this problem: `receive` returns the frames that have arrived, and
+        then raises a FrameError with it.
         """
-        if self._takes:
+        if self._accepts_data:
             self.problem = problem
-            self._take_no_more()
+            self._discard_incoming()
             if self.reading:
                 self._pause_reading()
-            self._tell()
+            self._wake_receive()
 
-    def _take_no_more(self) -> None:
-        self._takes = False
-        self._rest = b""
+    def _discard_incoming(self) -> None:
+        self._accepts_data = False
+        self._partial_size = b""
         self._frame = bytearray()
         self._size = 0
-        if self._room is not None:
-            self._room.free(self)
+        if self._budget is not None:
+            self._budget.release(self)
 
     async def close(self) -> None:
         """
-        End the connection once all sent data has left, and wait for this for `CLOSE_S` at most.
+        Close the connection after all data was sent, or after `CLOSE_S`.
 
-        Either end reads on until then, and drops what it reads: the kernel resets a connection that
-        is closed before all that arrived was read, and the peer loses what it has not read yet. A
-        client says that it sends nothing more; TLS has no such half, and reads to its own end.
+        Meanwhile both ends read and discard data: if a socket with unread data is closed, the
+        kernel resets the connection, and the peer loses what it has not read yet. A client shuts
+        down its sending half first, which TLS does not support.
         """
         self.closed = True
         self._write_gathered()
-        self._take_no_more()
-        if self._room is None and not self._transport.can_write_eof():
+        self._discard_incoming()
+        if self._budget is None and not self._transport.can_write_eof():
             self.end()
         elif not self._ended and not self._transport.is_closing():
-            if self._room is None:
+            if self._budget is None:
                 self._transport.write_eof()
             if not self.reading:
                 self.reading = True
@@ -455,41 +459,41 @@ class FrameSocket(asyncio.BufferedProtocol):
         self.end()
 
     def end(self) -> None:
-        """End the connection; data that was written still leaves."""
+        """Close the connection without waiting; buffered data is still sent."""
         if not self._ended:
             self._ended = self.closed = True
-            self._take_no_more()
+            self._discard_incoming()
             self._write_gathered()
             self._transport.close()
-            self._tell()
+            self._wake_receive()
 
-    def give_up(self, why: str) -> None:
-        """End the connection at once."""
+    def abort(self, why: str) -> None:
+        """Abort the connection; buffered data is discarded."""
         if not self._ended:
             self.problem = why
             self.end()
             self._transport.abort()
 
     def eof_received(self) -> bool:
-        """Return False, so that the transport closes; see `asyncio.BufferedProtocol`."""
+        """Let the transport close itself; see `asyncio.BufferedProtocol`."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that the connection is gone; see `asyncio.BaseProtocol`."""
+        """Wake everything that waits for the connection; see `asyncio.BaseProtocol`."""
         self.end()
         if not self._lost.done():
             self._lost.set_result(None)
         self.writable = True
-        self._resumed.set()
-        cast(asyncio.Protocol, self._before).connection_lost(exc)
+        self._writable_event.set()
+        cast(asyncio.Protocol, self._aiohttp_protocol).connection_lost(exc)
 
 
 UPGRADE = "keylane/1"
-"""The name of the frame protocol, with the version of its layout."""
+"""The name and version of the frame protocol."""
 UPGRADE_HEADERS = {"Connection": "Upgrade", "Upgrade": UPGRADE}
 _HINT = (
-    "Only clients of keylane call this path. A proxy before the server has to forward the headers "
-    "Connection and Upgrade, and the status 101."
+    "This path is for keylane clients only. A proxy in front of the server must forward the "
+    "headers Connection and Upgrade, and the status 101."
 )
 
 
@@ -501,9 +505,10 @@ async def open_socket(
     bytes_max: int,
 ) -> FrameSocket:
     """
-    Connect to a server.
+    Connect to a server's data plane.
 
     Args:
+        bytes_max: the largest frame that is accepted, in bytes.
         tls: the `ssl` argument of an aiohttp request.
 
     Raises:
@@ -519,8 +524,8 @@ async def open_socket(
         timeout=aiohttp.ClientTimeout(total=None),
     )
     connection = response.connection
-    opened = response.status == 101 and response.headers.get("Upgrade") == UPGRADE
-    if not opened or connection is None or connection.transport is None:
+    is_upgraded = response.status == 101 and response.headers.get("Upgrade") == UPGRADE
+    if not is_upgraded or connection is None or connection.transport is None:
         response.close()
         raise aiohttp.ClientResponseError(
             response.request_info,
@@ -529,19 +534,22 @@ async def open_socket(
             message=f"the server does not speak {UPGRADE}",
             headers=response.headers,
         )
-    if (kernel := connection.transport.get_extra_info("socket")) is not None:
-        keep_alive(kernel)
+    if (tcp_socket := connection.transport.get_extra_info("socket")) is not None:
+        keep_alive(tcp_socket)
     socket = FrameSocket(connection.transport, bytes_max=bytes_max)
     socket.when_lost(response.close)
     return socket
 
 
 async def accept_socket(
-    request: web.Request, *, bytes_max: int, room: IncomingRoom
+    request: web.Request, *, bytes_max: int, budget: IncomingBudget
 ) -> tuple[web.StreamResponse, FrameSocket]:
     """
-    Answer a client, and return the response, which the caller returns to aiohttp when the socket is
-    closed, and the socket.
+    Accept a client's upgrade.
+
+    Returns:
+        The response, which the caller must return to aiohttp once the socket is closed, and the
+        socket.
 
     Raises:
         InvalidRequestError: the client speaks another protocol.
@@ -549,10 +557,12 @@ async def accept_socket(
     """
     from aiohttp import web
 
-    wanted = request.headers.get("Upgrade", "")
-    if wanted != UPGRADE or "upgrade" not in request.headers.get("Connection", "").lower():
-        told = f"not {wanted[:80]!r}" if wanted else "and has none"
-        error = InvalidRequestError(f"{request.path} needs the header Upgrade: {UPGRADE}, {told}")
+    protocol = request.headers.get("Upgrade", "")
+    if protocol != UPGRADE or "upgrade" not in request.headers.get("Connection", "").lower():
+        problem = f"not {protocol[:80]!r}" if protocol else "and has none"
+        error = InvalidRequestError(
+            f"{request.path} needs the header Upgrade: {UPGRADE}, {problem}"
+        )
         error.hint = _HINT
         raise error
     transport = request.transport
@@ -560,7 +570,7 @@ async def accept_socket(
         raise ConnectionResetError("the client has left")
     response = web.StreamResponse(status=101, headers=UPGRADE_HEADERS)
     response.force_close()
-    # This happens before the answer, so that the client's first frame is read here.
-    socket = FrameSocket(transport, bytes_max=bytes_max, room=room)
+    # Created before the answer is sent, so that it reads the client's first frame.
+    socket = FrameSocket(transport, bytes_max=bytes_max, budget=budget)
     await response.prepare(request)
     return response, socket

@@ -1,13 +1,13 @@
-"""Limits the memory of all unfinished incoming messages at a server: over a limit, the slowest are
-given up. Pure.
+"""Limits a server's memory for incoming messages that are not complete: above the limit, the
+slowest senders are dropped. Pure.
 
-    below bytes_max           all continue
-    up to HARD_FACTOR of it   those slower than RATE_MIN over the last seconds are given up
-    above                     the slowest are given up, whatever their rate
+    up to bytes_max                 none is dropped
+    up to HARD_FACTOR * bytes_max   messages that arrived more slowly than RATE_MIN are dropped
+    above                           the slowest are dropped, whatever their rate
 
 Invariants
-    A message counts with the bytes of it that have arrived.
-    While the server itself does not read a connection, its message grows no older.
+    A message counts with the bytes that have arrived, not with its announced size.
+    Time for which the server itself does not read a connection is not counted against the sender.
 """
 
 from __future__ import annotations
@@ -16,129 +16,126 @@ from collections.abc import Callable, Hashable
 
 BYTES_MAX = 256 << 20
 HARD_FACTOR = 4
-PATIENCE_S = 2.0
-"""The period, in seconds, of a rate: it covers the last PATIENCE_S to twice that. A younger message
-is given up only if there is no older one.
+RATE_WINDOW_S = 2.0
+"""Seconds over which a rate is measured: the last RATE_WINDOW_S, and up to twice that. A younger
+message is dropped only if there is no older one.
 """
 RATE_MIN = 8 << 10
-"""The lowest accepted rate, in bytes a second: a batch of 128 KiB would take 16 s."""
-LOOK_S = 0.5
-"""Seconds between two checks of all messages while they hold more than `bytes_max`, and less than
-HARD_FACTOR of it.
+"""The lowest accepted rate, in bytes per second: a batch of 128 KiB would take 16 s."""
+CHECK_INTERVAL_S = 0.5
+"""Seconds between two checks of all messages while they hold more than `bytes_max`, but less than
+the hard limit.
 """
 HARD_SHARE = 7 / 8
-"""The share of the hard limit that is left once it was reached: a check costs time for each
-connection, so it has to free some memory.
+"""When the hard limit is reached, messages are dropped down to this share of it: a check takes time
+for each connection, so each must free a good part of the memory.
 """
 
 
-class _BegunMessage:
-    """A message that has begun: its bytes, and its number of bytes at two moments, for its rate."""
+class _UnfinishedMessage:
+    """A message of which only a part has arrived; it samples its size at two times, for its
+    rate.
+    """
 
-    __slots__ = ("bytes", "from_bytes", "from_s", "give_up", "later_bytes", "later_s", "paused_s")
+    __slots__ = ("bytes", "drop", "from_bytes", "from_s", "later_bytes", "later_s", "paused_s")
 
-    def __init__(self, now_s: float, give_up: Callable[[], object]) -> None:
+    def __init__(self, now_s: float, drop: Callable[[], object]) -> None:
         self.bytes = self.from_bytes = self.later_bytes = 0
         self.from_s = self.later_s = now_s
         self.paused_s: float | None = None
         """The time since which the server has not read its connection; None while it reads."""
-        self.give_up = give_up
+        self.drop = drop
 
-    def seen(self, now_s: float) -> tuple[float, float]:
-        """Return the period in seconds for which its rate is known, and the rate in bytes a
-        second.
-        """
+    def rate(self, now_s: float) -> tuple[float, float]:
+        """Return the seconds over which the rate was measured, and the rate in bytes per second."""
         if self.paused_s is not None:
             now_s = self.paused_s
-        if now_s - self.later_s >= PATIENCE_S:
+        if now_s - self.later_s >= RATE_WINDOW_S:
             self.from_s = self.later_s
             self.from_bytes = self.later_bytes
             self.later_s = now_s
             self.later_bytes = self.bytes
-        known_s = now_s - self.from_s
-        return known_s, (self.bytes - self.from_bytes) / max(known_s, 0.001)
+        measured_s = now_s - self.from_s
+        return measured_s, (self.bytes - self.from_bytes) / max(measured_s, 0.001)
 
 
-class IncomingRoom:
-    """The bytes of the messages whose end has not arrived, by their connection."""
+class IncomingBudget:
+    """The memory budget for unfinished messages of all connections of a server."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.bytes_max = bytes_max
         self.held_bytes = 0
-        self._held: dict[Hashable, _BegunMessage] = {}
-        self._look_s = float("-inf")
-        """The time at which the next check of all messages is due, while they hold more than
+        self._unfinished: dict[Hashable, _UnfinishedMessage] = {}
+        self._next_check_s = float("-inf")
+        """The time from which all messages are checked again, while they hold more than
         `bytes_max`.
         """
 
-    def note(
-        self, connection: Hashable, size: int, now_s: float, give_up: Callable[[], object]
+    def record_progress(
+        self, connection: Hashable, size: int, now_s: float, drop: Callable[[], object]
     ) -> None:
         """
-        Note that `size` bytes of a message have arrived, and give up messages while all together
-        have too many.
+        Record that `size` bytes of a message have arrived so far, and drop slow messages while all
+        together are too large.
 
         Args:
             now_s: the time, by one clock for all connections.
-            give_up: ends the connection, which calls `free`.
+            drop: closes the connection, which calls `release`.
         """
-        begun = self._held.get(connection)
-        if begun is None:
-            begun = self._held[connection] = _BegunMessage(now_s, give_up)
-        self.held_bytes += size - begun.bytes
-        begun.bytes = size
+        message = self._unfinished.get(connection)
+        if message is None:
+            message = self._unfinished[connection] = _UnfinishedMessage(now_s, drop)
+        self.held_bytes += size - message.bytes
+        message.bytes = size
         if self.held_bytes <= self.bytes_max:
             return
         hard_bytes = HARD_FACTOR * self.bytes_max
         if self.held_bytes > hard_bytes:
-            self._give_up_slowest(now_s, int(hard_bytes * HARD_SHARE))
-        elif now_s >= self._look_s:
-            self._look_s = now_s + LOOK_S
-            self._give_up_slowest(now_s, self.bytes_max, only_stuck=True)
+            self._drop_slowest(now_s, int(hard_bytes * HARD_SHARE))
+        elif now_s >= self._next_check_s:
+            self._next_check_s = now_s + CHECK_INTERVAL_S
+            self._drop_slowest(now_s, self.bytes_max, only_stuck=True)
 
     def pause(self, connection: Hashable, now_s: float) -> None:
-        """
-        Record that the server has stopped reading a connection. This does nothing if it has no
+        """Record that the server has stopped reading a connection; this does nothing if there is no
         unfinished message.
         """
-        begun = self._held.get(connection)
-        if begun is not None and begun.paused_s is None:
-            begun.paused_s = now_s
+        message = self._unfinished.get(connection)
+        if message is not None and message.paused_s is None:
+            message.paused_s = now_s
 
     def resume(self, connection: Hashable, now_s: float) -> None:
         """Record that the server reads a connection again."""
-        begun = self._held.get(connection)
-        if begun is not None and begun.paused_s is not None:
-            begun.from_s += now_s - begun.paused_s
-            begun.later_s += now_s - begun.paused_s
-            begun.paused_s = None
+        message = self._unfinished.get(connection)
+        if message is not None and message.paused_s is not None:
+            message.from_s += now_s - message.paused_s
+            message.later_s += now_s - message.paused_s
+            message.paused_s = None
 
-    def free(self, connection: Hashable) -> None:
-        """Note that the message of a connection is whole, or given up; the connection may have no
-        message.
+    def release(self, connection: Hashable) -> None:
+        """Forget a connection's message, because it is complete or dropped; this does nothing if
+        there is none.
         """
-        begun = self._held.pop(connection, None)
-        if begun is not None:
-            self.held_bytes -= begun.bytes
+        message = self._unfinished.pop(connection, None)
+        if message is not None:
+            self.held_bytes -= message.bytes
 
-    def _give_up_slowest(
-        self, now_s: float, down_to_bytes: int, *, only_stuck: bool = False
-    ) -> None:
+    def _drop_slowest(self, now_s: float, down_to_bytes: int, *, only_stuck: bool = False) -> None:
         """
-        Give up messages, the slowest first, until the others hold `down_to_bytes`.
+        Drop messages, the slowest first, until the others hold at most `down_to_bytes`.
 
         Args:
-            only_stuck: give up only those whose rate is known and below RATE_MIN.
+            only_stuck: drop only messages that are old enough to be judged, and below RATE_MIN.
         """
-        ranked = []
-        for connection, begun in self._held.items():
-            known_s, rate = begun.seen(now_s)
-            young = known_s < PATIENCE_S
-            if not only_stuck or (rate < RATE_MIN and not young):
-                ranked.append((young, rate, connection, begun.give_up))
-        ranked.sort(key=lambda each: each[:2])
-        for _, _, connection, give_up in ranked:
+        candidates = []
+        for connection, message in self._unfinished.items():
+            measured_s, rate = message.rate(now_s)
+            is_young = measured_s < RATE_WINDOW_S
+            if not only_stuck or (rate < RATE_MIN and not is_young):
+                candidates.append((is_young, rate, connection, message.drop))
+        candidates.sort(key=lambda candidate: candidate[:2])
+        for _, _, connection, drop in candidates:
             if self.held_bytes <= down_to_bytes:
                 return
-            self.free(connection)
-            give_up()
+            self.release(connection)
+            drop()

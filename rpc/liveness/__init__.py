@@ -1,1 +1,1 @@
-"""Finds out that a path to a server has been lost silently, and repeats calls on a new one."""
+"""Detects silently lost connections, and repeats calls over new ones."""

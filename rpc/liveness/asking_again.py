@@ -1,8 +1,8 @@
-"""Control calls over kept connections, any of which may have been lost silently.
+"""Control calls over pooled connections, any of which may have been lost silently.
 
-GET            over a kept connection; if the answer is overdue, once more on a new one
-other calls    on a new connection, because they must not be made twice
-told_again     over a kept connection, because their caller repeats them anyway
+GET            over a pooled connection; if the answer is overdue, again over a new one
+other calls    over a new connection, because they must not be sent twice
+told_again     over a pooled connection, because their caller repeats them anyway
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..race import start_task
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 OVERDUE_SHARE = 0.4
-"""Share of a call's time after which its answer is overdue: 2 s of 5."""
+"""The share of a call's timeout after which its answer is overdue: 2 s of 5 s."""
 
 
 class CallMaker(Protocol[T_co]):
@@ -37,7 +37,7 @@ class ControlCaller:
     def __init__(self, network: Network) -> None:
         self._network = network
 
-    async def ask(
+    async def call(
         self,
         endpoint: Endpoint[T],
         address: str,
@@ -53,56 +53,58 @@ class ControlCaller:
 
         Args:
             path: path of the endpoint, with its names filled in.
-            timeout_ms: time for everything, including the `wait_ms` for which the server may wait.
+            timeout_ms: timeout of the call, including the `wait_ms` for which the server may wait.
 
         Raises:
             KeylaneError: see `network.Network.control`.
         """
-        asked = endpoint.method, address, path, endpoint.answer
-        kept = partial(self._network.control, *asked, body=body, query=query)
+        request = endpoint.method, address, path, endpoint.answer
+        on_pooled = partial(self._network.control, *request, body=body, query=query)
         if endpoint.told_again:
-            return await kept(timeout_ms=timeout_ms)
-        on_new = partial(kept, anew=True)
+            return await on_pooled(timeout_ms=timeout_ms)
+        on_new = partial(on_pooled, anew=True)
         if endpoint.is_get:
-            return await ask_again(kept, on_new, wait_ms=wait_ms, timeout_ms=timeout_ms)
+            return await hedge(on_pooled, on_new, wait_ms=wait_ms, timeout_ms=timeout_ms)
         return await on_new(timeout_ms=timeout_ms)
 
 
-async def ask_again(
+async def hedge(
     first: CallMaker[T],
-    again: CallMaker[T],
+    second: CallMaker[T],
     *,
     wait_ms: int,
     timeout_ms: int,
 ) -> T:
     """
-    Return the first answer of two calls: `first`, and `again`, which begins when `first` is
+    Return the earlier answer of two calls: `first`, and `second`, which is made when `first` is
     overdue.
 
     Args:
-        first: makes the call over a kept connection.
-        again: makes it on a new one.
+        first: makes the call over a pooled connection.
+        second: makes it over a new one.
         wait_ms: part of `timeout_ms` for which the server itself may wait.
 
     Raises:
-        KeylaneError: error of `first`, if `again` fails too.
+        KeylaneError: the error of `first`, if both fail.
     """
     overdue_ms = wait_ms + int((timeout_ms - wait_ms) * OVERDUE_SHARE)
     calls = [start_task(first(timeout_ms=timeout_ms))]
     try:
         await asyncio.wait(calls, timeout=overdue_ms / 1000)
         if not calls[0].done():
-            calls.append(start_task(again(timeout_ms=max(1, timeout_ms - overdue_ms))))
+            calls.append(start_task(second(timeout_ms=max(1, timeout_ms - overdue_ms))))
             await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-        return await _best(calls)
+        return await _first_answer(calls)
     finally:
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
 
-async def _best(calls: Sequence[asyncio.Future[T]]) -> T:
-    """Return the first call's answer, if it has ended or the other one did not reach the server."""
+async def _first_answer(calls: Sequence[asyncio.Future[T]]) -> T:
+    """Return the first call's result if it has one, otherwise the second call's; an unreachable
+    server counts as no result.
+    """
     if calls[0].done() and not isinstance(calls[0].exception(), UnreachableError):
         return calls[0].result()
     for other in calls[1:]:

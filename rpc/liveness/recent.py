@@ -1,5 +1,5 @@
-"""The names that were noted last; there may be any number in a long life, because servers return at
-other addresses. Pure.
+"""A bounded set of recently used names: in a long-lived client their number would grow without
+limit, because servers return at other addresses. Pure.
 """
 
 from __future__ import annotations
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 class RecentNames:
     """
-    A set of names that forgets those that were noted longest ago.
+    A set of names that forgets the least recently added ones.
 
     Args:
-        most: number of names that are kept.
+        limit: the largest number of names.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._names: dict[str, None] = {}
-        """Noted names, the latest one last."""
+        """The names, the latest one last."""
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -25,12 +25,12 @@ class RecentNames:
         return len(self._names)
 
     def add(self, name: str) -> None:
-        """Note a name; a known one becomes the newest."""
+        """Add a name; one that is present becomes the latest."""
         self._names.pop(name, None)
         self._names[name] = None
-        if len(self._names) > self._most:
+        if len(self._names) > self._limit:
             del self._names[next(iter(self._names))]
 
     def discard(self, name: str) -> None:
-        """Forget a name, if it is there."""
+        """Remove a name if it is present."""
         self._names.pop(name, None)

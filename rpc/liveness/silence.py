@@ -1,19 +1,20 @@
-"""A silent connection: another connection to the same server decides whether it is given up.
+"""Detects dead connections: if a connection is silent, a probe on a new connection to the same
+server decides whether it is closed.
 
-    silence ─▶ ping, no answer ─▶ does a new connection get an answer?
-                 ▲                    │ no: the server pauses, or is away ─▶ ask again later
-                 │                    ╰ yes ─▶ ping again, no answer in GRACE_S ─▶ given up
-                 ╰──────────── anything that arrives ends the silence
+    silence ─▶ ping, no reply ─▶ does the server answer on a new connection?
+                 ▲                    │ no: the server is paused or unreachable ─▶ probe again later
+                 │                    ╰ yes ─▶ ping again, no reply in GRACE_S ─▶ close
+                 ╰──────────── any received data ends the silence
 
 Invariants
-    A server that only pauses loses no connection before LOST_S, because it answers on none.
-    A connection that brought no answer at all makes the next one to its address wait twice as long,
-    up to PATIENCE_S_MAX, until that one brings an answer: a server that reads nothing for a while
-    but answers others sees few new connections.
-    Waits because of a quota are not silence.
+    A server that is only paused loses no connection before LOST_S, because it answers no probe.
+    After a connection that never brought an answer, the next one to its address waits twice as long
+    before it probes, up to PATIENCE_S_MAX: a server that answers probes but does not read its
+    data connections gets few new ones.
+    Throttling by a quota is not silence.
 
-The kernel's watch over a connection: it sends packets while nothing else is sent, so that a
-firewall on the way does not forget the connection.
+TCP keepalive: the kernel sends packets on an idle connection, so that no firewall on the path
+forgets it.
 """
 
 from __future__ import annotations
@@ -28,179 +29,184 @@ from typing import Any, Protocol
 from ...protocol.clock import at_a_tick
 from ..race import start_task
 
-LOOK_S = 2.0
-"""Between two looks at a connection; half of it while a sign of life is awaited."""
+CHECK_INTERVAL_S = 2.0
+"""Seconds between two checks of a connection; half of it while a ping is pending."""
 IDLE_S = 8.0
-"""Seconds of silence after which an idle connection is pinged; one that owes an answer is pinged at
-the first look.
+"""Seconds of silence after which an idle connection is pinged; while an answer is outstanding, it
+is pinged at the first check.
 """
 GRACE_S = 1.5
-"""Seconds for the answer to a ping while the server answers on another connection; longer than the
-interval between two looks while a sign of life is awaited.
+"""Seconds for the reply to a ping while the server answers on another connection; longer than the
+interval between two checks while a ping is pending.
 """
 LOST_S = 20.0
-"""Seconds of silence that end the connection, whatever another one does."""
-ASK_AGAIN_S = 2.0
-"""Seconds between two tries of a new connection; doubled each time, up to ASK_AGAIN_S_MAX."""
-ASK_AGAIN_S_MAX = 8.0
+"""Seconds of silence after which a connection is closed without a successful probe."""
+PROBE_PAUSE_S = 2.0
+"""Seconds between two probes; doubled each time, up to PROBE_PAUSE_S_MAX."""
+PROBE_PAUSE_S_MAX = 8.0
 PATIENCE_S_MAX = 16.0
 ADDRESSES_KNOWN_MAX = 1_000
-"""Addresses with a longer patience that are remembered; those given up last."""
+"""The number of addresses whose patience is remembered: those of the connections closed last."""
 
 
-class JudgedConnection(Protocol):
-    """The connection that is judged; see `frames.frame_socket.FrameSocket`."""
+class WatchedConnection(Protocol):
+    """The connection that is watched; see `frames.frame_socket.FrameSocket`."""
 
-    heard: bool
+    received: bool
     reading: bool
 
-    def ask(self) -> None:
-        """Ask the server for a sign of life."""
+    def ping(self) -> None:
+        """Send a ping to the server."""
         ...
 
-    def give_up(self, why: str) -> None:
-        """End the connection at once."""
+    def abort(self, why: str) -> None:
+        """Abort the connection."""
         ...
 
 
 class SilencePatience:
-    """The seconds that connections to each address may be silent before another one is tried."""
+    """Remembers for how long connections to each address may be silent before a probe is made."""
 
     def __init__(self) -> None:
-        self._of: dict[str, float] = {}
-        """Seconds by address; the address given up last is last."""
+        self._seconds: dict[str, float] = {}
+        """Seconds by address; the address of the last closed connection comes last."""
 
     def of(self, address: str) -> float:
-        """Return the seconds for a connection to `address` that has brought no answer; 0: the first
-        unanswered ping counts.
+        """Return the seconds for a connection to `address` that has brought no answer yet; 0: a
+        probe is made after the first unanswered ping.
         """
-        return self._of.get(address, 0.0)
+        return self._seconds.get(address, 0.0)
 
-    def given_up(self, address: str, *, had_answers: bool) -> None:
-        """Note that a connection to `address` was given up."""
-        before = self._of.pop(address, 0.0)
-        if had_answers:
+    def record_closed(self, address: str, *, has_received: bool) -> None:
+        """Record that a connection to `address` was closed as dead."""
+        previous_s = self._seconds.pop(address, 0.0)
+        if has_received:
             return
-        self._of[address] = min(max(2 * before, 1.0), PATIENCE_S_MAX)
-        if len(self._of) > ADDRESSES_KNOWN_MAX:  # brokers come back at other addresses
-            del self._of[next(iter(self._of))]
+        self._seconds[address] = min(max(2 * previous_s, 1.0), PATIENCE_S_MAX)
+        if len(self._seconds) > ADDRESSES_KNOWN_MAX:  # brokers return at other addresses
+            del self._seconds[next(iter(self._seconds))]
 
 
-class Silence:
+class SilenceWatchdog:
     """
-    Judges the silence of one connection.
+    Watches one connection for silence, and closes it if it is dead.
 
     Args:
         socket: the connection.
         answers: returns whether the server answers on a new connection; it takes a few seconds at
             most, and does not raise.
         patience: shared by all connections of the client.
-        had_answers: returns whether this connection has brought answers to calls, or parts of one.
-        owed: returns whether an answer is outstanding that does not wait for messages.
+        has_received: returns whether this connection has brought any answer.
+        is_reply_outstanding: returns whether an answer is pending that is not a long poll's.
     """
 
     def __init__(
         self,
-        socket: JudgedConnection,
+        socket: WatchedConnection,
         address: str,
         answers: Callable[[], Awaitable[bool]],
         patience: SilencePatience,
         *,
-        had_answers: Callable[[], bool],
-        owed: Callable[[], bool],
+        has_received: Callable[[], bool],
+        is_reply_outstanding: Callable[[], bool],
     ) -> None:
         self._socket = socket
         self._address = address
         self._answers = answers
         self._patience = patience
-        self._had_answers = had_answers
-        self._owed = owed
+        self._has_received = has_received
+        self._is_reply_outstanding = is_reply_outstanding
         self._loop = asyncio.get_running_loop()
         self._now_s = self._loop.time
         self._patience_s = patience.of(address)
         self._excused_until_s = 0.0
-        self._ask_at_s = 0.0
-        self._pause_s = ASK_AGAIN_S
-        self._asking: asyncio.Task[None] | None = None
+        self._probe_at_s = 0.0
+        self._pause_s = PROBE_PAUSE_S
+        self._probe_task: asyncio.Task[None] | None = None
         self._silent_s = 0.0
-        self._waits = False
-        """True from the time that a sign of life was asked for until something comes."""
-        self._timer = self._look_in(LOOK_S)
-
-    def _look_in(self, after_s: float) -> asyncio.TimerHandle:
-        return self._loop.call_at(at_a_tick(after_s, self._now_s()), self._look)
-
-    def _look(self) -> None:
-        socket = self._socket
-        after_s = LOOK_S / 2 if self._waits else LOOK_S
-        self._silent_s += after_s
-        if socket.heard or not socket.reading:
-            self._silent_s = 0.0
-            self._waits = False
-            self._ask_at_s = 0.0
-            self._pause_s = ASK_AGAIN_S
-        elif not self._waits:
-            if self._silent_s >= IDLE_S or self._owed():
-                self.ask()
-        elif not self.goes_on(self._silent_s):
-            socket.give_up(f"no data was received for {self._silent_s:g} s")
-            return
-        socket.heard = False
-        self._timer = self._look_in(LOOK_S / 2 if self._waits else LOOK_S)
-
-    def ask(self) -> None:
-        """Ask the server for a sign of life."""
-        self._waits = True
-        self._socket.heard = False
-        self._socket.ask()
+        self._is_ping_pending = False
+        """True from a ping until something is received."""
+        self._timer = self._schedule_check()
 
     @property
-    def _silent(self) -> bool:
-        """True if nothing has come since a sign of life was asked for."""
-        return self._waits and self._socket.reading and not self._socket.heard
+    def _interval_s(self) -> float:
+        return CHECK_INTERVAL_S / 2 if self._is_ping_pending else CHECK_INTERVAL_S
+
+    def _schedule_check(self) -> asyncio.TimerHandle:
+        return self._loop.call_at(at_a_tick(self._interval_s, self._now_s()), self._check)
+
+    def _check(self) -> None:
+        """Measure the silence since the last check, and ping, probe or close the connection."""
+        socket = self._socket
+        self._silent_s += self._interval_s
+        if socket.received or not socket.reading:
+            self._silent_s = 0.0
+            self._is_ping_pending = False
+            self._probe_at_s = 0.0
+            self._pause_s = PROBE_PAUSE_S
+        elif not self._is_ping_pending:
+            if self._silent_s >= IDLE_S or self._is_reply_outstanding():
+                self.ping()
+        elif not self.is_alive(self._silent_s):
+            socket.abort(f"no data was received for {self._silent_s:g} s")
+            return
+        socket.received = False
+        self._timer = self._schedule_check()
+
+    def ping(self) -> None:
+        """Send a ping; anything that is received counts as the reply."""
+        self._is_ping_pending = True
+        self._socket.received = False
+        self._socket.ping()
+
+    @property
+    def _is_silent(self) -> bool:
+        """True if nothing was received since the last ping."""
+        return self._is_ping_pending and self._socket.reading and not self._socket.received
 
     def excuse(self, wait_s: float) -> None:
-        """Note that the server has announced such a wait of calls."""
+        """Ignore silence for `wait_s`, because the server has announced that calls wait so long."""
         self._excused_until_s = self._now_s() + wait_s
 
-    def goes_on(self, silent_s: float) -> bool:
-        """Judge a silence that has lasted for `silent_s`, after a ping; False if the connection is
-        lost.
+    def is_alive(self, silent_s: float) -> bool:
+        """Return False if the connection is lost after `silent_s` without a reply to a ping;
+        otherwise start a probe when one is due.
         """
         now_s = self._now_s()
         if now_s < self._excused_until_s:
             return True
         if silent_s >= LOST_S:
             return False
-        patient = silent_s < self._patience_s and not self._had_answers()
-        if self._asking is None and not patient and now_s >= self._ask_at_s:
-            self._asking = start_task(self._ask(), name=f"silence of {self._address}")
-            self._asking.add_done_callback(self._asked)
+        is_patient = silent_s < self._patience_s and not self._has_received()
+        if self._probe_task is None and not is_patient and now_s >= self._probe_at_s:
+            self._probe_task = start_task(self._probe(), name=f"silence of {self._address}")
+            self._probe_task.add_done_callback(self._on_probed)
         return True
 
-    async def _ask(self) -> None:
-        if not await self._answers() or not self._silent:
+    async def _probe(self) -> None:
+        """Close the connection if the server answers on a new one, but not on this one."""
+        if not await self._answers() or not self._is_silent:
             return
-        self.ask()
+        self.ping()
         await asyncio.sleep(GRACE_S)
-        if self._silent:
-            self._patience.given_up(self._address, had_answers=self._had_answers())
-            self._socket.give_up(
+        if self._is_silent:
+            self._patience.record_closed(self._address, has_received=self._has_received())
+            self._socket.abort(
                 "no data was received, although the server answers on a new connection"
             )
 
-    def _asked(self, task: asyncio.Task[None]) -> None:
-        self._asking = None
-        self._ask_at_s = self._now_s() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, ASK_AGAIN_S_MAX)
+    def _on_probed(self, task: asyncio.Task[None]) -> None:
+        self._probe_task = None
+        self._probe_at_s = self._now_s() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, PROBE_PAUSE_S_MAX)
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
 
     def end(self) -> None:
-        """Note that the connection has ended."""
+        """Stop watching, because the connection is closed."""
         self._timer.cancel()
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._probe_task is not None:
+            self._probe_task.cancel()
 
 
 KEEPALIVE = (
@@ -209,24 +215,24 @@ KEEPALIVE = (
     (IPPROTO_TCP, "TCP_KEEPINTVL", 2),
     (IPPROTO_TCP, "TCP_KEEPCNT", 3),
 )
-"""Options with which the kernel notices a lost path within 10 s though nothing is sent; a pull may
-wait for longer.
+"""Socket options with which the kernel detects a broken path within 10 s; a pull may wait for
+longer without sending anything.
 """
 
 
 def keep_alive(socket: socket_module.socket) -> None:
-    """Have the kernel watch a connection, as far as the system can."""
+    """Enable TCP keepalive, with as many of the `KEEPALIVE` options as the system supports."""
     for level, name, value in KEEPALIVE:
-        # Not every system has all of these names, or can set all that it has.
+        # A system may lack some of these names, or not support setting them.
         with contextlib.suppress(AttributeError, OSError):
             socket.setsockopt(level, getattr(socket_module, name), value)
 
 
 def watched_socket(address: tuple[Any, ...]) -> socket_module.socket:
-    """Return a socket for a connection to `address`, in the form of `getaddrinfo`; see aiohttp's
-    `socket_factory`.
+    """Return a socket with keepalive for a connection to `address`, an entry of `getaddrinfo`; see
+    aiohttp's `socket_factory`.
     """
     family, kind, protocol, *_ = address
-    made = socket_module.socket(family, kind, protocol)
-    keep_alive(made)
-    return made
+    new_socket = socket_module.socket(family, kind, protocol)
+    keep_alive(new_socket)
+    return new_socket

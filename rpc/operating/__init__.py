@@ -1,3 +1,1 @@
-"""The parts of a server for supervisors, scrapers and operators: metrics, health, logs, settings
-reloaded at SIGHUP.
-"""
+"""A server's operational parts: metrics, health, logs, and settings that are reloaded at SIGHUP."""

@@ -1,7 +1,7 @@
-"""Counts of durations in buckets of fixed bounds, as a scraper of metrics takes them. Pure.
+"""A histogram of durations with fixed buckets, in the form of Prometheus. Pure.
 
-Source: Prometheus' histograms, whose own class in Python takes a lock and 1.5 µs for each value;
-this one takes 0.3 µs.
+Source: Prometheus' histograms; the class of its Python client needs a lock and 1.5 µs for each
+value, this one 0.3 µs.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
-"""Upper bounds in seconds, from a fast disk's sync to delays that operators must notice."""
+"""Upper bounds of the buckets in seconds, from a fast disk's sync to delays that need attention."""
 
 
 class Histogram:
-    """Counts durations by bucket; a bucket includes its upper bound."""
+    """Counts durations in buckets; a bucket includes its upper bound."""
 
     def __init__(self, bounds_s: Sequence[float] = BOUNDS_S) -> None:
         self._bounds_s = tuple(bounds_s)
@@ -23,7 +23,7 @@ class Histogram:
         self.sum_ns = 0
 
     def observe(self, duration_ns: int) -> None:
-        """Count a duration; one below 0 counts as 0."""
+        """Count a duration in nanoseconds; a negative one counts as 0."""
         self._counts[bisect_left(self._bounds_ns, duration_ns)] += 1
         if duration_ns > 0:
             self.sum_ns += duration_ns

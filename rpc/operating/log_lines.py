@@ -1,14 +1,13 @@
-"""Lines of a server's log: text for people at a terminal, JSON for log collectors.
+"""Formats a server's log: text for people at a terminal, JSON for log collectors.
 
     {"time": "2026-11-23T22:15:36.123Z", "level": "WARNING", "logger": "keylane.broker",
      "message": …, "program": …}
 
-Every JSON line has the same first fields, then the program's own (`broker_group`, `pid`), then
-`error` with a traceback. The fields of a record's FIELDS, which the audit log uses, become fields
-of the line too.
-A message with line breaks is one line of JSON. In text its further lines are indented, like
-tracebacks, so that text of callers cannot begin a line of its own. Other control characters are
-escaped in both, so that they cannot control a terminal.
+Every JSON line starts with the same fields; the program's fields (`broker_group`, `pid`) follow,
+and `error` with a traceback. The audit log adds the fields in a record's FIELDS attribute. A
+message with line breaks is one line of JSON. In text, its further lines are indented like
+tracebacks: no text from a caller can pass for a log line. Other control characters are escaped in
+both formats, because they could control a terminal.
 """
 
 from __future__ import annotations
@@ -40,15 +39,13 @@ def log_problems(values: Mapping[str, object]) -> list[str]:
 
 
 class TextLines(logging.Formatter):
-    """Formats each record as a line of text, with indented lines for its further lines and its
-    traceback.
-    """
+    """Formats each record as a line of text; further lines and the traceback are indented."""
 
     def __init__(self) -> None:
         super().__init__(TEXT)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the lines, without the end of the last one."""
+        """Return the lines, without a final line break."""
         text = super().format(record)
         if fields := getattr(record, FIELDS, None):
             text += f" {json.dumps(fields, ensure_ascii=False)}"
@@ -56,14 +53,14 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Formats each record as a JSON object; `fields` are in every line."""
+    """Formats each record as a line of JSON, which also contains `fields`."""
 
     def __init__(self, fields: Mapping[str, object]) -> None:
         super().__init__()
         self._fields = dict(fields)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without its end."""
+        """Return the line, without a line break."""
         at = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, object] = {
             "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -83,13 +80,13 @@ def log_to(
     stream: TextIO, *, level: str, log_format: str = "auto", fields: Mapping[str, object]
 ) -> None:
     """
-    Write the log of this process to `stream`, and no longer where it went before.
+    Write this process's log to `stream`, and to no earlier destination.
 
     Args:
         log_format: "auto" is text on a terminal, JSON elsewhere.
         fields: additional fields of every JSON line, such as the program's name.
     """
-    plain = log_format == "text" or (log_format == "auto" and stream.isatty())
+    is_text = log_format == "text" or (log_format == "auto" and stream.isatty())
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(TextLines() if plain else JsonLines(fields))
+    handler.setFormatter(TextLines() if is_text else JsonLines(fields))
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,16 +1,16 @@
-"""The metrics of a server process, in the text format of Prometheus.
+"""A server's metrics, in the text format of Prometheus.
 
     parts of the program ─▶ collectors ─┐
     refusals, connections, event loop ──┼─▶ GET /metrics
     process: memory, CPU, open files ───┘
 
-Labels have few values: codes of errors, subjects, groups, never keys. If a collector has more than
-SERIES_MAX subjects or groups, it reports the largest, and the rest as one.
+Labels have few values: error codes, subjects, groups, never keys. If a collector has more than
+SERIES_MAX subjects or groups, it reports the largest, and the sum of the rest.
 
-Source: https://prometheus.io/docs/instrumenting/exposition_formats/ and the naming rules of that
-site.
+It also has the metrics of access control: waits for quotas, connections of principals, and the
+audit log.
 
-The metrics of access control: waits for quotas, connections of principals, and the audit log.
+Source: https://prometheus.io/docs/instrumenting/exposition_formats/ and that site's naming rules.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ log = logging.getLogger("keylane.rpc")
 
 SERIES_MAX = 2_000
 OTHER = "(other)"
-"""Label of the samples that are summed up; no subject or group has parentheses in its name."""
+"""Label value for the sum of the smallest samples; no name of a subject or group has
+parentheses.
+"""
 LOOP_PROBE_S = 0.5
 
 Collector = Callable[[], Awaitable[Iterable["Metric"]]]
@@ -59,16 +61,16 @@ class ServerMetrics:
         """Number of refusals by class and code of the error."""
         self.loop_delay = Histogram()
         self.connections: Callable[[], int] = lambda: 0
-        """Returns the number of open connections of the data plane."""
+        """Returns the number of open data-plane connections."""
         self.connections_max = 0
-        """Most connections of the data plane; 0: this server has no data plane."""
+        """Limit of data-plane connections; 0: this server has no data plane."""
 
     def add(self, collector: Collector) -> None:
-        """Call `collector` at each scrape."""
+        """Register a collector, which is called at each scrape."""
         self._collectors.append(collector)
 
     def note_refusal(self, error: KeylaneError) -> None:
-        """Count a request that is answered with an error."""
+        """Count a request that was answered with an error."""
         self.refused[type(error).__name__, error.code] += 1
 
     async def watch_loop(self) -> None:
@@ -79,11 +81,11 @@ class ServerMetrics:
             self.loop_delay.observe(self._boot_ns() - due_ns)
 
     async def exposition(self) -> str:
-        """Return all present metrics; a collector that fails is logged, counted and left out."""
+        """Return all metrics as text; a collector that fails is logged, counted and skipped."""
         await asyncio.to_thread(import_module, "prometheus_client")  # 50 ms at the first scrape
         from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
-        families = [*self._own()]
+        families = [*self._own_metrics()]
         failed = 0
         for collector in self._collectors:
             try:
@@ -95,11 +97,11 @@ class ServerMetrics:
             gauge("keylane_metrics_failed_collectors", "Collectors that failed.", failed)
         )
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Given(families))
+        registry.register(_FixedFamilies(families))
         ProcessCollector(registry=registry)
         return generate_latest(registry).decode()
 
-    def _own(self) -> Iterable[Metric]:
+    def _own_metrics(self) -> Iterable[Metric]:
         build = {"program": self._program, "version": _version()}
         yield labelled(
             "keylane_build_info", "The program and its version.", {tuple(build.items()): 1}
@@ -126,8 +128,8 @@ class ServerMetrics:
         )
 
 
-class _Given:
-    """A collector of prometheus-client that returns finished families."""
+class _FixedFamilies:
+    """A collector for prometheus-client that returns given families."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -138,28 +140,28 @@ class _Given:
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
-    """Return a family of one value that rises and falls."""
+    """Return a metric with one value that can rise and fall."""
     from prometheus_client.core import GaugeMetricFamily
 
     return GaugeMetricFamily(name, text, value=value)
 
 
 def counter(name: str, text: str, value: float) -> Metric:
-    """Return a family of one value that only rises; `name` ends with "_total"."""
+    """Return a metric with one value that only rises; `name` must end with "_total"."""
     from prometheus_client.core import CounterMetricFamily
 
     return CounterMetricFamily(name, text, value=value)
 
 
 Labels = tuple[tuple[str, str], ...]
-"""Pairs of label and value, with the same labels in the same order for each sample of a family."""
+"""Pairs of label and value; all samples of a metric have the same labels in the same order."""
 
 
 def labelled(
     name: str, text: str, samples: Mapping[Labels, float], *, counts: bool = False
 ) -> Metric:
-    """Return a family with a sample for each combination of labels; `counts`: the values only
-    rise.
+    """Return a metric with a sample for each combination of labels: a counter if `counts`,
+    otherwise a gauge.
     """
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -167,23 +169,25 @@ def labelled(
     names = [label for label, _ in next(iter(samples), ())]
     family = kind(name, text, labels=names)
     for labels, value in samples.items():
-        family.add_metric([given for _, given in labels], value)
+        family.add_metric([label_value for _, label_value in labels], value)
     return family
 
 
 def largest(samples: Mapping[Labels, float], most: int = SERIES_MAX) -> dict[Labels, float]:
-    """Return the `most` largest samples, and the sum of the rest under the label values OTHER."""
+    """Return the `most` largest samples, and the sum of the rest with OTHER as every label
+    value.
+    """
     if len(samples) <= most:
         return dict(samples)
     ordered = sorted(samples.items(), key=lambda pair: -pair[1])
-    kept = dict(ordered[:most])
+    result = dict(ordered[:most])
     names = [label for label, _ in ordered[0][0]]
-    kept[tuple((name, OTHER) for name in names)] = sum(value for _, value in ordered[most:])
-    return kept
+    result[tuple((name, OTHER) for name in names)] = sum(value for _, value in ordered[most:])
+    return result
 
 
 def histogram(name: str, text: str, values: Histogram) -> Metric:
-    """Return a family of durations."""
+    """Return a histogram metric, in seconds."""
     from prometheus_client.core import HistogramMetricFamily
 
     return HistogramMetricFamily(
@@ -199,14 +203,14 @@ def _version() -> str:
 
 
 def access_figures(guard: Guard, audit: AuditBuffer) -> Callable[[], Awaitable[Iterable[Metric]]]:
-    """Return a collector of the metrics of one server's access control."""
+    """Return a collector for the metrics of a server's access control."""
 
     async def collect() -> Iterable[Metric]:
         pacing = guard.pacing
         waited: dict[Labels, float] = {
             (("principal", name),): ms / 1000 for name, ms in pacing.waited_ms.items()
         }
-        open_now: dict[Labels, float] = {
+        connections: dict[Labels, float] = {
             (("principal", name),): n for name, n in pacing.connections.items()
         }
         return [
@@ -219,7 +223,7 @@ def access_figures(guard: Guard, audit: AuditBuffer) -> Callable[[], Awaitable[I
             labelled(
                 "keylane_principal_connections",
                 "Open connections of the data plane by principal.",
-                largest(open_now),
+                largest(connections),
             ),
             gauge("keylane_audit_waiting", "Events of the audit log not stored yet.", len(audit)),
             counter(

@@ -1,6 +1,4 @@
-"""The routes for supervisors and scrapers: whether a server lives, whether it takes clients, and
-its metrics.
-"""
+"""Routes for supervisors and scrapers: liveness, readiness, and metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from .metrics import ServerMetrics
 
 
 def probe_routes(health: Callable[[], Awaitable[Health]]) -> list[ControlRoute]:
-    """Return the routes of LIVE and READY; `health` reports whether the server is ready."""
+    """Return the routes for LIVE and READY; `health` reports whether the server is ready."""
 
     async def live(_body: object, _params: Params) -> Done:
         return Done()
@@ -26,7 +24,7 @@ def probe_routes(health: Callable[[], Awaitable[Health]]) -> list[ControlRoute]:
 
 
 def metrics_route(metrics: ServerMetrics) -> ControlRoute:
-    """Return the route of METRICS."""
+    """Return the route for METRICS."""
 
     async def exposition(_body: object, _params: Params) -> str:
         return await metrics.exposition()

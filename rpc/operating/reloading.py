@@ -1,4 +1,4 @@
-"""Reloads changed settings at SIGHUP, while a program runs."""
+"""Reloads a running program's settings at SIGHUP."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = logging.getLogger("keylane.rpc")
 
 class Reloading(Generic[Settings]):
     """
-    The settings of a running program.
+    The settings of a running program, which can be reloaded.
 
     Args:
         read: reads the settings in the same way as at the start.
         allowed: names of the settings that may change while the program runs.
-        adopt: called with the settings that hold from now on.
+        adopt: called with the new settings after each reload.
     """
 
     def __init__(
@@ -38,26 +38,26 @@ class Reloading(Generic[Settings]):
         self._adopt = adopt
 
     def reload(self) -> None:
-        """Read the settings again, and apply those that are allowed to change; if any of them has a
-        mistake, apply none.
+        """Read the settings again, and apply those that are allowed to change; if any is invalid,
+        apply none.
         """
         try:
-            read = self._read()
+            new_settings = self._read()
         except ConfigError as error:
             log.error("cannot reload the settings: %s", error.message)
             return
-        before, after = values_of(self.settings), values_of(read)
+        before, after = values_of(self.settings), values_of(new_settings)
         changed = [name for name in after if after[name] != before[name]]
-        taken: dict[str, Any] = {name: after[name] for name in changed if name in self._allowed}
-        waiting = [name for name in changed if name not in self._allowed]
-        self.settings = replace(self.settings, **taken)  # type: ignore[type-var]
-        level = taken.get("log_level")
+        applied: dict[str, Any] = {name: after[name] for name in changed if name in self._allowed}
+        need_restart = [name for name in changed if name not in self._allowed]
+        self.settings = replace(self.settings, **applied)  # type: ignore[type-var]
+        level = applied.get("log_level")
         if level is not None:
             logging.getLogger().setLevel(level)
         self._adopt(self.settings)
-        if taken:
-            log.warning("settings reloaded: %s", ", ".join(sorted(taken)))
-        elif not waiting:
+        if applied:
+            log.warning("settings reloaded: %s", ", ".join(sorted(applied)))
+        elif not need_restart:
             log.info("reloaded the settings; nothing changed")
-        if waiting:
-            log.warning("these settings need a restart: %s", ", ".join(waiting))
+        if need_restart:
+            log.warning("these settings need a restart: %s", ", ".join(need_restart))

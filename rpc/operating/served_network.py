@@ -1,4 +1,4 @@
-"""The TLS of a running server program: loaded at its start, renewed at SIGHUP, reported in log and
+"""A running server's TLS: loaded at the start, reloaded at SIGHUP, reported in the log and
 metrics.
 """
 
@@ -24,10 +24,10 @@ log = logging.getLogger("keylane.rpc")
 
 class ServedNetwork:
     """
-    The way a server program serves clients and calls other servers.
+    The TLS with which a server program serves clients, and its network for calls to other servers.
 
     Raises:
-        ConfigError: a file cannot be used.
+        ConfigError: a certificate or key file cannot be used.
     """
 
     def __init__(self, settings: ServingSettings) -> None:
@@ -50,17 +50,19 @@ class ServedNetwork:
         self, token: TokenSource | None = None, *, identity: Credentials | None = None
     ) -> HttpNetwork:
         """
-        Return the network for calls to other servers, to which `HttpNetwork` shows the credentials;
-        the caller closes it.
+        Return the network for calls to other servers, with this token or these credentials; the
+        caller closes it.
 
         Raises:
-            ConfigError
+            ConfigError: a file cannot be used.
         """
         self._outgoing = HttpNetwork(self._settings.client_tls(), token=token, identity=identity)
         return self._outgoing
 
     def adopt(self, settings: ServingSettings) -> None:
-        """Read the certificates again; if they cannot be used, log that, and keep the old ones."""
+        """Read the certificates again; if they cannot be used, log the problem and keep the old
+        ones.
+        """
         if self.tls is None or settings.tls_cert is None:
             if (self.tls is None) != (settings.tls_cert is None):
                 log.warning("TLS can only be turned on or off by a restart")
@@ -77,7 +79,7 @@ class ServedNetwork:
         log.warning("certificates reloaded: %s", settings.tls_cert)
 
     async def collect(self) -> Iterable[Metric]:
-        """Return the metrics of the security of connections."""
+        """Return the metrics about TLS and access control."""
         insecure = self._settings.is_insecure
         families = [
             gauge(

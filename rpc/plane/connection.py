@@ -1,4 +1,4 @@
-"""A connection of the data plane at the server, and its calls that are answered without a task.
+"""A server's end of a data-plane connection, and the calls on it that are answered without a task.
 I/O: sockets.
 """
 
@@ -16,80 +16,81 @@ from ...protocol.frames import Answer, Request, Throttled, frame_parts, refusal
 from ...protocol.limits import IN_FLIGHT_PER_CONNECTION_MAX
 from ..access.guard import ConnectionAccess
 from ..access.pacing import Delay
-from ..answer_room import AnswerRoom
+from ..answer_room import AnswerBudget
 from ..frames.frame_socket import Buffer, FrameSocket
 from ..race import start_task
 
 log = logging.getLogger("keylane.rpc")
 
 GOODBYE_S = 2.0
+"""Seconds for which a closed connection may still send buffered data."""
 Parts = tuple[bytes, Buffer]
-"""The parts of a frame."""
+"""The header and the payload of an encoded frame."""
 
 
 class PlaneConnection:
-    """A client's connection: its share of the room, its answers under way, and the bytes that it
-    has taken.
+    """One client's connection: its calls in progress, its memory budget, and how fast the client
+    reads its answers.
     """
 
     def __init__(
         self,
         socket: FrameSocket,
-        room: AnswerRoom,
+        answer_budget: AnswerBudget,
         access: ConnectionAccess | None,
     ) -> None:
         self.socket = socket
         self.access = access
         """The caller's access; None if this server does not authenticate callers."""
         self.transport = socket.transport
-        self.share = room.share()
+        self.budget = answer_budget.for_connection()
         self.pulls = 0
-        self.not_begun = 0
-        """The number of tasks that answer frames and have not begun; until they have, no later
+        """The number of pulls in progress."""
+        self.unstarted_tasks = 0
+        """The number of answering tasks that have not taken their first step; meanwhile no later
         frame is answered without a task.
         """
         self.others = 0
-        """The number of calls under way that are not pulls."""
-        self.freed: asyncio.Future[None] | None = None
+        """The number of calls in progress that are not pulls."""
+        self.slot_freed: asyncio.Future[None] | None = None
         """The future that is done when one of these calls ends; set while `wait_for_slot` waits."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.waits: set[asyncio.Future[None]] = set()
-        """The futures for which calls without a task wait; they end with the connection."""
-        self._turn = asyncio.Lock()
+        """Futures for which calls without a task wait; they are cancelled with the connection."""
+        self._send_lock = asyncio.Lock()
         self._sending = 0
-        """The number of answers that wait for their turn or for the socket; later answers
-        wait too.
-        """
-        self._taken: int | None = None
-        self._taken_at = 0.0
+        """The number of answers that wait for the lock or the socket; later answers wait too."""
+        self._sent: int | None = None
+        """The bytes that the kernel had accepted when `stuck_s` last saw progress."""
+        self._progress_at_s = 0.0
         self._silent_s = 0.0
         self._sent_bytes = 0
-        """The bytes that the kernel had taken at the last check."""
+        """The bytes that the kernel had accepted at the last `silent_s`."""
         self._refused = self.ended = False
         self.greeted = False
-        """True once the client has sent its version, and it is supported."""
+        """True once the client has sent a supported version."""
         self.opened_s = asyncio.get_running_loop().time()
-        self._introductions = 0
-        self._counted_from_s = self.opened_s
+        self._auth_frames = 0
+        self._auth_window_s = self.opened_s
 
-    def count_introduction(self, most: int, within_s: float) -> None:
-        """Count a frame that identifies the caller. Raises FrameError if there were more than
-        `most` within `within_s` seconds.
+    def count_auth_frame(self, limit: int, within_s: float) -> None:
+        """Count a Hello, Challenge or Authenticate frame. Raises FrameError if there were more than
+        `limit` within `within_s` seconds.
         """
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._counted_from_s > within_s:
-            self._counted_from_s = now_s
-            self._introductions = 0
-        self._introductions += 1
-        if self._introductions > most:
-            raise FrameError(f"over {most} frames within {within_s:g} s say who calls")
+        if now_s - self._auth_window_s > within_s:
+            self._auth_window_s = now_s
+            self._auth_frames = 0
+        self._auth_frames += 1
+        if self._auth_frames > limit:
+            raise FrameError(f"over {limit} Hello or authentication frames within {within_s:g} s")
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
     def start(
         self, body: Coroutine[Any, Any, None], ended: Callable[[], object] | None = None
     ) -> None:
-        """Run a task that ends with the connection; `ended` is called at its end, even if it never
-        began.
+        """Run `body` in a task that is cancelled with the connection; `ended` is called when the
+        task is done, even if it never took its first step.
         """
         task = start_task(body)
         self._tasks.add(task)
@@ -98,68 +99,66 @@ class PlaneConnection:
             task.add_done_callback(lambda _task: ended())
 
     def start_answer(self, body: Coroutine[Any, Any, None]) -> None:
-        """Run a task that answers a frame; see `not_begun`."""
-        self.not_begun += 1
+        """Run `body`, which answers a frame, in a task; see `unstarted_tasks`."""
+        self.unstarted_tasks += 1
         self.start(self._begin(body))
 
     async def _begin(self, body: Coroutine[Any, Any, None]) -> None:
-        self.not_begun -= 1
+        self.unstarted_tasks -= 1
         await body
 
     @property
-    def takes_now(self) -> bool:
-        """Return True if the client has taken nearly all that was sent, and nothing waits before
-        the next answer.
-        """
+    def is_writable(self) -> bool:
+        """True if the client keeps up, so that an answer would be sent at once."""
         socket = self.socket
         return socket.writable and not (
             self._sending or socket.closed or self.ended or self._refused
         )
 
     async def wait_for_slot(self) -> None:
-        """Wait until fewer than IN_FLIGHT_PER_CONNECTION_MAX calls that are not pulls are under
-        way.
+        """Wait until fewer than IN_FLIGHT_PER_CONNECTION_MAX calls other than pulls are in
+        progress.
         """
         while self.others >= IN_FLIGHT_PER_CONNECTION_MAX:
-            self.freed = asyncio.get_running_loop().create_future()
+            self.slot_freed = asyncio.get_running_loop().create_future()
             try:
-                await self.freed
+                await self.slot_freed
             finally:
-                self.freed = None
+                self.slot_freed = None
 
     def free_slot(self) -> None:
-        """Count the end of a call that is not a pull."""
+        """Record the end of a call that is not a pull."""
         self.others -= 1
-        if self.freed is not None and not self.freed.done():
-            self.freed.set_result(None)
+        if self.slot_freed is not None and not self.slot_freed.done():
+            self.slot_freed.set_result(None)
 
     # ── answers ───────────────────────────────────────────────────────────────────────────────────
     async def send(self, parts: Parts) -> None:
-        """Write one frame, and wait until the socket has taken nearly all of it."""
+        """Send one frame, and wait until the socket's buffer is nearly empty again."""
         self._sending += 1
         try:
-            async with self._turn:
+            async with self._send_lock:
                 if not self.socket.closed and not self._refused:
                     await self.socket.send(parts)
         finally:
             self._sending -= 1
 
-    def post(self, parts: Parts, taken: Callable[[], object]) -> bool:
+    def post(self, parts: Parts, on_sent: Callable[[], object]) -> bool:
         """
-        Write one frame, as `send` does, but without waiting.
+        Send one frame like `send`, but without waiting.
 
         Returns:
-            True if the socket has taken nearly all of it, or is closed; False if `taken` will be
-            called once it has.
+            True if the frame was sent, or the connection is closed; False if `on_sent` will be
+            called once it was sent.
         """
         socket = self.socket
         if self._sending or not socket.writable:
-            self.start(self._send_later(parts), taken)
+            self.start(self._send_later(parts), on_sent)
             return False
         if not (socket.closed or self._refused):
             socket.write(parts)
             if not self.socket.writable:  # the write may have changed it
-                self.start(self._send_later(None), taken)
+                self.start(self._send_later(None), on_sent)
                 return False
         return True
 
@@ -172,37 +171,37 @@ class PlaneConnection:
         except (ConnectionError, RuntimeError):
             log.debug("the client left before its answer")
 
-    def waiting_s(self, now: float) -> float:
-        """Return the seconds since the client last read something that is ready for it; 0 if
-        nothing is. Call it often.
+    def stuck_s(self, now: float) -> float:
+        """Return the seconds for which data was ready for the client and it read none of it; 0 if
+        no data is. The value is as exact as the interval of the calls.
         """
-        left = self.transport.get_write_buffer_size()
-        taken = self.socket.written_bytes - left
-        if not left or self._taken is None or taken > self._taken:
-            self._taken = taken
-            self._taken_at = now
-        return now - self._taken_at
+        buffered = self.transport.get_write_buffer_size()
+        sent = self.socket.written_bytes - buffered
+        if not buffered or self._sent is None or sent > self._sent:
+            self._sent = sent
+            self._progress_at_s = now
+        return now - self._progress_at_s
 
-    def silent_s(self, look_s: float) -> float:
+    def silent_s(self, elapsed_s: float) -> float:
         """
-        Return the seconds for which nothing has arrived, and the kernel has taken no answer.
+        Return the seconds for which nothing was received, and the kernel accepted no data to send.
 
-        They grow by `look_s` with each call: a server that was stopped for a while counts that
-        time once.
+        The value grows by `elapsed_s` with each call: if this process was stopped meanwhile, that
+        counts as one interval.
         """
         socket = self.socket
-        socket.signs = 0
-        taken = socket.written_bytes - self.transport.get_write_buffer_size()
-        if socket.heard or not socket.reading or taken != self._sent_bytes:
-            socket.heard = False
-            self._sent_bytes = taken
+        socket.pings = 0
+        sent = socket.written_bytes - self.transport.get_write_buffer_size()
+        if socket.received or not socket.reading or sent != self._sent_bytes:
+            socket.received = False
+            self._sent_bytes = sent
             self._silent_s = 0.0
         else:
-            self._silent_s += look_s
+            self._silent_s += elapsed_s
         return self._silent_s
 
     async def refuse(self, error: KeylaneError) -> None:
-        """Send the error, and close."""
+        """Send the error, and close the connection; no other answer is sent."""
         self._refused = True
         try:
             await self.socket.send(frame_parts(0, refusal(error)))
@@ -210,13 +209,13 @@ class PlaneConnection:
         except (ConnectionError, RuntimeError):
             log.debug("the client left before it was refused")
 
-    async def tell(self, delay: Delay) -> None:
-        """Notify the client that it waits."""
+    async def notify_throttled(self, delay: Delay) -> None:
+        """Tell the client that its calls wait because of a limit."""
         with contextlib.suppress(ConnectionError, RuntimeError):
             await self.send(frame_parts(0, Throttled(round(delay.ms), delay.limit)))
 
     def end(self) -> None:
-        """Cancel the answers under way; data that the client does not read within `GOODBYE_S` is
+        """Cancel the calls in progress; data that the client does not read within `GOODBYE_S` is
         discarded.
         """
         self.ended = True
@@ -231,22 +230,23 @@ class PlaneConnection:
 
 class PlaneCall:
     """
-    A call of a connection that is answered without a task; see `PromptCall`.
+    A call that is answered without a task; see `PromptCall`.
 
     Args:
-        hand_on: answers another request with the same number in a task.
-        on_refusal: is called with each refusal.
+        number: the call's correlation id.
+        hand_on: answers a request under this correlation id in a task.
+        on_refusal: called with each error that is sent.
     """
 
     __slots__ = (
-        "_asked",
+        "_request",
         "_connection",
         "_hand_on",
-        "_kept_bytes",
+        "_unsent_bytes",
         "_number",
         "_on_refusal",
         "_pull",
-        "_room_bytes",
+        "_reserved_bytes",
         "_wait",
     )
 
@@ -254,7 +254,7 @@ class PlaneCall:
         self,
         connection: PlaneConnection,
         number: int,
-        asked: Request,
+        request: Request,
         hand_on: Callable[[PlaneConnection, int, Request], None],
         on_refusal: Callable[[KeylaneError], None],
         *,
@@ -262,13 +262,13 @@ class PlaneCall:
     ) -> None:
         self._connection = connection
         self._number = number
-        self._asked = asked
+        self._request = request
         self._hand_on = hand_on
         self._on_refusal = on_refusal
         self._pull = pull
-        self._room_bytes = 0
-        self._kept_bytes = 0
-        """The bytes of the answer that count in the room, until the client has taken it."""
+        self._reserved_bytes = 0
+        self._unsent_bytes = 0
+        """Bytes of the answer that count in the connection's budget until they are sent."""
         self._wait: asyncio.Future[None] | None = None
         if pull:
             connection.pulls += 1
@@ -276,21 +276,21 @@ class PlaneCall:
             connection.others += 1
 
     def take_room(self, bytes_max: int) -> bool:
-        """Return True if an answer of this size may be made now; see `PromptCall`."""
-        if not self._connection.share.take_now(bytes_max):
+        """Reserve bytes for the answer, or return False; see `PromptCall`."""
+        if not self._connection.budget.try_reserve(bytes_max):
             return False
-        self._room_bytes = bytes_max
+        self._reserved_bytes = bytes_max
         return True
 
     def waits_for(self, future: asyncio.Future[None]) -> None:
-        """Cancel `future` if the client leaves; see `PromptCall`."""
+        """Cancel `future` if the client disconnects; see `PromptCall`."""
         if self._wait is not None:
             self._connection.waits.discard(self._wait)
         self._wait = future
         self._connection.waits.add(future)
 
     def answer(self, answer: Answer, data: bytes = b"") -> None:
-        """Answer the call; see `PromptCall`."""
+        """Send the last or only answer; see `PromptCall`."""
         try:
             parts = frame_parts(self._number, answer, data)
         except KeylaneError as error:
@@ -299,68 +299,67 @@ class PlaneCall:
         self._post(parts, data)
 
     def part(self, answer: Answer, data: bytes = b"") -> None:
-        """Give one of several answers; see `PromptCall`."""
+        """Send an answer that is followed by others; see `PromptCall`."""
         parts = frame_parts(self._number, answer, data)
-        size = len(data) if self._room_bytes else 0
-        share = self._connection.share
-        taken = self._connection.post(parts, partial(share.free, size))
-        if self._room_bytes:
-            share.note_size(self._room_bytes, 0 if taken else size)
-            self._room_bytes = 0
+        size = len(data) if self._reserved_bytes else 0
+        budget = self._connection.budget
+        is_sent = self._connection.post(parts, partial(budget.release, size))
+        if self._reserved_bytes:
+            budget.settle(self._reserved_bytes, 0 if is_sent else size)
+            self._reserved_bytes = 0
 
     @property
     def takes_parts(self) -> bool:
-        """Return True while the client takes further answers; see `PromptCall`."""
+        """True while further answers may be sent; see `PromptCall`."""
         connection = self._connection
         access = connection.access
-        # If the rights or the quota of a caller have changed, they are checked again with the next
-        # pull.
-        return connection.takes_now and (access is None or access.passes(self._asked))
+        # Changed rights or quotas of the caller are checked with its next pull.
+        return connection.is_writable and (access is None or access.is_cleared(self._request))
 
     def refuse(self, error: BaseException) -> None:
         """Answer with an error; see `PromptCall`."""
-        told = error
-        if not isinstance(told, KeylaneError):
-            log.error("%s failed", type(self._asked).__name__, exc_info=error)
-            told = InternalError()
-        self._on_refusal(told)
-        self._post(frame_parts(self._number, refusal(told)))
+        sent_error = error
+        if not isinstance(sent_error, KeylaneError):
+            log.error("%s failed", type(self._request).__name__, exc_info=error)
+            sent_error = InternalError()
+        self._on_refusal(sent_error)
+        self._post(frame_parts(self._number, refusal(sent_error)))
 
     def _post(self, parts: Parts, data: bytes = b"") -> None:
-        """Give the last answer; room may have been taken for `data`."""
+        """Send the last answer, and settle the reservation for its `data`, if there is one."""
         connection = self._connection
-        taken = connection.ended or connection.post(parts, self._taken)
-        if self._room_bytes:
-            self._kept_bytes = 0 if taken else len(data)
-            connection.share.note_size(self._room_bytes, self._kept_bytes)
-            self._room_bytes = 0
-        if taken:
+        is_sent = connection.ended or connection.post(parts, self._on_sent)
+        if self._reserved_bytes:
+            self._unsent_bytes = 0 if is_sent else len(data)
+            connection.budget.settle(self._reserved_bytes, self._unsent_bytes)
+            self._reserved_bytes = 0
+        if is_sent:
             self.forget()
 
-    def _taken(self) -> None:
-        """Note that the client has taken the whole answer, or has left."""
+    def _on_sent(self) -> None:
+        """End the call: its answer was sent, or the client has left."""
         self.forget()
-        if self._kept_bytes:
-            self._connection.share.free(self._kept_bytes)
-            self._kept_bytes = 0
+        if self._unsent_bytes:
+            self._connection.budget.release(self._unsent_bytes)
+            self._unsent_bytes = 0
 
     def hand_on(self, request: Request) -> None:
-        """Hand the call on to a task; see `PromptCall`."""
+        """Answer `request` in a task instead; see `PromptCall`."""
         self.forget()
-        if self._room_bytes:
-            self._connection.share.note_size(self._room_bytes, 0)
-            self._room_bytes = 0
+        if self._reserved_bytes:
+            self._connection.budget.settle(self._reserved_bytes, 0)
+            self._reserved_bytes = 0
         if not self._connection.ended:
             self._hand_on(self._connection, self._number, request)
 
     def forget(self) -> None:
-        """Count the call as no longer under way."""
+        """Count the call as no longer in progress."""
         connection = self._connection
         if self._wait is not None:
             connection.waits.discard(self._wait)
         if self._pull:
             connection.pulls -= 1
-        elif connection.freed is None:
+        elif connection.slot_freed is None:
             connection.others -= 1
         else:
             connection.free_slot()

@@ -1,20 +1,23 @@
-"""The server's side of the data plane: frames arrive and answers leave, each as fast as its own
-client takes them.
+"""The server's side of the data plane: receives request frames, and sends answers as fast as each
+client reads them.
 
-    frames in order of arrival ─▶ handler(request, payload), many at once ─▶ answers, in any order,
+    frames in order of arrival ─▶ handler(request, payload), concurrently ─▶ answers in any order,
         one write at a time
 
 Invariants
-    The first frame is a Hello; a client whose version is not supported is refused with advice, and
-    gets no service. With access control, a principal with more than an equal share of the places
-    takes no place from one with less. A connection that sends no Hello, or does not authenticate,
-    is ended after `AUTHENTICATE_S` seconds, or earlier where there are many. A bad frame ends its
-    own connection with a typed error, and no other. A pull may wait for seconds, so pulls have a
-    limit of their own, beyond which they are refused: acks, acquires and releases are read however
-    many pulls wait. A client that reads nothing holds a few megabytes here at most (`answer_room`)
-    and delays no other client. It is disconnected with a typed error after `stuck_s` seconds, or
-    at once where others wait for its room. A connection is ended if it is silent for `SILENT_S`, or
-    if one of its frames takes `FRAME_S` to arrive.
+    The first frame is a Hello. A client whose version is not supported is refused with advice.
+    With access control, a principal that has more than an equal share of the connection slots takes
+    none from a principal with less.
+    A connection that sends no Hello or does not authenticate is closed after `AUTHENTICATE_S`
+    seconds, or earlier if there are many.
+    A bad frame closes its own connection with a typed error, and no other.
+    Pulls may wait for seconds, so they have their own limit, beyond which they are refused: acks,
+    acquires and releases are read however many pulls wait.
+    A client that reads nothing uses a few megabytes at most (`answer_room`), and delays no other
+    client. It is disconnected with a typed error after `stuck_s` seconds, or after `SHORT_S` if
+    others wait for memory.
+    A connection is closed if it is silent for `SILENT_S`, or if one of its frames takes `FRAME_S`
+    to arrive.
 """
 
 from __future__ import annotations
@@ -63,13 +66,13 @@ from ...protocol.limits import (
     PULLS_PER_CONNECTION_MAX,
 )
 from ...protocol.membership.versions import VERSION, check_client
-from ..access.guard import AUTHENTICATE_S, FETCHING, Guard
+from ..access.guard import AUTHENTICATE_S, FETCH_FRAMES, Guard
 from ..access.pacing import HOLD_MS
-from ..access.places import Places
-from ..answer_room import AnswerRoom, begin_answer
+from ..access.places import ConnectionSlots
+from ..answer_room import AnswerBudget, begin_answer
 from ..frames.frame_socket import accept_socket
-from ..frames.incoming import IncomingRoom
-from ..intake import free_connection
+from ..frames.incoming import IncomingBudget
+from ..intake import release_connection_slot
 from ..race import start_task
 from .connection import GOODBYE_S, Parts, PlaneCall, PlaneConnection
 from .prompt import Handled, PromptCall
@@ -78,287 +81,300 @@ log = logging.getLogger("keylane.rpc")
 
 DataHandler = Callable[[Request, memoryview], Awaitable[Handled]]
 Begin = Callable[[Request, memoryview, PromptCall], bool]
-"""The type of `DataService.begin`; see there."""
+"""The type of `DataService.begin`."""
 
 SILENT_S = 24.0
-"""Seconds of silence after which a client is gone without having closed: clients ask for a sign of
-life after 10 s at most.
+"""Seconds of silence after which a client counts as dead: an idle client sends a ping after 10 s at
+most.
 """
 FRAME_S = 60.0
-"""Seconds within which a frame that has begun must be whole."""
+"""Seconds within which the rest of a frame must arrive."""
 STUCK_S = 20.0
-"""Seconds for which a client may take nothing of its answers."""
+"""Seconds for which a client may leave its answers unread."""
 SHORT_S = 1.0
-"""The same limit, in seconds, while other connections wait for room."""
-LOOKS_EACH = 4
-"""The interval between full checks: while no connection waits for room, only one check in four is
-made, because an idle server has thousands of connections.
+"""The same limit, in seconds, while other connections wait for memory."""
+CHECK_EVERY = 4
+"""Connections are checked in every CHECK_EVERY-th interval only, unless one waits for memory,
+because an idle server has thousands of them.
 """
 UNKNOWN_MAX = CONNECTIONS_MAX // 2
 """The largest number of connections that have not authenticated; beyond it, the oldest is closed.
-After a broker's restart thousands of clients arrive at once, and their first frames are read after
-all their handshakes.
+It is large because after a broker's restart thousands of clients connect at once, and no first
+frame is read before all their handshakes are done.
 """
-INTRODUCED_SHARE = 16
-"""The share of additional places, with access control, for connections whose callers have not
-authenticated: 1 / INTRODUCED_SHARE.
+UNAUTHENTICATED_SHARE = 16
+"""With access control, 1 / UNAUTHENTICATED_SHARE additional connections are accepted whose callers
+have not authenticated.
 """
 SERVERS_MAX = 1_000
-"""The number of connections of the cluster's servers that take no place, with access control; each
-further one takes the room of unknown ones.
+"""With access control, the number of connections of the cluster's servers that do not count; each
+further one counts.
 """
-RETRY_PLACE_MS = 5_000
-PLACE_HINT = (
+RETRY_CONNECTION_MS = 5_000
+SLOT_HINT = (
     "Each principal gets an equal share of a broker's connections. Use one client for many "
     "messages, or have the brokers "
     "take more: data_connections_max"
 )
-INTRODUCTIONS_MAX = 100
-"""The largest number of frames that authenticate the caller, for one connection within
-INTRODUCTIONS_S; a client sends two every few minutes.
+AUTH_FRAMES_MAX = 100
+"""The largest number of Hello and authentication frames on a connection within AUTH_WINDOW_S; a
+client sends two every few minutes.
 """
-INTRODUCTIONS_S = 60.0
+AUTH_WINDOW_S = 60.0
 FRAMES_AT_ONCE = 64
-"""The number of frames of a connection that are begun before others have a turn."""
-INTRODUCTION_BYTES_MAX = 64 << 10
-"""The largest frame, in bytes, from a sender that has not authenticated; a capability is
+"""The number of frames that are read from a connection before other tasks may run."""
+AUTH_FRAME_BYTES_MAX = 64 << 10
+"""The largest frame, in bytes, from a client that has not authenticated; a capability is
 smaller.
 """
 _PROMPT = frozenset({Append, Pull, Ack})
-"""The requests that are often answered without a task."""
+"""Requests that are tried without a task first."""
 
 
 class DataPlane:
-    """Serves connections with `handler`."""
+    """Serves data-plane connections: checks each frame, and answers it with `handler`."""
 
     def __init__(
         self,
         handler: DataHandler,
         *,
-        room: AnswerRoom | None = None,
+        answer_budget: AnswerBudget | None = None,
         stuck_s: float = STUCK_S,
         on_refusal: Callable[[KeylaneError], None] = lambda _error: None,
         guard: Guard | None = None,
         begin: Begin = lambda _request, _payload, _call: False,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """Args: begin: answers requests that need no task. connections_max: the number of
-        connections; with a guard, only those of known callers count, without those of servers.
         """
-        self._places: Places[PlaneConnection] = Places(connections_max)
+        Args:
+            handler: answers a request in a task.
+            stuck_s: seconds for which a client may leave its answers unread.
+            on_refusal: called with each error that is sent.
+            guard: access control; None: every caller may do everything.
+            begin: answers a request without a task if possible; see `DataService.begin`.
+            connections_max: number of connections; with a guard, only connections of identified
+                callers count, except those of the cluster's servers.
+        """
+        self._slots: ConnectionSlots[PlaneConnection] = ConnectionSlots(connections_max)
         self._servers: set[PlaneConnection] = set()
-        """The connections of servers of the cluster, which are never ended for others."""
+        """The connections of the cluster's servers, which are never closed for others."""
         self._handler = handler
         self._begin = begin
         self._guard = guard
-        self._room = room or AnswerRoom()
-        self._incoming = IncomingRoom()
+        self._answer_budget = answer_budget or AnswerBudget()
+        self._incoming = IncomingBudget()
         self._stuck_s = stuck_s
         self._on_refusal = on_refusal
         self._connections: set[PlaneConnection] = set()
         self._unknown: dict[PlaneConnection, None] = {}
-        """The connections of callers that are not known yet, the oldest first."""
-        self._readings: dict[PlaneConnection, asyncio.Task[None]] = {}
-        self._partings: dict[PlaneConnection, asyncio.Task[None]] = {}
-        """The tasks of connections that are being disconnected."""
-        self._watching: asyncio.Task[None] | None = None
-        """The task that checks every connection; there is one while there are connections."""
+        """The connections whose callers have not authenticated, the oldest first."""
+        self._readers: dict[PlaneConnection, asyncio.Task[None]] = {}
+        """The task that reads each connection's frames."""
+        self._disconnects: dict[PlaneConnection, asyncio.Task[None]] = {}
+        """The tasks that disconnect clients."""
+        self._watchdog: asyncio.Task[None] | None = None
+        """The task that checks all connections; None while there are none."""
 
     @property
     def connections(self) -> int:
-        """Return the number of open connections."""
+        """The number of open connections."""
         return len(self._connections)
 
     @property
     def connections_max(self) -> int:
-        """Return how many connections there may be."""
-        return self._places.most
+        """The largest number of connections."""
+        return self._slots.limit
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """Serve a new connection until it ends."""
-        if self._full and not self._unknown:
-            raise OverloadedError("too many connections of the data plane", limit=self._places.most)
+        """Upgrade a request to a data-plane connection, and serve it until it is closed."""
+        if self._is_full and not self._unknown:
+            raise OverloadedError("too many connections of the data plane", limit=self._slots.limit)
         response, socket = await accept_socket(
             request,
-            bytes_max=FRAME_BYTES_MAX if self._guard is None else INTRODUCTION_BYTES_MAX,
-            room=self._incoming,
+            bytes_max=FRAME_BYTES_MAX if self._guard is None else AUTH_FRAME_BYTES_MAX,
+            budget=self._incoming,
         )
-        free_connection(request)  # from here on `_unknown` has it
+        release_connection_slot(request)  # `_unknown` counts it instead
         guard = self._guard
         access = None if guard is None else guard.connection(request.remote or "")
-        connection = PlaneConnection(socket, self._room, access)
-        self._make_room()
+        connection = PlaneConnection(socket, self._answer_budget, access)
+        self._close_excess_unknown()
         self._connections.add(connection)
         self._unknown[connection] = None
-        socket.on_frame = partial(self._answer_at_once, connection)
-        reading = start_task(self._answer_all(connection))
-        self._readings[connection] = reading
-        if self._watching is None:
-            self._watching = start_task(self._watch(), name="watch connections")
+        socket.on_frame = partial(self._answer_promptly, connection)
+        reader = start_task(self._answer_all(connection))
+        self._readers[connection] = reader
+        if self._watchdog is None:
+            self._watchdog = start_task(self._watch(), name="watch connections")
         try:
-            await asyncio.wait([reading])
-            if not reading.cancelled():
-                reading.result()
+            await asyncio.wait([reader])
+            if not reader.cancelled():
+                reader.result()
         finally:
-            reading.cancel()
-            del self._readings[connection]
-            if (parting := self._partings.pop(connection, None)) is not None:
-                parting.cancel()
+            reader.cancel()
+            del self._readers[connection]
+            if (disconnect := self._disconnects.pop(connection, None)) is not None:
+                disconnect.cancel()
             self._connections.discard(connection)
-            if not self._readings:
-                self._watching.cancel()
-                self._watching = None
+            if not self._readers:
+                self._watchdog.cancel()
+                self._watchdog = None
             self._unknown.pop(connection, None)
             self._servers.discard(connection)
-            self._places.free(connection)
+            self._slots.release(connection)
             connection.end()
         return response
 
     @property
-    def _full(self) -> bool:
-        """Return True if an unknown connection must be closed to make room for a new one."""
-        room, exempt = self._places.most, 0
+    def _is_full(self) -> bool:
+        """True if a new connection is accepted only when an unknown one is closed for it."""
+        limit, exempt = self._slots.limit, 0
         if self._guard is not None:
-            # A caller that may get a place of another principal must authenticate first.
-            room += max(1, room // INTRODUCED_SHARE)
+            # A caller must authenticate before it can get another principal's slot.
+            limit += max(1, limit // UNAUTHENTICATED_SHARE)
             exempt = min(len(self._servers), SERVERS_MAX)
-        return len(self._connections) - exempt >= room
+        return len(self._connections) - exempt >= limit
 
-    def _take_place(self, connection: PlaneConnection, principal: str) -> None:
-        """Give a connection a place, now that its principal is known ("": a server of the cluster).
-        Raises QuotaExceededError.
+    def _acquire_slot(self, connection: PlaneConnection, principal: str) -> None:
+        """Give a connection a slot, now that its principal is known ("": a server of the cluster).
+        Raises ConnectionQuotaError.
         """
-        if connection in self._partings or connection not in self._connections:
-            return  # it is being ended: no other one is ended for it
+        if connection in self._disconnects or connection not in self._connections:
+            return  # it is being closed, so no other one is closed for it
         if not principal:
-            self._places.free(connection)
+            self._slots.release(connection)
             self._servers.add(connection)
             return
-        most = self._places.most
-        placing = self._places.take(connection, principal)
-        if not placing.given:
-            raise _no_place(
-                f"all {most} connections of the data plane are taken, and "
+        limit = self._slots.limit
+        grant = self._slots.acquire(connection, principal)
+        if not grant.granted:
+            raise _no_slot_error(
+                f"all {limit} connections of the data plane are taken, and "
                 f"{principal!r} has its share",
                 principal,
-                most,
+                limit,
             )
         self._servers.discard(connection)
-        leaves = placing.leaves
-        if leaves is not None and leaves not in self._partings:
+        evicted = grant.evicted
+        if evicted is not None and evicted not in self._disconnects:
             text = (
-                f"{placing.holder!r} has {placing.held} of {most} connections of the data plane, "
-                f"and others have to wait"
+                f"{grant.evicted_principal!r} has {grant.evicted_count} of {limit} connections of "
+                f"the data plane, and others have to wait"
             )
-            error = _no_place(text, placing.holder, most)
-            self._note(leaves, error)
-            parting = self._part(leaves, self._readings[leaves], error)
-            self._partings[leaves] = start_task(parting)
+            error = _no_slot_error(text, grant.evicted_principal, limit)
+            self._record_end(evicted, error)
+            disconnect = self._disconnect(evicted, self._readers[evicted], error)
+            self._disconnects[evicted] = start_task(disconnect)
 
-    def _make_room(self) -> None:
-        """Close the oldest unknown connection if there are too many, so that callers that do not
-        authenticate keep no place from those that do.
+    def _close_excess_unknown(self) -> None:
+        """Close the oldest unknown connections while there are too many: callers that do not
+        authenticate must not lock out those that do.
         """
-        while self._unknown and (len(self._unknown) >= UNKNOWN_MAX or self._full):
+        while self._unknown and (len(self._unknown) >= UNKNOWN_MAX or self._is_full):
             oldest = next(iter(self._unknown))
             del self._unknown[oldest]
             self._connections.discard(oldest)
-            text = "too many connections have not said who calls"
-            self._note(oldest, OverloadedError(text, limit=UNKNOWN_MAX))
+            text = "too many connections have not authenticated"
+            self._record_end(oldest, OverloadedError(text, limit=UNKNOWN_MAX))
             oldest.transport.abort()
 
-    def _answer_at_once(self, connection: PlaneConnection, data: bytearray) -> bool:
-        """Take a frame as it arrives, if it needs no task; return False if nothing was done and
-        `_answer_all` has to answer it.
+    def _answer_promptly(self, connection: PlaneConnection, data: bytearray) -> bool:
+        """Answer a frame as it arrives, if that needs no task; return False if nothing was done, so
+        that `_answer_all` gets the frame.
         """
-        if connection.not_begun or not (connection.greeted and connection.socket.writable):
+        if connection.unstarted_tasks or not (connection.greeted and connection.socket.writable):
             return False
         access = connection.access
         try:
-            number, asked, payload = decode_request(data)
+            correlation_id, request, payload = decode_request(data)
         except FrameError:
             return False
-        kind, pull = type(asked), type(asked) is Pull
-        full = (
+        kind, is_pull = type(request), type(request) is Pull
+        is_at_limit = (
             connection.pulls >= PULLS_PER_CONNECTION_MAX
-            if pull
+            if is_pull
             else connection.others >= IN_FLIGHT_PER_CONNECTION_MAX
         )
-        if kind not in _PROMPT or full:
+        if kind not in _PROMPT or is_at_limit:
             return False
-        if access is not None and not access.passes(asked):
+        if access is not None and not access.is_cleared(request):
             return False
-        call = PlaneCall(connection, number, asked, self._go_on, self._on_refusal, pull=pull)
+        call = PlaneCall(
+            connection, correlation_id, request, self._hand_to_task, self._on_refusal, pull=is_pull
+        )
         try:
-            begun = self._begin(asked, payload, call)
-        except Exception as error:  # noqa: BLE001 - logged there
+            is_handled = self._begin(request, payload, call)
+        except Exception as error:  # noqa: BLE001 - `refuse` logs it
             call.refuse(error)
             return True
-        if not begun:
+        if not is_handled:
             call.forget()
-        return begun
+        return is_handled
 
-    def _go_on(self, connection: PlaneConnection, number: int, asked: Request) -> None:
-        """Answer a request in a task, after it began without one."""
+    def _hand_to_task(
+        self, connection: PlaneConnection, correlation_id: int, request: Request
+    ) -> None:
+        """Answer a pull in a task, after `_answer_promptly` has begun it without one."""
         connection.pulls += 1
-        connection.start(self._answer_pull(connection, number, asked, memoryview(b"")))
+        connection.start(self._answer_pull(connection, correlation_id, request, memoryview(b"")))
 
     async def _answer_all(self, connection: PlaneConnection) -> None:
-        begun = 0
+        """Answer the frames of a connection in order of arrival, until it is closed or refused."""
+        frames = 0
         while True:
-            begun += 1
-            if begun % FRAMES_AT_ONCE == 0:
-                await asyncio.sleep(0)  # data that has arrived waits for nothing else
+            frames += 1
+            if frames % FRAMES_AT_ONCE == 0:
+                await asyncio.sleep(0)  # `receive` does not yield while frames are queued
             try:
                 data = await connection.socket.receive()
                 if data is None:
                     break
-                correlation_id, asked, payload = decode_request(data)
+                correlation_id, request, payload = decode_request(data)
                 del data
-                if isinstance(asked, Hello | Challenge | Authenticate):
-                    connection.count_introduction(INTRODUCTIONS_MAX, INTRODUCTIONS_S)
+                if isinstance(request, Hello | Challenge | Authenticate):
+                    connection.count_auth_frame(AUTH_FRAMES_MAX, AUTH_WINDOW_S)
             except FrameError as error:
-                self._note(connection, error)
+                self._record_end(connection, error)
                 await connection.refuse(error)
                 return
-            if not connection.greeted or isinstance(asked, Hello):
-                if not await self._greet(connection, correlation_id, asked):
+            if not connection.greeted or isinstance(request, Hello):
+                if not await self._greet(connection, correlation_id, request):
                     return
                 continue
-            if isinstance(asked, Challenge | Authenticate):
-                await self._introduce(connection, correlation_id, asked)
+            if isinstance(request, Challenge | Authenticate):
+                await self._authenticate(connection, correlation_id, request)
                 continue
             if connection.access is not None and not (
-                await self._may(connection, correlation_id, asked)
-                and await self._takes_turn(connection, correlation_id, asked, len(payload))
+                await self._is_allowed(connection, correlation_id, request)
+                and await self._wait_for_quota(connection, correlation_id, request, len(payload))
             ):
                 continue
-            pull = is_long_poll(asked)
-            if pull and connection.pulls < PULLS_PER_CONNECTION_MAX:
+            is_pull = is_long_poll(request)
+            if is_pull and connection.pulls < PULLS_PER_CONNECTION_MAX:
                 connection.pulls += 1
-                answer = self._answer_pull(connection, correlation_id, asked, payload)
+                answer = self._answer_pull(connection, correlation_id, request, payload)
             else:
                 await connection.wait_for_slot()
                 connection.others += 1
                 answer = self._answer_other(
-                    connection, correlation_id, asked, payload, refused=pull
+                    connection, correlation_id, request, payload, refused=is_pull
                 )
             connection.start_answer(answer)
 
     async def _greet(
-        self, connection: PlaneConnection, correlation_id: int, asked: Request
+        self, connection: PlaneConnection, correlation_id: int, request: Request
     ) -> bool:
-        """Take the first frame, and return False if the client is refused and its connection is
-        closed.
+        """Check the client's version in the first frame, and answer it; return False if the client
+        is refused and its connection closed.
         """
         try:
-            if not isinstance(asked, Hello):
+            if not isinstance(request, Hello):
                 raise VersionError(
                     Reason.CLIENT_TOO_OLD,
                     f"the client sent no version, the server is keylane {VERSION}",
                     server=VERSION,
                 )
-            check_client(asked.version, VERSION)
+            check_client(request.version, VERSION)
         except KeylaneError as error:
             self._on_refusal(error)
             await self._write(connection, frame_parts(correlation_id, refusal(error)))
@@ -370,16 +386,16 @@ class DataPlane:
         await self._write(connection, frame_parts(correlation_id, Welcome(VERSION)))
         return True
 
-    async def _introduce(
-        self, connection: PlaneConnection, correlation_id: int, asked: Challenge | Authenticate
+    async def _authenticate(
+        self, connection: PlaneConnection, correlation_id: int, request: Challenge | Authenticate
     ) -> None:
-        """Answer a caller that asks for a challenge or authenticates. Later frames wait."""
+        """Answer a Challenge or an Authenticate frame, before any later frame is read."""
         access = connection.access
         try:
-            if access is None or isinstance(asked, Challenge):
+            if access is None or isinstance(request, Challenge):
                 answer: Answer = Challenged(b"" if access is None else access.nonce)
             else:
-                answer = await access.authenticate(asked, partial(self._take_place, connection))
+                answer = await access.authenticate(request, partial(self._acquire_slot, connection))
                 connection.socket.bytes_max = FRAME_BYTES_MAX
                 self._unknown.pop(connection, None)
         except KeylaneError as error:
@@ -387,11 +403,13 @@ class DataPlane:
             answer = refusal(error)
         await self._write(connection, frame_parts(correlation_id, answer))
 
-    async def _may(self, connection: PlaneConnection, correlation_id: int, asked: Request) -> bool:
-        """Return whether the caller may send this frame; if not, it is answered here."""
+    async def _is_allowed(
+        self, connection: PlaneConnection, correlation_id: int, request: Request
+    ) -> bool:
+        """Return True if the caller may send this frame; otherwise answer it with the error."""
         assert connection.access is not None
         try:
-            connection.access.check(asked)
+            connection.access.check(request)
         except UnauthenticatedError as error:
             self._on_refusal(error)
             await connection.refuse(error)
@@ -402,46 +420,47 @@ class DataPlane:
             return False
         return True
 
-    async def _takes_turn(
-        self, connection: PlaneConnection, correlation_id: int, asked: Request, size: int
+    async def _wait_for_quota(
+        self, connection: PlaneConnection, correlation_id: int, request: Request, size: int
     ) -> bool:
         """
-        Pause the reading of the connection while a limit is used up; requests that fetch messages
-        wait by themselves.
+        Wait while a limit is used up, which pauses reading from the connection; requests that fetch
+        messages wait in their own tasks instead.
 
         Returns:
-            False if the debt is longer than HOLD_MS, so that the frame is answered here.
+            False if the wait would be longer than HOLD_MS; the frame is then answered with an
+            error.
         """
         access = connection.access
         assert access is not None
-        if isinstance(asked, Pull | PullShared | Read):
+        if isinstance(request, Pull | PullShared | Read):
             return True
-        delay = access.delay(asked)
+        delay = access.delay(request)
         if delay.ms <= HOLD_MS:
-            access.take(asked, size)
+            access.take(request, size)
         if not delay.ms:
             return True
-        access.waits(delay)
-        await connection.tell(delay)
+        access.record_wait(delay)
+        await connection.notify_throttled(delay)
         await asyncio.sleep(min(delay.ms, HOLD_MS) / 1000)
         if delay.ms <= HOLD_MS:
             return True
-        error = access.too_long(delay)
+        error = access.quota_error(delay)
         self._on_refusal(error)
         await self._write(connection, frame_parts(correlation_id, refusal(error)))
         return False
 
     @staticmethod
-    async def _wait_to_fetch(connection: PlaneConnection, asked: Request) -> None:
-        """Wait until no limit is used up; the client is notified at least every HOLD_MS."""
+    async def _wait_to_fetch(connection: PlaneConnection, request: Request) -> None:
+        """Wait until no limit is used up; notify the client at least every HOLD_MS."""
         access = connection.access
         if access is None:
             return
-        access.take(asked, 0)
-        while (delay := access.delay(asked)).ms:
+        access.take(request, 0)
+        while (delay := access.delay(request)).ms:
             step = delay._replace(ms=min(delay.ms, HOLD_MS))
-            access.waits(step)
-            await connection.tell(step)
+            access.record_wait(step)
+            await connection.notify_throttled(step)
             await asyncio.sleep(step.ms / 1000)
 
     @staticmethod
@@ -452,10 +471,14 @@ class DataPlane:
             log.debug("the client left before its answer")
 
     async def _answer_pull(
-        self, connection: PlaneConnection, correlation_id: int, asked: Request, payload: memoryview
+        self,
+        connection: PlaneConnection,
+        correlation_id: int,
+        request: Request,
+        payload: memoryview,
     ) -> None:
         try:
-            await self._answer(connection, correlation_id, asked, payload)
+            await self._answer(connection, correlation_id, request, payload)
         finally:
             connection.pulls -= 1
 
@@ -463,13 +486,13 @@ class DataPlane:
         self,
         connection: PlaneConnection,
         correlation_id: int,
-        asked: Request,
+        request: Request,
         payload: memoryview,
         *,
         refused: bool,
     ) -> None:
         try:
-            await self._answer(connection, correlation_id, asked, payload, refused=refused)
+            await self._answer(connection, correlation_id, request, payload, refused=refused)
         finally:
             connection.free_slot()
 
@@ -477,106 +500,105 @@ class DataPlane:
         self,
         connection: PlaneConnection,
         correlation_id: int,
-        asked: Request,
+        request: Request,
         payload: memoryview,
         *,
         refused: bool = False,
     ) -> None:
         access = connection.access
-        fetches = access is not None and type(asked) in FETCHING
+        fetches = access is not None and type(request) in FETCH_FRAMES
         if fetches and not refused:
-            await self._wait_to_fetch(connection, asked)
-        answering = begin_answer(connection.share)
+            await self._wait_to_fetch(connection, request)
+        reservation = begin_answer(connection.budget)
         try:
             try:
                 if refused:
                     raise OverloadedError(
                         f"a connection has at most {PULLS_PER_CONNECTION_MAX} pulls at once"
                     )
-                answer, data = await self._handler(asked, payload)
-                answering.made(len(data))
+                answer, data = await self._handler(request, payload)
+                reservation.settle(len(data))
                 if access is not None and fetches:
-                    access.take(asked, len(data), requests=0)
+                    access.take(request, len(data), requests=0)
                 frame = frame_parts(correlation_id, answer, data)
-                del (
-                    data,
-                    payload,
-                )  # only the frame is kept while the client does not take it
+                del data, payload  # only the frame is kept until it is sent
             except KeylaneError as error:
                 self._on_refusal(error)
                 frame = frame_parts(correlation_id, refusal(error))
             except Exception:
-                log.exception("%s failed", type(asked).__name__)
+                log.exception("%s failed", type(request).__name__)
                 self._on_refusal(InternalError())
                 frame = frame_parts(correlation_id, refusal(InternalError()))
             await connection.send(frame)
         except (ConnectionError, RuntimeError):
             log.debug("the client left before its answer")
         finally:
-            answering.end()
+            reservation.release()
 
     async def _watch(self) -> None:
-        """Disconnect clients that read or send nothing for too long, or whose rights have ended;
-        one timer serves all of them.
+        """Disconnect clients that read or send nothing for too long, or whose capability has
+        expired; one timer serves all connections.
         """
-        looks, pause_s = 0, min(SHORT_S, self._stuck_s) / 2
+        intervals, interval_s = 0, min(SHORT_S, self._stuck_s) / 2
         while True:
-            await asyncio.sleep(pause_s)
-            looks += 1
-            if self._guard is None and looks % LOOKS_EACH and not self._room.short:
+            await asyncio.sleep(interval_s)
+            intervals += 1
+            is_exhausted = self._answer_budget.is_exhausted
+            if self._guard is None and intervals % CHECK_EVERY and not is_exhausted:
                 continue
-            look_s, looks = looks * pause_s, 0
+            elapsed_s, intervals = intervals * interval_s, 0
             now_s = asyncio.get_running_loop().time()
-            for connection, reading in self._readings.items():
-                if connection in self._partings:
+            for connection, reader in self._readers.items():
+                if connection in self._disconnects:
                     continue
                 try:
-                    ended = self._why_parted(connection, now_s, look_s)
-                except Exception:  # a fault in one connection leaves the others watched
+                    error = self._disconnect_reason(connection, now_s, elapsed_s)
+                except Exception:  # the other connections must still be watched
                     log.exception("closing a connection whose deadline cannot be watched")
-                    ended = InternalError()
-                if ended is None:
+                    error = InternalError()
+                if error is None:
                     continue
-                self._note(connection, ended)
-                # This is a task of its own: its goodbye delays no check of the others.
-                parting = self._part(connection, reading, ended)
-                self._partings[connection] = start_task(parting)
+                self._record_end(connection, error)
+                # In its own task, because it must not delay the checks of the others.
+                disconnect = self._disconnect(connection, reader, error)
+                self._disconnects[connection] = start_task(disconnect)
 
-    def _why_parted(
-        self, connection: PlaneConnection, now_s: float, look_s: float
+    def _disconnect_reason(
+        self, connection: PlaneConnection, now_s: float, elapsed_s: float
     ) -> KeylaneError | None:
         """
-        Return why a connection has to end now, or None if it may stay.
+        Return the error with which a connection must be closed now, or None if it may stay open.
 
         Args:
             now_s: the time by the event loop's clock.
-            look_s: seconds since the last check.
+            elapsed_s: seconds since the last check.
         """
-        if connection.silent_s(look_s) >= SILENT_S:
-            return _disconnected(f"nothing was received for {SILENT_S:g} s")
-        if connection.socket.waits_for_end_s() > FRAME_S:
-            return _disconnected(f"a frame did not arrive completely within {FRAME_S:g} s")
+        if connection.silent_s(elapsed_s) >= SILENT_S:
+            return _disconnect_error(f"nothing was received for {SILENT_S:g} s")
+        if connection.socket.unfinished_s() > FRAME_S:
+            return _disconnect_error(f"a frame did not arrive completely within {FRAME_S:g} s")
         if connection.access is not None:
             try:
-                connection.access.check_still()
-            except KeylaneError as ended:
-                return ended
+                connection.access.check_valid()
+            except KeylaneError as expired:
+                return expired
         elif not connection.greeted and now_s - connection.opened_s > AUTHENTICATE_S:
-            return _disconnected(f"no Hello arrived within {AUTHENTICATE_S:g} s")
-        waiting_s = connection.waiting_s(now_s)
-        if waiting_s < self._stuck_s and not (self._room.short and waiting_s >= SHORT_S):
+            return _disconnect_error(f"no Hello arrived within {AUTHENTICATE_S:g} s")
+        stuck_s = connection.stuck_s(now_s)
+        is_exhausted = self._answer_budget.is_exhausted
+        if stuck_s < self._stuck_s and not (is_exhausted and stuck_s >= SHORT_S):
             return None
         error = OverloadedError(
-            Reason.ANSWER_NOT_TAKEN, f"this client has taken no answer for {waiting_s:.0f} s"
+            Reason.ANSWER_NOT_TAKEN, f"this client has read no answer for {stuck_s:.0f} s"
         )
         log.warning("a client is disconnected: %s", error.message)
         return error
 
     @staticmethod
-    async def _part(
-        connection: PlaneConnection, reading: asyncio.Task[None], error: KeylaneError
+    async def _disconnect(
+        connection: PlaneConnection, reader: asyncio.Task[None], error: KeylaneError
     ) -> None:
-        """Disconnect a client, which is notified of the reason if it still reads."""
+        """Close a connection; the client gets the error if it still reads."""
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GOODBYE_S):
@@ -584,35 +606,36 @@ class DataPlane:
         except Exception:
             log.exception("cannot send a client the reason of its disconnection")
         connection.transport.abort()
-        reading.cancel()
+        reader.cancel()
 
-    def _note(self, connection: PlaneConnection, error: KeylaneError) -> None:
-        """Count the error that ends a connection, and report it in the audit log."""
+    def _record_end(self, connection: PlaneConnection, error: KeylaneError) -> None:
+        """Count the error with which a connection is closed, and audit it."""
         self._on_refusal(error)
         if connection.access is not None:
-            connection.access.note_end(error)
+            connection.access.record_end(error)
 
     async def close(self, _app: web.Application) -> None:
-        """Notify every client that the server stops."""
+        """Close all connections; clients are told that the server stops."""
         error = UnreachableError("the server is stopping")
         await asyncio.gather(
-            *(self._part(*each, error) for each in self._readings.items()), return_exceptions=True
+            *(self._disconnect(*each, error) for each in self._readers.items()),
+            return_exceptions=True,
         )
 
 
-def _no_place(text: str, principal: str, limit: int) -> ConnectionQuotaError:
+def _no_slot_error(text: str, principal: str, limit: int) -> ConnectionQuotaError:
     error = ConnectionQuotaError(
         text,
         principal=principal,
         limit=limit,
-        retry_after_ms=RETRY_PLACE_MS,
+        retry_after_ms=RETRY_CONNECTION_MS,
     )
-    error.hint = PLACE_HINT
+    error.hint = SLOT_HINT
     return error
 
 
-def _disconnected(why: str) -> FrameError:
-    """Return the error for a client that a broker disconnects because it is late."""
+def _disconnect_error(why: str) -> FrameError:
+    """Return the error for a client that is disconnected because it missed a deadline."""
     error = FrameError(why)
-    error.hint = "Open a new connection; a client of keylane does so by itself."
+    error.hint = "Open a new connection; a keylane client does so automatically."
     return error

@@ -1,5 +1,5 @@
-"""The service that answers requests at a server of the data plane: in a task, or without one if a
-request needs none.
+"""The interface of the service that answers a data plane's requests: without a task if possible,
+otherwise in one.
 
 begin(request, payload, call) ─▶ True: `call` is answered, at once or by a callback
                               └▶ False: nothing was done; `handle` answers it in a task
@@ -16,50 +16,48 @@ Handled = tuple[Answer, bytes]
 
 
 class PromptCall(Protocol):
-    """A request that is answered once, by `answer`, `refuse` or `hand_on`, and before that by any
-    number of `part`s.
+    """A request that is answered without a task: by any number of `part`s, and then by exactly one
+    call of `answer`, `refuse` or `hand_on`.
     """
 
     def answer(self, answer: Answer, data: bytes = b"") -> None:
-        """Answer the call."""
+        """Send the last or only answer."""
         ...
 
     def part(self, answer: Answer, data: bytes = b"") -> None:
-        """Give one of several answers, after which others follow; the client must have asked for
-        them.
-        """
+        """Send an answer that is followed by others; the client must have asked for several."""
         ...
 
     @property
     def takes_parts(self) -> bool:
-        """Return True while the client takes its answers as they arrive, and may have further ones
-        without asking again.
+        """True while the client keeps up with the answers that were sent, and may have more of them
+        without another request.
         """
         ...
 
     def refuse(self, error: BaseException) -> None:
-        """Answer with an error; an error that is not a KeylaneError is logged, and reported as an
-        internal one.
+        """Answer with an error; one that is not a KeylaneError is logged, and sent as
+        InternalError.
         """
         ...
 
     def hand_on(self, request: Request) -> None:
-        """Let `handle` answer `request` in its place, in a task."""
+        """Let `handle` answer `request` instead, in a task."""
         ...
 
     def waits_for(self, future: asyncio.Future[None]) -> None:
-        """Cancel `future` if the client leaves."""
+        """Cancel `future` if the client disconnects before the call is answered."""
         ...
 
     def take_room(self, bytes_max: int) -> bool:
-        """Return True if an answer of up to `bytes_max` bytes may be made now; see
+        """Reserve `bytes_max` bytes for the answer; return False if they are not free now. See
         `answer_room`.
         """
         ...
 
 
 class DataService(Protocol):
-    """Answers requests."""
+    """Answers the requests of a data plane."""
 
     async def handle(self, request: Request, payload: memoryview) -> Handled:
         """Return the answer to a request, and its payload. Raises KeylaneError."""
@@ -67,7 +65,7 @@ class DataService(Protocol):
 
     def begin(self, request: Request, payload: memoryview, call: PromptCall) -> bool:
         """
-        Answer a request by `call`, at once or later; return False if nothing was done.
+        Answer a request through `call`, now or later; return False if nothing was done.
 
         Raises:
             KeylaneError: the request is refused; `call` was not used.

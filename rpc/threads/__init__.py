@@ -1,1 +1,3 @@
-"""Functions run on a thread, at the cost of one entry in a queue and one callback."""
+"""Threads and event loops: a cheap worker thread, callbacks at the end of a callback, DNS
+lookups.
+"""

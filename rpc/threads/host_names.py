@@ -1,5 +1,5 @@
-"""Looks up host names in the thread pool of the program's event loop, and without it at the end of
-a program.
+"""Resolves host names in the event loop's thread pool, or without it while the interpreter shuts
+down.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ NUMBERS = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 
 class HostNames(ThreadedResolver):
     """
-    A resolver like aiohttp's, but also for a program whose event loop has no thread for it.
+    A resolver like aiohttp's that also works if the event loop's pool has no thread for it.
 
-    A program may have shut down the pool, or may get no more threads. Callers can handle a host
-    that cannot be reached, but not a RuntimeError.
+    If the pool was shut down, or the system refuses another thread, it raises OSError: callers can
+    handle an unreachable host, but not a RuntimeError.
 
-    After the end of the main thread Python starts no thread for a pool. Clients that were not
-    closed are closed then, and send what is left: a name is looked up in the event loop, which
-    waits for that.
+    After the main thread has ended, Python starts no more pool threads, but clients that were not
+    closed still send their remaining messages. Then a name is resolved in the event loop's thread,
+    which blocks meanwhile.
     """
 
     async def resolve(
@@ -32,27 +32,27 @@ class HostNames(ThreadedResolver):
         Return the addresses of a host.
 
         Raises:
-            OSError: the name is unknown, or there is no thread.
+            OSError: the name is unknown, or no thread is available.
         """
         if not threading.main_thread().is_alive():
-            return look_up(host, port, family)
+            return resolve_blocking(host, port, family)
         try:
             return await super().resolve(host, port, family)
         except RuntimeError as error:
-            raise OSError(f"no thread looks up the name {host}: {error}") from error
+            raise OSError(f"no thread can resolve the name {host}: {error}") from error
 
 
-def look_up(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
-    """Return the addresses of a host, looked up in this thread. Raises OSError if the name is
+def resolve_blocking(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
+    """Return the addresses of a host, resolved in this thread. Raises OSError if the name is
     unknown.
     """
-    rows = socket.getaddrinfo(
+    entries = socket.getaddrinfo(
         host, port, family, socket.SOCK_STREAM, flags=int(socket.AI_ADDRCONFIG)
     )
-    places = []
-    for kind, _type, protocol, _name, address in rows:
+    results = []
+    for kind, _type, protocol, _name, address in entries:
         number, service = socket.getnameinfo(address, NUMBERS)
-        places.append(
+        results.append(
             ResolveResult(
                 hostname=host,
                 host=number,
@@ -62,4 +62,4 @@ def look_up(host: str, port: int, family: socket.AddressFamily) -> list[ResolveR
                 flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
             )
         )
-    return places
+    return results

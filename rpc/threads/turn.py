@@ -1,9 +1,9 @@
-"""The end of a callback of the event loop, where its parts do what they can share, such as a write
-or the begin of a commit.
+"""Runs functions at the end of the current event loop callback, for work that its parts can share,
+such as a write or the start of a commit.
 
     in_turn(callback) ─▶ at_end(call) … at_end(call) ─▶ the callback has returned ─▶ call, call, …
 
-A `call_soon` would do it a turn of the loop later, after one more poll of all sockets.
+`call_soon` would run them one iteration of the loop later, after another poll of all sockets.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ log = logging.getLogger("keylane.rpc")
 Call = Callable[[], object]
 
 
-class _Left(threading.local):
-    """The calls that the callback running in this thread has scheduled for its end."""
+class _Scheduled(threading.local):
+    """The calls that this thread's current callback has scheduled for its end."""
 
     calls: list[Call] | None = None
-    """Scheduled calls; None: `in_turn` is not running."""
+    """The scheduled calls; None if `in_turn` is not running."""
 
 
-_left = _Left()
+_scheduled = _Scheduled()
 
 
 def at_end(call: Call, loop: asyncio.AbstractEventLoop) -> None:
-    """Call a function at the end of the callback that `in_turn` runs, or otherwise in the next turn
-    of the loop; the order is kept.
+    """Call a function at the end of the callback that `in_turn` runs, or without one in the loop's
+    next iteration; functions are called in order.
     """
-    calls = _left.calls
+    calls = _scheduled.calls
     if calls is None:
         loop.call_soon(call)
     else:
@@ -41,14 +41,14 @@ def at_end(call: Call, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def in_turn(callback: Callable[..., object], /, *args: Any) -> None:
-    """Call `callback(*args)` in the thread of an event loop, then the calls that it has scheduled,
-    and those that they have scheduled.
+    """Call `callback(*args)`, and then the functions that it has scheduled with `at_end`, including
+    those that they schedule themselves. Call this in an event loop's thread.
     """
-    if _left.calls is not None:
+    if _scheduled.calls is not None:
         callback(*args)
         return
     calls: list[Call] = []
-    _left.calls = calls
+    _scheduled.calls = calls
     done = 0
     try:
         try:
@@ -59,8 +59,8 @@ def in_turn(callback: Callable[..., object], /, *args: Any) -> None:
                 try:
                     call()
                 except Exception:
-                    log.exception("a callback failed at its end")
+                    log.exception("a function scheduled for the end of a callback failed")
     finally:
-        _left.calls = None
-        for call in calls[done:]:  # the program is being ended
+        _scheduled.calls = None
+        for call in calls[done:]:  # left over after KeyboardInterrupt or SystemExit
             asyncio.get_running_loop().call_soon(call)

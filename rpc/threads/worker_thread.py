@@ -1,8 +1,8 @@
 """A thread that runs blocking functions for an event loop, one after another.
 
-`loop.run_in_executor` makes two futures for each function, chains them, and takes five locks: more
-processor time than a small write to a file. Here a function costs one entry in a queue, and one
-callback for its result.
+`loop.run_in_executor` creates two futures for each function, chains them, and takes five locks,
+which costs more CPU time than a small write to a file. Here a function costs one queue entry, and
+one callback for its result.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _Job = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[..., Any],
 
 
 class WorkerThread:
-    """Runs functions in the order of the calls, until `close`."""
+    """Runs functions in the order in which they are submitted, until `close`."""
 
     def __init__(self, name: str) -> None:
         self.under_way = 0
-        """Number of functions that wait or run, or whose end their event loop does not know yet;
-        read in that loop.
+        """Number of submitted functions whose results the event loop has not received; read it only
+        in that loop.
         """
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def __call__(self, function: Callable[..., Any], /, *args: Any) -> asyncio.Future[Any]:
-        """Return a future of `function(*args)`, or of its exception; cancelling it discards the
-        result.
+        """Submit `function(*args)`, and return a future of its result or exception; cancelling the
+        future discards the result.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
@@ -46,9 +46,9 @@ class WorkerThread:
             error: BaseException | None = None
             try:
                 value = function(*args)
-            except BaseException as raised:  # noqa: BLE001 - it is passed to the caller
+            except BaseException as raised:  # noqa: BLE001 - the future raises it
                 error = raised
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and no caller waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
                 loop.call_soon_threadsafe(self._finish, future, value, error)
             del job, loop, future, function, args, value, error
 
@@ -62,6 +62,6 @@ class WorkerThread:
             future.set_exception(error)
 
     def close(self) -> None:
-        """Wait until all functions have run, and end the thread."""
+        """Wait until all submitted functions have run, and end the thread."""
         self._jobs.put(None)
         self._thread.join()

@@ -1,23 +1,22 @@
-"""The TLS contexts of servers and clients, made from PEM files; TLS 1.3 only.
+"""TLS contexts of servers and clients, created from PEM files; TLS 1.3 only.
 
     server   tls_cert + tls_key ─▶ ServerTls ◀── reload at SIGHUP: new handshakes use the new files
              tls_client_ca ─▶ clients need a certificate
-    client   ca ─▶ the server's certificate and its name are verified
-             files that are replaced while it runs ─▶ the next connection uses them
+    client   ca ─▶ verifies the server's certificate and its name
+             replaced files ─▶ used by the next connection
 
-A server does not start with an expired certificate, so the error appears where it can be fixed.
+A server does not start with an expired certificate: the error appears where it can be fixed.
 
-TLS contexts of clients that resume sessions: a new connection to a known server needs no
-certificate.
+Clients resume TLS sessions, which saves verifying the server's certificate again:
 
-    handshake ─▶ the server's tickets arrive with its first bytes ─▶ kept, one for each name
+    handshake ─▶ the server's tickets arrive with its first bytes ─▶ stored, one for each name
               ─▶ offered at the next handshake
 
-A server that cannot use a ticket, for example after its restart, does a full handshake. A resumed
-session rests on the certificate of the first one, so it is offered until that certificate ends, and
-for at most RESUMED_S.
+A server that cannot use a ticket, for example after its restart, does a full handshake. A session
+depends on the certificate that was verified first, so it is offered until that certificate expires,
+and for at most RESUMED_S.
 
-It uses only what `ssl` documents: `SSLContext.wrap_bio` with a session, and
+This uses only the documented interface of `ssl`: `SSLContext.wrap_bio` with a session, and
 `SSLContext.sslobject_class`.
 """
 
@@ -41,15 +40,16 @@ if TYPE_CHECKING:
 
 
 RESUMED_S = 3_600
-"""Seconds for which a session is offered after its certificate was verified; OpenSSL's servers
-accept it for two hours.
+"""Seconds for which a session is offered after its full handshake; OpenSSL's servers accept it for
+two hours.
 """
 NAMES_MAX = 16
-"""Number of server names whose sessions a context keeps; its connections are to one server, which
+"""The number of server names whose sessions a context stores; it is used for one server, which
 usually has one name.
 """
 READ_BYTES = 64 << 10
-"""Bytes of the buffer that a read makes. Event loops ask for 256 KiB and get a record of 16 KiB.
+"""The size of the buffer that a read allocates. Event loops request 256 KiB, but a TLS record has
+at most 16 KiB.
 """
 
 
@@ -57,52 +57,54 @@ _wall_ms = SystemClock().wall_ms
 
 
 def _now_s() -> float:
-    """Return the time of the wall clock, in seconds like the dates of certificates."""
+    """Return the wall-clock time in seconds, like the dates of certificates."""
     return _wall_ms() / 1000
 
 
-class _Kept(NamedTuple):
+class _StoredSession(NamedTuple):
+    """A session, and the time until which it is offered."""
+
     session: ssl.SSLSession
     until_s: float
 
 
-class BulkObject(ssl.SSLObject):
-    """TLS of one connection; a read without its own buffer makes a small one."""
+class SmallReadObject(ssl.SSLObject):
+    """The TLS of one connection; a read without a buffer allocates a small one."""
 
     def read(self, size: int = 1024, buffer: Any = None) -> Any:
         """See `ssl.SSLObject.read`."""
         return super().read(min(size, READ_BYTES)) if buffer is None else super().read(size, buffer)
 
 
-class BulkContext(ssl.SSLContext):
-    """A context whose connections read without large buffers."""
+class SmallReadContext(ssl.SSLContext):
+    """A context whose connections do not allocate large buffers to read."""
 
-    sslobject_class = BulkObject
+    sslobject_class = SmallReadObject
 
 
-class _ResumingObject(BulkObject):
-    """TLS of one connection of a client; it gives its context the session once it can be
-    resumed.
+class _ResumingObject(SmallReadObject):
+    """The TLS of one client connection; it passes its session to the context, to be resumed
+    later.
     """
 
-    _fresh = True
+    _is_first_read = True
 
     def read(self, size: int = 1024, buffer: Any = None) -> Any:
-        """See `ssl.SSLObject.read`; a server's tickets come before its first bytes."""
-        taken = super().read(size, buffer)  # raises while nothing has arrived
-        if self._fresh:
-            self._fresh = False
+        """See `ssl.SSLObject.read`; a server's tickets arrive before its first bytes."""
+        data = super().read(size, buffer)  # raises while nothing has arrived
+        if self._is_first_read:
+            self._is_first_read = False
             context = self.context
             assert isinstance(context, ResumingContext)
-            context.take(self)
-        return taken
+            context.store_session(self)
+        return data
 
 
 class ResumingContext(ssl.SSLContext):
-    """The context of a client's connections to one server."""
+    """The context of a client's connections to one server, which resume each other's sessions."""
 
     sslobject_class = _ResumingObject
-    _kept: OrderedDict[str, _Kept]
+    _stored: OrderedDict[str, _StoredSession]
 
     def wrap_bio(
         self,
@@ -112,20 +114,19 @@ class ResumingContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """See `ssl.SSLContext.wrap_bio`; it offers the session that was kept for the name."""
-        kept = self._sessions.get(str(server_hostname))
-        if session is None and kept is not None and _now_s() < kept.until_s:
-            session = kept.session
+        """See `ssl.SSLContext.wrap_bio`; it offers the session that is stored for the name."""
+        stored = self._sessions.get(str(server_hostname))
+        if session is None and stored is not None and _now_s() < stored.until_s:
+            session = stored.session
         return super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
-    def take(self, connection: ssl.SSLObject) -> None:
+    def store_session(self, connection: ssl.SSLObject) -> None:
         """
-        Keep the session of a connection for the next ones to the same name.
+        Store a connection's session for later connections to the same name.
 
-        A connection that has resumed a session brings no new one: the offered session is offered
-        again until its time is over. Each read of `session` leaves a copy of it in memory for
-        ever, with Python before 3.12.7, and with 3.13.0 (gh-116810), so it is read once for each
-        full handshake.
+        A resumed connection brings no new session: the stored one is offered again until its time
+        is over. With Python before 3.12.7, and with 3.13.0, each access to `session` leaks a copy
+        of it (gh-116810), so it is read only once for each full handshake.
         """
         if connection.session_reused:
             return
@@ -137,27 +138,29 @@ class ResumingContext(ssl.SSLContext):
         ends = certificate.get("notAfter")
         ends_s = ssl.cert_time_to_seconds(ends) if ends else now_s
         name = str(connection.server_hostname)
-        self._sessions[name] = _Kept(session, min(ends_s, now_s + RESUMED_S))
+        self._sessions[name] = _StoredSession(session, min(ends_s, now_s + RESUMED_S))
         self._sessions.move_to_end(name)
         while len(self._sessions) > NAMES_MAX:
             self._sessions.popitem(last=False)
 
     @property
-    def _sessions(self) -> OrderedDict[str, _Kept]:
-        """Kept sessions, made at the first use because `ssl.SSLContext` is made by `__new__`."""
-        if "_kept" not in self.__dict__:
-            self._kept = OrderedDict()
-        return self._kept
+    def _sessions(self) -> OrderedDict[str, _StoredSession]:
+        """The stored sessions by name; created at the first use, because an `ssl.SSLContext` is
+        created by `__new__`.
+        """
+        if "_stored" not in self.__dict__:
+            self._stored = OrderedDict()
+        return self._stored
 
 
 log = logging.getLogger("keylane.rpc")
 
 SHARED_MAX = 256
-"""Most contexts of clients that a process keeps for its next clients, with the sessions that these
-resume.
+"""The number of client contexts that a process keeps, so that later clients resume their
+sessions.
 """
 _shared: OrderedDict[tuple[bytes, str], ResumingContext] = OrderedDict()
-"""Context of connections by (content of a client's files, address of a server)."""
+"""Client contexts by (digest of the client's files, address of the server)."""
 
 
 class ServerTls:
@@ -165,7 +168,7 @@ class ServerTls:
     The TLS of a running server.
 
     Args:
-        wall_ms: returns the time in milliseconds since 1970; None: the machine's.
+        wall_ms: returns the wall-clock time in milliseconds since 1970; None: the system's clock.
 
     Raises:
         ConfigError: see `reload`.
@@ -175,27 +178,26 @@ class ServerTls:
         self._wall_ms = wall_ms or SystemClock().wall_ms
         self.names, self.ends_s = self._check(settings)
         self.context = _server_context()
-        """Context for the next connection."""
-        _use(self.context, settings)
+        """The context for new connections."""
+        _load_files(self.context, settings)
 
     def reload(self, settings: ServingSettings) -> None:
         """
-        Read the files again; open connections are not affected, but their sessions cannot be
-        resumed.
+        Read the files again for new connections; sessions of earlier ones cannot be resumed.
 
         Raises:
-            ConfigError: a file cannot be used; the old ones stay in use.
+            ConfigError: a file cannot be used; the old ones remain in use.
         """
         names, ends_s = self._check(settings)
         context = _server_context()
-        _use(context, settings)
+        _load_files(context, settings)
         self.context = context
         self.names = names
         self.ends_s = ends_s
 
     def _check(self, settings: ServingSettings) -> tuple[frozenset[str], float]:
-        """Return the names of the certificate, and its end in seconds since 1970. Raises
-        ConfigError.
+        """Return the certificate's names, and when it expires in seconds since 1970. Raises
+        ConfigError if it is not valid now.
         """
         assert settings.tls_cert is not None
         certificate = read_certificate(settings.tls_cert)
@@ -218,7 +220,7 @@ class ServerTls:
 
 
 def read_certificate(path: Path) -> Certificate:
-    """Return the first certificate in a PEM file. Raises ConfigError, MissingExtraError."""
+    """Return the first certificate in a PEM file. Raises ConfigError or MissingExtraError."""
     try:
         from cryptography.x509 import load_pem_x509_certificate
     except ModuleNotFoundError as error:
@@ -226,7 +228,7 @@ def read_certificate(path: Path) -> Certificate:
     try:
         return load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise _unusable(path, error) from error
+        raise _file_error(path, error) from error
 
 
 def names_of(certificate: Certificate) -> frozenset[str]:
@@ -243,14 +245,14 @@ def names_of(certificate: Certificate) -> frozenset[str]:
 
 class ClientContexts:
     """
-    The contexts of a client's connections, one for each server, because only the server that began
-    a session can resume it.
+    A client's TLS contexts: one for each server, because a session can only be resumed with the
+    server that began it.
 
-    Clients of a process whose files have the same content share them.
+    Clients in a process share contexts if their files have the same content.
 
     Args:
-        follows_files: True if replaced files are read again automatically, for a client; a server
-            reads them at SIGHUP.
+        follows_files: True if replaced files are read again automatically; a server program passes
+            False, and calls `renew` at SIGHUP.
 
     Raises:
         ConfigError: a file cannot be used.
@@ -261,35 +263,36 @@ class ClientContexts:
         self.renew(tls)
 
     def renew(self, tls: TlsSettings) -> None:
-        """Read the files again, for later connections. Raises the errors of the class; then the
-        old files stay in use.
+        """Read the files again for later connections; if that raises ConfigError, the old ones
+        remain in use.
         """
-        # Before the content: a later change is seen at the next connection.
+        # Taken before the content is read: a later change is noticed at the next connection.
         stamps = _stamps_of(tls)
         content, first = _content_of(tls), client_context(tls)
         self._tls = tls
         self._stamps = stamps
         self._content = content
         self._first = first
-        self._of: OrderedDict[str, ResumingContext] = OrderedDict()
-        """Contexts by address; their number is limited, because brokers return at other addresses.
+        self._contexts: OrderedDict[str, ResumingContext] = OrderedDict()
+        """Contexts by address; their number is limited, because brokers return at other
+        addresses.
         """
 
     def of(self, address: str) -> ssl.SSLContext:
-        """Return the context of connections to an address."""
+        """Return the context for connections to an address."""
         if self._follows_files:
-            self._follow()
-        context = self._of.get(address)
+            self._renew_if_replaced()
+        context = self._contexts.get(address)
         if context is None:
-            known = (self._content, address)
-            context = _shared.pop(known, None) or self._another()
-            self._of[address] = context
+            key = (self._content, address)
+            context = _shared.pop(key, None) or self._new_context()
+            self._contexts[address] = context
             if context is not self._first:
-                _shared[known] = context
-            for contexts in (_shared, self._of):
+                _shared[key] = context
+            for contexts in (_shared, self._contexts):
                 while len(contexts) > SHARED_MAX:
                     contexts.popitem(last=False)
-        self._of.move_to_end(address)
+        self._contexts.move_to_end(address)
         return context
 
     @property
@@ -298,8 +301,8 @@ class ClientContexts:
         return bool(self._tls.cert)
 
     def own_certificate_problem(self) -> str:
-        """Return why no server can accept the certificate in this client's file; "" if its time is
-        right, or there is none.
+        """Return why no server can accept this client's certificate; "" if it is valid now, or if
+        there is none.
         """
         if not self._tls.cert:
             return ""
@@ -309,16 +312,16 @@ class ClientContexts:
             return error.message
         now_s = SystemClock().wall_ms() / 1000
         if certificate.not_valid_after_utc.timestamp() < now_s:
-            when = f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+            problem = f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
         elif certificate.not_valid_before_utc.timestamp() > now_s:
-            when = f"is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on"
+            problem = f"is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on"
         else:
             return ""
-        return f"this client's certificate, in {self._tls.cert}, {when}"
+        return f"this client's certificate, in {self._tls.cert}, {problem}"
 
-    def _follow(self) -> None:
-        """Use files that have been replaced; if they do not fit, for example one of a pair, keep
-        the old ones in use.
+    def _renew_if_replaced(self) -> None:
+        """Read the files again if they were replaced; if they do not fit together, for example
+        because only one of a pair was replaced, continue with the old ones.
         """
         stamps = _stamps_of(self._tls)
         if stamps == self._stamps:
@@ -326,23 +329,23 @@ class ClientContexts:
         try:
             self.renew(self._tls)
         except ConfigError as error:
-            self._stamps = stamps  # told once; the second file of a pair changes them again
+            self._stamps = stamps  # logged once; the second file of a pair changes them again
             log.warning("TLS keeps using the previous files: %s", error.message)
 
-    def _another(self) -> ResumingContext:
-        """Return one more context of the same files; the first one if they have changed or are
-        gone.
+    def _new_context(self) -> ResumingContext:
+        """Return a new context from the same files, or the first context if they were changed or
+        removed.
         """
         try:
-            another = client_context(self._tls)
-            return another if _content_of(self._tls) == self._content else self._first
+            context = client_context(self._tls)
+            return context if _content_of(self._tls) == self._content else self._first
         except ConfigError:
             return self._first
 
 
 def _stamps_of(tls: TlsSettings) -> tuple[tuple[int, int, int] | None, ...]:
-    """Return values that change when a file of a client is written or replaced; None for a file
-    that cannot be examined.
+    """Return values that change when one of a client's files is written or replaced; None stands
+    for a file that cannot be read.
     """
     return tuple(_stamp_of(path) for path in (tls.ca, tls.cert, tls.key))
 
@@ -356,44 +359,44 @@ def _stamp_of(path: str) -> tuple[int, int, int] | None:
 
 
 def _content_of(tls: TlsSettings) -> bytes:
-    """Return a digest of the content of a client's files. Raises ConfigError."""
+    """Return a digest of the contents of a client's files. Raises ConfigError."""
     digest = sha256()
     for path in (tls.ca, tls.cert, tls.key):
         try:
             digest.update(sha256(Path(path).read_bytes() if path else b"").digest())
         except OSError as error:
-            raise _unusable(Path(path), error) from error
+            raise _file_error(Path(path), error) from error
     return digest.digest()
 
 
 def client_context(tls: TlsSettings) -> ResumingContext:
     """
-    Return the context of a client's connections to one server.
+    Return a new context for a client's connections to one server.
 
     Raises:
         ConfigError: a file cannot be used.
     """
     context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    _trust(context, Path(tls.ca))
+    _load_authority(context, Path(tls.ca))
     if tls.cert:
         _load_pair(context, Path(tls.cert), Path(tls.key))
     return context
 
 
 def _server_context() -> ssl.SSLContext:
-    context = BulkContext(ssl.PROTOCOL_TLS_SERVER)
+    context = SmallReadContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context
 
 
-def _use(context: ssl.SSLContext, settings: ServingSettings) -> None:
+def _load_files(context: ssl.SSLContext, settings: ServingSettings) -> None:
     assert settings.tls_cert is not None
     assert settings.tls_key is not None
     if settings.tls_client_ca is not None:
-        _trust(context, settings.tls_client_ca)
-    asked = ssl.CERT_OPTIONAL if settings.tls_client_principals else ssl.CERT_REQUIRED
-    context.verify_mode = asked if settings.tls_client_ca else ssl.CERT_NONE
+        _load_authority(context, settings.tls_client_ca)
+    required = ssl.CERT_OPTIONAL if settings.tls_client_principals else ssl.CERT_REQUIRED
+    context.verify_mode = required if settings.tls_client_ca else ssl.CERT_NONE
     _load_pair(context, settings.tls_cert, settings.tls_key)
 
 
@@ -403,9 +406,9 @@ def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         try:
             path.read_bytes()
         except OSError as error:
-            raise _unusable(path, error) from error
+            raise _file_error(path, error) from error
     try:
-        # Without a callback OpenSSL asks the terminal for the password of an encrypted key.
+        # Without a callback, OpenSSL would ask for an encrypted key's password on the terminal.
         context.load_cert_chain(cert, key, password=_no_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
@@ -415,23 +418,23 @@ def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
                 path=str(key),
             ) from error
         read_certificate(cert)
-        raise _unusable(key, error) from error
+        raise _file_error(key, error) from error
     except (OSError, ValueError) as error:
-        raise _unusable(key, error) from error
+        raise _file_error(key, error) from error
 
 
 def _no_password() -> str:
     raise ValueError("the key is encrypted")
 
 
-def _trust(context: ssl.SSLContext, path: Path) -> None:
+def _load_authority(context: ssl.SSLContext, path: Path) -> None:
     try:
         context.load_verify_locations(cafile=path)
     except (OSError, ValueError) as error:
-        raise _unusable(path, error) from error
+        raise _file_error(path, error) from error
 
 
-def _unusable(path: Path, error: Exception) -> ConfigError:
+def _file_error(path: Path, error: Exception) -> ConfigError:
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
         text = error.strerror or str(error)
     else:

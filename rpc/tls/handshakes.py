@@ -1,4 +1,4 @@
-"""Explains failed connections: a certificate that is not accepted, or TLS on one side only."""
+"""Explains failed connections: a certificate that is not accepted, or TLS at one end only."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from ...protocol.address import parse_address
 from ...protocol.errors import ConfigError, NotSentError, Reason
 
 PROBE_SECONDS = 1.0
-# Numbers of OpenSSL, X509_V_ERR_*.
+# OpenSSL's error numbers, X509_V_ERR_*.
 _NOT_YET_VALID, _EXPIRED, _HOST_MISMATCH, _IP_MISMATCH = 9, 10, 62, 64
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
-_CLIENT_REFUSED = (
+_CLIENT_CERTIFICATE_ALERTS = (
     "CERTIFICATE_REQUIRED",
     "ALERT_UNKNOWN_CA",
     "ALERT_BAD_CERTIFICATE",
     "ALERT_CERTIFICATE_EXPIRED",
 )
-_CUT = frozenset({errno.ECONNRESET, errno.EPIPE})
+_RESETS = frozenset({errno.ECONNRESET, errno.EPIPE})
 
 
 def tls_problem(address: str, error: BaseException) -> NotSentError | None:
-    """Return the typed error for a connection to `address` that failed because of TLS; None if it
+    """Return the error for a connection to `address` that failed because of TLS, or None if it
     failed for another reason.
     """
     cause = _ssl_error(error)
     if cause is None:
         return None
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return _refused_certificate(address, cause)
+        return _certificate_error(address, cause)
     reason = cause.reason or ""
     if reason in _NO_TLS:
         return NotSentError(
-            Reason.TLS_MISSING, f"the server at {address} serves no TLS", address=address
+            Reason.TLS_MISSING, f"the server at {address} does not use TLS", address=address
         )
-    if any(alert in reason for alert in _CLIENT_REFUSED):
+    if any(alert in reason for alert in _CLIENT_CERTIFICATE_ALERTS):
         return NotSentError(
             Reason.CLIENT_CERTIFICATE,
-            f"the server at {address} refuses this client's certificate, or wants one",
+            f"the server at {address} refuses this client's certificate, or requires one",
             address=address,
         )
     return NotSentError(f"no TLS connection to {address}: {reason or cause}", address=address)
 
 
-def _refused_certificate(address: str, cause: ssl.SSLCertVerificationError) -> NotSentError:
+def _certificate_error(address: str, cause: ssl.SSLCertVerificationError) -> NotSentError:
     if cause.verify_code == _EXPIRED:
         return NotSentError(
-            Reason.CERTIFICATE_ENDED, f"the certificate of {address} has ended", address=address
+            Reason.CERTIFICATE_ENDED, f"the certificate of {address} has expired", address=address
         )
     if cause.verify_code == _NOT_YET_VALID:
         return NotSentError(
@@ -66,16 +66,16 @@ def _refused_certificate(address: str, cause: ssl.SSLCertVerificationError) -> N
         )
     return NotSentError(
         Reason.CERTIFICATE_UNKNOWN,
-        f"the certificate of {address} is not of a trusted authority: {cause.verify_message}",
+        f"the certificate of {address} is not from a trusted authority: {cause.verify_message}",
         address=address,
     )
 
 
 def _ssl_error(error: BaseException) -> ssl.SSLError | None:
-    """Return the OpenSSL error inside an error that aiohttp raises."""
+    """Return the OpenSSL error that caused an error of aiohttp, or None if there is none."""
     seen: BaseException | None = error
     for _ in range(8):
-        # aiohttp's own classes come first: they are SSLErrors too, and empty ones.
+        # aiohttp's classes are tested first: they are SSLErrors too, but without details.
         if isinstance(seen, aiohttp.ClientConnectorCertificateError):
             seen = seen.certificate_error
         elif isinstance(seen, aiohttp.ClientConnectorError):
@@ -87,49 +87,49 @@ def _ssl_error(error: BaseException) -> ssl.SSLError | None:
     return None
 
 
-async def why_ended(
+async def probe_tls(
     address: str, error: BaseException, context: ssl.SSLContext | None
 ) -> NotSentError | None:
     """
-    Find out whether TLS is the reason why a server ended a connection, with a test connection of up
-    to PROBE_SECONDS.
+    Find out whether a server closed a connection because of TLS, with a probe that takes up to
+    PROBE_SECONDS.
 
-    For an address that has never answered, a result shows that the server saw no request, so
+    If the address has never answered, an error means that the server has seen no request, so that
     nothing was done.
 
     Args:
-        context: TLS context of the ended connection; None: it had no TLS.
+        context: TLS context of the closed connection; None: it had no TLS.
 
     Returns:
-        NotSentError, or None if the reason is another one.
+        The error, or None if TLS was not the reason.
     """
-    if not is_cut(error):
+    if not is_disconnect(error):
         return None
     if context is None:
-        if await _is_ended(address, _trusting(), wait_s=0) is None:
+        if await _is_closed(address, _unverified_context(), wait_s=0) is None:
             return None
         return NotSentError(
-            Reason.TLS_NEEDED, f"the server at {address} wants TLS", address=address
+            Reason.TLS_NEEDED, f"the server at {address} requires TLS", address=address
         )
-    if await _is_ended(address, context):
+    if await _is_closed(address, context):
         return NotSentError(
             Reason.CLIENT_CERTIFICATE,
-            f"the server at {address} wants a certificate of this client, or another one",
+            f"the server at {address} requires a client certificate, or another one",
             address=address,
         )
     return None
 
 
-def is_cut(error: BaseException) -> bool:
-    """Return whether the other end has ended a connection, which is what a server does that refuses
-    a client's certificate.
+def is_disconnect(error: BaseException) -> bool:
+    """Return True if the other end has closed the connection, as a server does when it refuses a
+    client's certificate.
     """
-    cut = isinstance(error, OSError) and error.errno in _CUT  # aiohttp's ClientOSError too
-    return cut or isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError)
+    is_reset = isinstance(error, OSError) and error.errno in _RESETS  # aiohttp's ClientOSError too
+    return is_reset or isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError)
 
 
-def _trusting() -> ssl.SSLContext:
-    """Return a context for a test that sends nothing, and only finds out whether the server speaks
+def _unverified_context() -> ssl.SSLContext:
+    """Return a context for a probe that sends nothing, and only finds out whether the server uses
     TLS.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -138,11 +138,11 @@ def _trusting() -> ssl.SSLContext:
     return context
 
 
-async def _is_ended(
+async def _is_closed(
     address: str, context: ssl.SSLContext, *, wait_s: float = PROBE_SECONDS
 ) -> bool | None:
-    """Return whether the server ends a TLS connection within `wait_s`, before any request; None if
-    there is no connection.
+    """Return whether the server closes a TLS connection within `wait_s` before any request, or None
+    if no connection is possible.
     """
     writer = None
     try:
@@ -151,7 +151,7 @@ async def _is_ended(
             reader, writer = await asyncio.open_connection(host, port, ssl=context)
         async with asyncio.timeout(wait_s):
             return not await reader.read(1)
-    except (ConnectionError, ssl.SSLError):  # its alert, or a reset that came before the alert
+    except (ConnectionError, ssl.SSLError):  # the server's alert, or a reset that overtook it
         return None if writer is None else True
     except (ConfigError, OSError, TimeoutError):
         return None if writer is None else False

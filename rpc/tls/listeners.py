@@ -1,24 +1,20 @@
-"""Listening sockets that pass on accepted connections as sockets, not as protocols.
+"""Listening sockets of a TLS server, and limits for connections in their handshake.
 
     host ─▶ its addresses ─▶ a listening socket for each ─▶ accept ─▶ on_accepted(socket)
 
-`loop.create_server` does the same for protocols, but with TLS it reports no connection before its
-handshake.
+`loop.create_server` accepts connections too, but with TLS it reports none before its handshake is
+done.
 
-Invariants
-    A failure to accept, for example without free files, ends no listener: it continues after
-    `PAUSE_S`.
-
-Connections between their acceptance and the end of their TLS handshake; their number and time are
-limited.
-
-    accepted ─▶ room? ─no─▶ the oldest one without a handshake is closed
+    accepted ─▶ below the limit? ─no─▶ close the oldest connection in its handshake
                   │yes
                   ▼
-    handshake, in `handshake_s` ─▶ the protocol after it, which never sees the others
+    handshake, within `handshake_s` ─▶ protocol, which sees only connections with a handshake
 
-A connection whose handshake is not done costs a socket and some kilobytes, so their number has its
-own limit.
+A connection in its handshake costs a socket and some kilobytes, so their number has its own limit.
+
+Invariants
+    A listener survives a failure to accept, for example because of too many open files: it
+    continues after `PAUSE_S`.
 """
 
 from __future__ import annotations
@@ -38,13 +34,13 @@ from ..race import start_task
 log = logging.getLogger("keylane.rpc")
 
 PAUSE_S = 1.0
-"""Seconds without accepting after a failure."""
+"""Seconds after a failure in which no connections are accepted."""
 ABSENT = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 """Error numbers for an address family that this host does not have."""
 
 
 class Listeners:
-    """The listening sockets of one server; aiohttp closes them as it closes an asyncio server."""
+    """The listening sockets of one server; aiohttp closes it like an asyncio server."""
 
     def __init__(
         self, sockets: list[socket.socket], on_accepted: Callable[[socket.socket], None]
@@ -57,7 +53,7 @@ class Listeners:
             self._loop.add_reader(listener, self._accept, listener)
 
     def close(self) -> None:
-        """Stop listening; a repeat changes nothing."""
+        """Stop listening; further calls do nothing."""
         for listener in self.sockets:
             if (pause := self._pauses.pop(listener, None)) is not None:
                 pause.cancel()
@@ -66,13 +62,13 @@ class Listeners:
         self.sockets = []
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept one connection; the loop calls this again if there are more, with others in
-        between.
+        """Accept one connection; the loop calls this again if there are more, after other
+        callbacks.
         """
         try:
             accepted, _address = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return  # the client has left the queue
+            return  # the client has disconnected
         except OSError as error:
             log.warning("accepting no connections for %g s: %s", PAUSE_S, error)
             self._loop.remove_reader(listener)
@@ -93,30 +89,30 @@ async def listen(
     Listen at every address of a host.
 
     Args:
-        on_accepted: gets each accepted socket, which is non-blocking.
+        on_accepted: called with each accepted socket, which is non-blocking.
 
     Raises:
         OSError: no address can be bound, or one of them is in use or not allowed.
     """
-    rows = await asyncio.get_running_loop().getaddrinfo(
+    infos = await asyncio.get_running_loop().getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     sockets: list[socket.socket] = []
-    absent: OSError | None = None
+    absent_error: OSError | None = None
     try:
-        for family, address in dict.fromkeys((row[0], row[4]) for row in rows):
+        for family, address in dict.fromkeys((info[0], info[4]) for info in infos):
             try:
-                # It also sets SO_REUSEADDR, and separates IPv6 from IPv4.
+                # This also sets SO_REUSEADDR and IPV6_V6ONLY.
                 listener = socket.create_server(address, family=family, backlog=backlog)
             except OSError as error:
                 if error.errno not in ABSENT:
                     raise
-                absent = error
+                absent_error = error
                 continue
             sockets.append(listener)
             listener.setblocking(False)
         if not sockets:
-            raise absent or OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
+            raise absent_error or OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
     except OSError:
         for listener in sockets:
             listener.close()
@@ -124,16 +120,17 @@ async def listen(
     return Listeners(sockets, on_accepted)
 
 
-class TlsOpenings:
+class TlsHandshakes:
     """
-    The connections of one server that are in their handshake.
+    Does the TLS handshakes of a server's connections; their number and time are limited.
 
     Args:
-        context: returns the TLS context of a new connection.
-        make: makes the protocol that takes over a connection.
-        most: number of connections above which the oldest is closed.
-        on_refused: called for each connection that is closed without a handshake, with the address
-            of its host.
+        context: returns the TLS context for a new connection.
+        make: returns the protocol for a connection with a finished handshake.
+        limit: number of connections in their handshake above which the oldest is closed.
+        handshake_s: seconds for each handshake.
+        on_refused: called with the error and the client's host for each connection that is closed
+            without a handshake.
     """
 
     def __init__(
@@ -141,72 +138,79 @@ class TlsOpenings:
         context: Callable[[], ssl.SSLContext],
         make: Callable[[], asyncio.Protocol],
         *,
-        most: int,
+        limit: int,
         handshake_s: float,
         on_refused: Callable[[KeylaneError, str], None],
     ) -> None:
         self._context = context
         self._make = make
-        self._most = most
+        self._limit = limit
         self._handshake_s = handshake_s
         self._on_refused = on_refused
-        self._under_way: dict[socket.socket, asyncio.Task[None]] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[socket.socket, asyncio.Task[None]] = {}
+        self._canceled: set[asyncio.Task[None]] = set()
+        """Tasks of canceled handshakes that have not ended yet."""
 
     def __len__(self) -> int:
-        return len(self._under_way)
+        return len(self._handshakes)
 
     def enter(self, accepted: socket.socket) -> None:
-        """Make room, and begin the handshake of a connection."""
-        while len(self._under_way) >= self._most:
-            oldest = next(iter(self._under_way))
-            error = OverloadedError("too many connections in their TLS handshake", limit=self._most)
+        """Begin a connection's handshake; close the oldest ones if there are too many."""
+        while len(self._handshakes) >= self._limit:
+            oldest = next(iter(self._handshakes))
+            error = OverloadedError(
+                "too many connections in their TLS handshake", limit=self._limit
+            )
             self._on_refused(error, _host_of(oldest))
-            self._end(oldest)
-        # Asked now: who is refused has left when the handshake has failed.
+            self._cancel(oldest)
+        # Read now, because a client whose handshake fails has left by then.
         host = _host_of(accepted)
-        task = start_task(self._shake(accepted))
-        self._under_way[accepted] = task
-        task.add_done_callback(partial(self._done, accepted, host))
+        task = start_task(self._do_handshake(accepted))
+        self._handshakes[accepted] = task
+        task.add_done_callback(partial(self._on_handshake_done, accepted, host))
 
     async def close(self) -> None:
-        """Close all, and wait until they are closed."""
-        for accepted in list(self._under_way):
-            self._end(accepted)
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        """Cancel all handshakes, and wait until their connections are closed."""
+        for accepted in list(self._handshakes):
+            self._cancel(accepted)
+        await asyncio.gather(*self._canceled, return_exceptions=True)
 
-    def _end(self, accepted: socket.socket) -> None:
-        """Cancel one connection. It no longer counts, although it is closed in the next turns of
-        the event loop.
+    def _cancel(self, accepted: socket.socket) -> None:
+        """Cancel a handshake. Its connection no longer counts, although it is closed only in later
+        iterations of the event loop.
         """
-        task = self._under_way.pop(accepted)
-        self._ending.add(task)
+        task = self._handshakes.pop(accepted)
+        self._canceled.add(task)
         task.cancel()
 
-    async def _shake(self, accepted: socket.socket) -> None:
-        """Do the handshake of a connection. Raises OSError."""
+    async def _do_handshake(self, accepted: socket.socket) -> None:
+        """Do a connection's handshake, and hand it over to its protocol. Raises OSError."""
         await asyncio.get_running_loop().connect_accepted_socket(
-            partial(_Handover, self._make, partial(self._under_way.pop, accepted, None)),
+            partial(_Handover, self._make, partial(self._handshakes.pop, accepted, None)),
             accepted,
             ssl=self._context(),
             ssl_handshake_timeout=self._handshake_s,
         )
 
-    def _done(self, accepted: socket.socket, host: str, task: asyncio.Task[None]) -> None:
-        """Forget a connection, and close its socket if its task was cancelled before it began."""
-        self._under_way.pop(accepted, None)
-        self._ending.discard(task)
+    def _on_handshake_done(
+        self, accepted: socket.socket, host: str, task: asyncio.Task[None]
+    ) -> None:
+        """Forget a handshake; report a failure, and close the socket if there is no protocol for
+        it.
+        """
+        self._handshakes.pop(accepted, None)
+        self._canceled.discard(task)
         if task.cancelled():
             accepted.close()
-        elif (error := task.exception()) is not None:  # of TLS; the client gets its alert
+        elif (error := task.exception()) is not None:
             log.debug("no TLS connection: %s", error)
             if (refusal := self._refusal(error)) is not None:
                 self._on_refused(refusal, host)
             accepted.close()
 
     def _refusal(self, error: BaseException) -> KeylaneError | None:
-        """Return the error for a failed handshake; None if the client has left, for example after
-        testing whether the port is open.
+        """Return the error for a failed handshake, or None if the client has left, for example
+        because it only tested whether the port is open.
         """
         if isinstance(error, ssl.SSLEOFError):
             return None
@@ -217,17 +221,17 @@ class TlsOpenings:
             return InvalidRequestError(
                 Reason.HANDSHAKE, f"no TLS connection: {reason}", problem=reason
             )
-        if isinstance(error, ConnectionAbortedError):  # so event loops tell that the time is over
+        if isinstance(error, ConnectionAbortedError):  # how event loops report a timeout
             return InvalidRequestError(
                 Reason.REQUEST_TOO_SLOW,
-                f"no TLS handshake in {self._handshake_s:g} s",
+                f"no TLS handshake within {self._handshake_s:g} s",
                 limit_ms=int(self._handshake_s * 1000),
             )
         return None
 
 
 def _host_of(accepted: socket.socket) -> str:
-    """Return the address of a connection's other end, without the port; "" if it has left."""
+    """Return the address of a connection's client without the port; "" if it has left."""
     try:
         return str(accepted.getpeername()[0])
     except (OSError, IndexError):
@@ -235,8 +239,8 @@ def _host_of(accepted: socket.socket) -> str:
 
 
 class _Handover(asyncio.Protocol):
-    """A stand-in until the handshake is done, because only then the server knows whether there is
-    room for a connection.
+    """The protocol during a handshake. It is replaced afterwards, because the server decides only
+    then whether it accepts the connection.
     """
 
     def __init__(
@@ -246,7 +250,7 @@ class _Handover(asyncio.Protocol):
         self._on_secured = on_secured
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Pass the connection to its protocol."""
+        """Hand the connection over to its protocol; the handshake is done."""
         self._on_secured()
         protocol = self._make()
         cast(asyncio.Transport, transport).set_protocol(protocol)

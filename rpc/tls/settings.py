@@ -1,6 +1,4 @@
-"""The settings of connections: those of every server program, and a client's from its
-environment.
-"""
+"""The connection settings of every server program, and a client's TLS from its environment."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ CA_VARIABLE = "KEYLANE_TLS_CA"
 CERT_VARIABLE = "KEYLANE_TLS_CERT"
 KEY_VARIABLE = "KEYLANE_TLS_KEY"
 RELOADED_TLS = frozenset({"tls_cert", "tls_key", "tls_ca", "tls_client_ca"})
-"""Settings that a running server reloads at SIGHUP; the files are read again even if their names
-are the same.
+"""Settings that a running server reloads at SIGHUP; the files are read again even if their paths
+are unchanged.
 """
 _FILES = ("metrics_token_file", "tls_cert", "tls_key", "tls_ca", "tls_client_ca")
 
@@ -87,14 +85,12 @@ class ServingSettings:
 
     @property
     def reached_as(self) -> str:
-        """Host in the address by which others reach this server."""
+        """The host by which others reach this server."""
         return self.advertised_host or self.host
 
     @property
     def is_open(self) -> bool:
-        """True if addresses other than loopback may be served, and brokers may have such
-        addresses.
-        """
+        """True if addresses other than loopback are allowed, for this server and for brokers."""
         return self.tls_cert is not None or self.insecure_network
 
     @property
@@ -104,7 +100,7 @@ class ServingSettings:
 
     @property
     def is_guarded(self) -> bool:
-        """True if callers are identified, and need a right."""
+        """True if callers are authenticated and need a right."""
         return is_access_on(self.access, self.host)
 
     @property
@@ -113,7 +109,7 @@ class ServingSettings:
         return not self.is_guarded and not is_loopback(self.host)
 
     def client_tls(self) -> TlsSettings | None:
-        """Return the settings with which this server connects to others; None: without TLS."""
+        """Return the TLS settings for this server's connections to others, or None without TLS."""
         if self.tls_ca is None:
             return None
         return TlsSettings(
@@ -122,28 +118,28 @@ class ServingSettings:
 
 
 def serving_problems(values: Mapping[str, object]) -> list[str]:
-    """Return what is wrong with the given values of `ServingSettings`, as sentences."""
+    """Return the problems of the given values of `ServingSettings`, as sentences."""
     problems = [
         f"{name} must be the path of a file"
         for name in _FILES
         if not (values.get(name) is None or isinstance(values[name], Path))
     ]
-    given = {name for name in _FILES if values.get(name) is not None}
-    if given & {"tls_cert", "tls_key"} and not given >= {"tls_cert", "tls_key", "tls_ca"}:
-        missing = sorted({"tls_cert", "tls_key", "tls_ca"} - given)
+    present = {name for name in _FILES if values.get(name) is not None}
+    if present & {"tls_cert", "tls_key"} and not present >= {"tls_cert", "tls_key", "tls_ca"}:
+        missing = sorted({"tls_cert", "tls_key", "tls_ca"} - present)
         problems.append(f"TLS needs also {' and '.join(missing)}")
-    elif "tls_client_ca" in given and "tls_cert" not in given:
+    elif "tls_client_ca" in present and "tls_cert" not in present:
         problems.append("tls_client_ca needs also tls_cert, tls_key and tls_ca")
     principals = values.get("tls_client_principals", False)
     if not isinstance(principals, bool):
         problems.append("tls_client_principals must be true or false")
-    elif principals and "tls_client_ca" not in given:
+    elif principals and "tls_client_ca" not in present:
         problems.append("tls_client_principals needs also tls_client_ca")
     if not isinstance(values.get("insecure_network", False), bool):
         problems.append("insecure_network must be true or false")
     host, advertised = values.get("host", "127.0.0.1"), values.get("advertised_host", "")
-    # Without either, the start itself refuses the address, with advice about TLS.
-    served = "tls_cert" in given or values.get("insecure_network") is True
+    # Without either, the server refuses to start at this address, with advice about TLS.
+    served = "tls_cert" in present or values.get("insecure_network") is True
     if not isinstance(host, str) or not host:
         problems.append("host must be an address")
     elif served and not advertised and is_wildcard(host):
@@ -161,14 +157,14 @@ def serving_problems(values: Mapping[str, object]) -> list[str]:
 
 def tls_of_environment(environment: Mapping[str, str] | None = None) -> TlsSettings | None:
     """
-    Return the TLS of clients without own settings: KEYLANE_TLS_CA, KEYLANE_TLS_CERT,
-    KEYLANE_TLS_KEY.
+    Return the TLS settings that the environment gives to clients (KEYLANE_TLS_CA, KEYLANE_TLS_CERT,
+    KEYLANE_TLS_KEY), or None if there are none.
 
     Args:
         environment: variables by name; None: those of this process.
 
     Raises:
-        ConfigError: there is a client certificate without an authority.
+        ConfigError: a client certificate is set, but no authority.
     """
     variables = os.environ if environment is None else environment
     ca, cert, key = (variables.get(name, "") for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE))

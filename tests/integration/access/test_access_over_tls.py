@@ -68,7 +68,9 @@ async def test_start_is_refused_first_for_settings_and_then_for_an_address_witho
     with pytest.raises(ConfigError, match="access is on, off or auto"):
         metaserver_settings(given | {"access": "of"})
     served = given | {"insecure_network": True}
-    with pytest.raises(ConfigError, match=r"10\.1\.2\.3 is no loopback address; access = \"off\""):
+    with pytest.raises(
+        ConfigError, match=r"10\.1\.2\.3 is not a loopback address; access = \"off\""
+    ):
         metaserver_settings(served)
     assert metaserver_settings(served | {"access": "off"}).is_unguarded
     with pytest.raises(ConfigError, match="admin_token_hash is the SHA-256"):

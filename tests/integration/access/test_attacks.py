@@ -34,10 +34,10 @@ from keylane.protocol.errors import (
 from keylane.protocol.frames import Authenticate, Challenge, Refused
 from keylane.protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from keylane.rpc.access.client_credentials import ClientCredentials
-from keylane.rpc.access.guard import AUTHENTICATE_S, OF_KIND
+from keylane.rpc.access.guard import AUTHENTICATE_S, REFUSALS_PER_KIND
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.intake import HttpLimits
-from keylane.rpc.plane.data_plane import INTRODUCTION_BYTES_MAX
+from keylane.rpc.plane.data_plane import AUTH_FRAME_BYTES_MAX
 from keylane.rpc.tls.contexts import client_context
 from support.access.guarded import GuardedCluster, capabilities
 from support.access.secured_cluster import SecuredCluster
@@ -333,10 +333,10 @@ async def test_frame_of_a_caller_that_is_not_known_is_refused_when_it_is_large(
 ):
     """It would take memory of the broker's before it is known who calls."""
     client = await connect(secured.broker, ssl=client_context(secured.tls))
-    client.transport.write(sized(bytes(INTRODUCTION_BYTES_MAX)))
+    client.transport.write(sized(bytes(AUTH_FRAME_BYTES_MAX)))
     _, answer, _ = await client.answer(10)
     assert isinstance(answer, Refused)
-    assert f"over the limit of {INTRODUCTION_BYTES_MAX}" in answer.message
+    assert f"over the limit of {AUTH_FRAME_BYTES_MAX}" in answer.message
     assert await client.receive(10) is None
     await check_served(secured)
 
@@ -413,7 +413,7 @@ async def test_slow_callers_are_ended_and_others_are_served_meanwhile(
 async def test_flood_of_refused_handshakes_is_counted_and_fills_no_log(secured: SecuredCluster):
     """The last one here: it uses up the lines about handshakes that fail."""
     host, _, port = secured.broker.rpartition(":")
-    flood = 4 * OF_KIND.burst
+    flood = 4 * REFUSALS_PER_KIND.burst
     before = await refusals(secured, secured.broker, Reason.HANDSHAKE)
 
     async def knock() -> None:
@@ -427,7 +427,7 @@ async def test_flood_of_refused_handshakes_is_counted_and_fills_no_log(secured: 
     began = time.monotonic()
     for _ in range(flood // 20):
         await asyncio.gather(*(knock() for _ in range(20)))
-    lines_max = OF_KIND.burst + (time.monotonic() - began) * OF_KIND.per_s + 2
+    lines_max = REFUSALS_PER_KIND.burst + (time.monotonic() - began) * REFUSALS_PER_KIND.per_s + 2
     assert await refusals(secured, secured.broker, Reason.HANDSHAKE) == before + flood
     async with (
         aiohttp.ClientSession() as session,

@@ -136,7 +136,7 @@ async def test_clients_take_the_authority_from_the_environment(
 
 
 async def test_clients_are_told_what_tls_they_lack(cluster: HostedCluster, tmp_path: Path) -> None:
-    with raises(Reason.TLS_NEEDED, match="wants TLS"):
+    with raises(Reason.TLS_NEEDED, match="requires TLS"):
         async with Admin(cluster.meta) as admin:
             await admin.health()
     other = tmp_path / "other.pem"

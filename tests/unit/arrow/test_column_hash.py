@@ -1,4 +1,4 @@
-"""Hashing a column gives the hashes of its rows."""
+"""The vectorized hash of a column equals the hash of each row."""
 
 import numpy as np
 import xxhash

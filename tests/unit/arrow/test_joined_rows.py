@@ -1,4 +1,4 @@
-"""Small batches are joined, in order, and nothing that came before an error is kept back."""
+"""Small batches are combined in order, and all rows before an error are yielded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from keylane.arrow import rows as rows_module
-from keylane.arrow.rows import joined
+from keylane.arrow.rows import coalesce
 from keylane.errors import OffsetOutOfRangeError
 
 
@@ -25,14 +25,14 @@ def sizes_and_rows(made: Iterator[pa.RecordBatch]) -> tuple[list[int], list[int]
 
 
 def test_small_batches_become_one_of_the_rows_that_were_asked_for():
-    sizes, rows = sizes_and_rows(joined(batches(4, 4, 4, 20, 1, 9, 3), 10))
+    sizes, rows = sizes_and_rows(coalesce(batches(4, 4, 4, 20, 1, 9, 3), 10))
     assert rows == list(range(45))
     assert sizes == [8, 4, 20, 10, 3]
 
 
 def test_batch_is_no_larger_than_its_bytes_allow(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rows_module, "BATCH_BYTES_MAX", 64)
-    sizes, rows = sizes_and_rows(joined(batches(4, 4, 4), 1_000))
+    sizes, rows = sizes_and_rows(coalesce(batches(4, 4, 4), 1_000))
     assert (sizes, rows) == ([8, 4], list(range(12)))
 
 
@@ -44,7 +44,7 @@ def test_full_batch_is_given_before_the_next_one_is_asked_for():
             asked.append(number)
             yield batch
 
-    assert next(joined(source(), 10)).num_rows == 10
+    assert next(coalesce(source(), 10)).num_rows == 10
     assert asked == [0]
 
 
@@ -53,7 +53,7 @@ def test_rows_before_an_error_are_given_first():
         yield from batches(3, 3)
         raise OffsetOutOfRangeError
 
-    made = joined(source(), 100)
+    made = coalesce(source(), 100)
     assert next(made).num_rows == 6
     with pytest.raises(OffsetOutOfRangeError):
         next(made)

@@ -1,4 +1,4 @@
-"""Values that are JSON: each row is its own value, whatever is among the others."""
+"""JSON values are decoded row by row, whatever the other rows contain."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def decoded(values: list[bytes], ddl: str = DDL) -> list:
 
 
 def test_values_become_structs():
-    """Fields by name, missing ones null, further ones left out, white space of any kind around and
-    inside.
+    """Fields are found by name, missing ones are null, additional ones ignored, and white space is
+    accepted anywhere.
     """
     values = [
         b'{"n": 1, "name": "a", "other": [1]}',
@@ -115,7 +115,7 @@ AS_SPARK = [
     ("s TIMESTAMP", '{"s":"2026-11-20"}', "2026-11-20T00:00:00+00:00"),
     ("s TIMESTAMP", '{"s":"2026-11-20 12:00:00"}', "2026-11-20T12:00:00+00:00"),
 ]
-"""Schema, value, and what Spark 4.3's `from_json` gives for the field; times in UTC."""
+"""Schema, value, and the result of Spark 4.3's `from_json`; times are in UTC."""
 
 
 def shown(field: object) -> object:
@@ -124,7 +124,7 @@ def shown(field: object) -> object:
 
 @pytest.mark.parametrize(("schema", "value", "wanted"), AS_SPARK)
 def test_value_is_read_as_spark_reads_it(schema, value, wanted):
-    """Alone, and among values that pyarrow reads together."""
+    """The same result alone and among values that pyarrow parses together."""
     for values in ([value.encode()], [b"{}", value.encode(), b"{}"] * 200):
         found = JsonValues(schema, "fail").decode(column(values), 3, 0).to_pylist()
         assert shown(found[len(values) > 1]["s"]) == wanted
@@ -150,7 +150,7 @@ def test_number_read_as_a_string_keeps_its_digits(number):
 @given(st.lists(st.sampled_from(BAD) | st.integers(0, 9), min_size=1, max_size=12))
 @settings(max_examples=50, deadline=None)
 def test_bad_values_are_null_and_shift_no_other(mixed):
-    """A good value is decoded in its own row, between any bad ones."""
+    """A good value is decoded in its own row, even between bad ones."""
     values = [each if isinstance(each, bytes) else b'{"n": %d}' % each for each in mixed]
     wanted = [None if isinstance(each, bytes) else {"n": each} for each in mixed]
     assert decoded(values, "n INT, name STRING") == [
@@ -177,7 +177,7 @@ def test_json_of_any_texts_comes_back(rows):
 
 
 def test_bad_value_is_told_with_partition_and_offset():
-    """By default one bad value ends the read, and the error says which it is."""
+    """By default, one bad value ends the read, and the error names its offset."""
     values = [b'{"n": 1}'] * 1_000
     values[700] = b'{"n": "x"}'
     with raises(Reason.JSON_VALUE, match="partition 3, offset 10700") as caught:
@@ -186,7 +186,7 @@ def test_bad_value_is_told_with_partition_and_offset():
 
 
 def test_slice_of_a_column_is_decoded():
-    """A column that is a part of another."""
+    """The column is a slice of another one."""
     values = column([b"zz", b'{"n": 1}', b'{"n": 2}', b"zz"]).slice(1, 2)
     assert JsonValues("n INT", "fail").decode(values, 3, 0).to_pylist() == [{"n": 1}, {"n": 2}]
 
@@ -207,7 +207,7 @@ def test_slice_of_a_column_is_decoded():
     ],
 )
 def test_schema_that_cannot_be_is_refused(schema, bad_values, text):
-    """One sentence, with what would be right."""
+    """The error is one sentence that says what would be valid."""
     with pytest.raises(ConfigError, match=text):
         JsonValues(schema, bad_values)
 

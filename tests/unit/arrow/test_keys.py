@@ -1,4 +1,4 @@
-"""Rows of some keys: exactly those, in their order, with the columns asked for."""
+"""A read of some keys returns exactly their rows in order, with the requested columns."""
 
 from __future__ import annotations
 

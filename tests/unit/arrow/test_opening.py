@@ -1,4 +1,4 @@
-"""A network that cannot be opened: the file and the machine are told."""
+"""An error of opening a network names the file and the machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import platform
 import pytest
 
 from keylane import TlsSettings
-from keylane.arrow.opening import in_force, open_network
+from keylane.arrow.opening import effective_security, open_network
 from keylane.arrow.secured import PLAIN, Secured
 from keylane.protocol.errors import Reason
 from support.raising import raises
@@ -27,7 +27,7 @@ from support.raising import raises
     ids=("authority", "token"),
 )
 def test_file_that_is_missing_is_told_with_its_machine(secured, error, name):
-    """A file of the driver may be missing on an executor."""
+    """A file that exists on the driver may be missing on an executor."""
 
     async def opened() -> None:
         open_network(secured)
@@ -39,13 +39,13 @@ def test_file_that_is_missing_is_told_with_its_machine(secured, error, name):
 
 
 def test_reader_after_a_change_of_the_environment_shares_no_connection(monkeypatch):
-    before = in_force(PLAIN)
-    assert in_force(PLAIN) == before
+    before = effective_security(PLAIN)
+    assert effective_security(PLAIN) == before
     monkeypatch.setenv("KEYLANE_TLS_CA", "/one/ca.pem")
-    secured = in_force(PLAIN)
+    secured = effective_security(PLAIN)
     monkeypatch.setenv("KEYLANE_TOKEN_FILE", "/one/token")
-    assert len({before, secured, in_force(PLAIN)}) == 3
+    assert len({before, secured, effective_security(PLAIN)}) == 3
     given = Secured(tls=TlsSettings(ca="/two/ca.pem"), token_file="/two/token")
-    told = in_force(given)
+    told = effective_security(given)
     monkeypatch.delenv("KEYLANE_TLS_CA")
-    assert in_force(given) == told, "options count more than the environment"
+    assert effective_security(given) == told, "options count more than the environment"

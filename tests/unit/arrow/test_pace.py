@@ -1,4 +1,4 @@
-"""The pace of a reader: never above its bytes a second, and even."""
+"""A reader receives its bytes evenly, and never more than its limit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from keylane.protocol.limits import PULL_BYTES_MAX
     st.lists(st.tuples(st.integers(1, PULL_BYTES_MAX), st.floats(0, 5)), min_size=1, max_size=50),
 )
 def test_pace_gives_at_most_its_bytes_a_second_and_one_answer(bytes_per_second, answers):
-    """Whatever the sizes and the pauses, what came until a read begins is within the time before
-    it.
-    """
+    """For any sizes and pauses, the bytes received before a read fit the time that has passed."""
     pace, now_s, total, last = Pace(bytes_per_second), 0.0, 0, 0
     for count, pause_s in answers:
         now_s += pace.wait_s(now_s)
@@ -34,7 +32,7 @@ def test_pace_asks_for_small_answers_when_it_is_slow():
 
 
 def test_pace_without_limit_never_waits():
-    """No limit: full answers, no pause."""
+    """Without a limit, answers are as large as possible, and there are no pauses."""
     pace = Pace(None)
     pace.received(PULL_BYTES_MAX, 5.0)
     assert pace.wait_s(5.0) == 0

@@ -1,5 +1,5 @@
-"""Packing: every row in one task, small ranges together, parents before children, cuts only on
-request.
+"""Each row is in one task, small ranges share tasks, parents come first, and ranges are split only
+on request.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def test_empty_ranges_make_no_task():
 
 
 def test_small_ranges_share_tasks_when_there_are_many():
-    """1,000 ranges of 1,000 rows are 4 tasks of as many rows each."""
+    """1,000 ranges of 1,000 rows make 4 tasks of equal size."""
     tasks = pack([planned(number, 1_000) for number in range(1, 1_001)], options())
     assert [sum(each.rows for each in task) for task in tasks] == [TASK_ROWS] * 4
     assert [number for task in ids(tasks) for number in task] == list(range(1, 1_001))
 
 
 def test_large_messages_are_read_by_several_tasks():
-    """Ranges of few rows and many bytes are not put together beyond the bytes of a task."""
+    """Ranges with few rows and many bytes share a task only up to its limit of bytes."""
     ranges = [planned(number, 16, message_bytes=1 << 20) for number in range(1, 9)]
     assert ids(pack(ranges, options())) == [[1, 2, 3, 4], [5, 6, 7, 8]]
     assert all(
@@ -70,7 +70,7 @@ def test_large_ranges_have_tasks_of_their_own_and_are_not_cut():
 
 
 def test_partitions_that_continue_one_another_share_a_task_when_they_fit():
-    """A small lineage is not divided, and its parents come first."""
+    """A small lineage is not divided, and parents come first."""
     ranges = [
         planned(5, 100, lineage=2, epoch=1),
         planned(1, TASK_ROWS - 150),
@@ -122,8 +122,8 @@ def test_task_bytes_cuts_and_packs():
     cut=st.sampled_from([{}, {"ordered": True}, {"min_partitions": 7}, {"task_bytes": 1 << 20}]),
 )
 def test_every_row_is_in_one_task_and_in_order_there(sizes, cut):
-    """Whatever is packed: no row twice or missing, and in a task by lineage, then epoch, then
-    offset.
+    """Properties of any packing: no row is missing or twice in a task, and tasks are ordered by
+    lineage, epoch and offset.
     """
     ranges = [
         planned(number, rows, lineage=lineage, epoch=epoch, message_bytes=size)

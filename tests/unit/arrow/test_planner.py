@@ -1,4 +1,4 @@
-"""Planning: pinned half-open ranges, one per physical partition, and what cannot be planned."""
+"""Planning returns one fixed half-open range per physical partition, or a typed error."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.arrow.planner import (
+    bounds_request,
     check_batch,
     check_named,
     depths,
     lineages,
     plan_ranges,
-    question_of,
     select_partitions,
 )
 from keylane.arrow.selection import (
@@ -113,7 +113,7 @@ def planned(chosen: ReadOptions) -> dict[int, tuple[int, int]]:
     ids=str,
 )
 def test_each_partition_has_one_pinned_range(chosen, ranges):
-    """Every physical partition gets one half-open range of numbers, by id, empty ones too."""
+    """Every physical partition gets one half-open range, in order of ids, even if it is empty."""
     plan = planned(options(**chosen))
     assert plan == ranges
     assert list(plan) == sorted(plan)
@@ -146,7 +146,7 @@ def test_each_partition_has_one_pinned_range(chosen, ranges):
     ids=str,
 )
 def test_offset_that_is_not_there_is_refused(chosen, details):
-    """A range asked for by number is read whole or refused, with the numbers it could have had."""
+    """A range of explicit offsets is read completely or refused with the stored offsets."""
     with pytest.raises(OffsetOutOfRangeError) as caught:
         planned(options(**chosen))
     assert caught.value.details == details
@@ -159,8 +159,8 @@ def test_offset_that_is_not_there_is_refused(chosen, details):
     ids=str,
 )
 def test_unknown_partition_is_refused(chosen):
-    """A partition that the subject has not is a typed error that names it, and the option that asks
-    for it.
+    """A partition that the subject does not have is refused with its id and the option that names
+    it.
     """
     option = next(iter(chosen))
     with pytest.raises(PartitionUnknownError, match=f"{option}: .* partition 9") as caught:
@@ -185,7 +185,7 @@ def test_subject_without_partitions_plans_nothing():
 
 
 def test_partition_whose_broker_is_away_is_told_at_planning():
-    """Reading part of a subject in silence is worse than not reading it."""
+    """Reading a part of the subject without a warning would be worse than an error."""
     table = route(partition(3, address=None), partition(4))
     with pytest.raises(NotSentError, match=r"broker group g3, .* is not available.*`partitions`"):
         select_partitions([table], options())
@@ -242,7 +242,7 @@ def test_times_and_groups_are_asked_for_and_become_offsets():
         ),
     )
     selected = select_partitions([route(*map(partition, (3, 4, 5, 6, 7)))], chosen)
-    asked = [question_of(each.partition, chosen) for each in selected]
+    asked = [bounds_request(each.partition, chosen) for each in selected]
     assert [(each.at_ms, each.groups) for each in asked] == [
         ((1_000, 2_000), ()),
         ((), ("billing", "audit")),
@@ -268,8 +268,8 @@ def test_times_and_groups_are_asked_for_and_become_offsets():
 
 
 def test_lost_rows_are_told_with_partition_range_count_and_time():
-    """What retention has removed of a range is an error that says all of it; with
-    failOnDataLoss=false it is left out.
+    """Rows that retention has removed are reported in full, or skipped with
+    failOnDataLoss=false.
     """
     with pytest.raises(DataLossError) as caught:
         planned(options(start=starts(p3=2)))
@@ -386,6 +386,6 @@ def test_partition_that_is_read_alone_is_placed_by_its_own_times():
     ],
 )
 def test_batch_refuses_an_option_that_only_a_stream_has(option, says):
-    """Passed over, it would let a program read everything that believes it reads a part."""
+    """Otherwise a program would silently read only a part of the data."""
     with pytest.raises(ConfigError, match=says):
         check_batch(ReadOptions(meta=("h:1",), subjects=("s",), **option))

@@ -1,4 +1,4 @@
-"""Reading several ranges in order: ahead of a slow caller, over one connection, at a pace."""
+"""Several ranges are read in order, prefetched over one connection, and within a rate limit."""
 
 from __future__ import annotations
 
@@ -64,10 +64,8 @@ def test_ranges_are_read_in_the_order_given(filled):
 
 
 def test_connection_gives_signs_of_life_while_the_caller_pauses(filled, monkeypatch):
-    """A caller that stands still for many looks at its connection keeps its connection, and its frames
-    ahead.
-    """
-    monkeypatch.setattr(silence, "LOOK_S", 0.1)
+    """A caller that pauses keeps its connection and its prefetched frames."""
+    monkeypatch.setattr(silence, "CHECK_INTERVAL_S", 0.1)
     connections = []
     open_channel = http_network.HttpNetwork.open_channel
 
@@ -88,7 +86,7 @@ def test_connection_gives_signs_of_life_while_the_caller_pauses(filled, monkeypa
 
 
 def test_readers_of_a_process_share_a_connection(filled, monkeypatch):
-    """A second task, and tasks at the same time, use the connection of the first."""
+    """Later and concurrent tasks reuse the first task's connection."""
     list(read_ranges(options(filled), [planned(filled, 3, 0, 80)]))
     opened = []
     monkeypatch.setattr(
@@ -109,7 +107,7 @@ def test_readers_of_a_process_share_a_connection(filled, monkeypatch):
 
 
 def test_reader_works_in_a_child_of_a_process_that_has_read(filled):
-    """The child of a fork makes connections of its own, and the parent's stay whole."""
+    """A forked child opens its own connections, and the parent's remain usable."""
     batches = read_ranges(options(filled, batch_rows=1), [planned(filled, 3, 0, 80)])
     first = next(batches)
     child = os.fork()
@@ -133,7 +131,7 @@ def test_reader_keeps_to_its_bytes_a_second(filled):
 
 
 def test_reader_left_early_reads_no_further(filled):
-    """A task that stops after a few rows, as LIMIT does, leaves no read under way."""
+    """A task that stops after a few rows, like LIMIT, leaves no read in progress."""
     batches = read_ranges(options(filled, batch_rows=1), [planned(filled, 3, 0, 80)] * 50)
     next(batches)
     batches.close()
@@ -145,7 +143,9 @@ def test_reader_left_early_reads_no_further(filled):
 
 
 def test_loop_of_the_process_begins_again_after_its_end(filled):
-    """Closed at the exit, or by hand: nothing is left open, and the next reader starts another."""
+    """After a close, at exit or explicit, nothing remains open, and the next reader starts a new
+    loop.
+    """
     ranges = [planned(filled, 3, 0, 4)]
     assert len(rows(read_ranges(options(filled), ranges))) == 4
     before = ProcessLoop.current()
@@ -158,7 +158,7 @@ def test_loop_of_the_process_begins_again_after_its_end(filled):
 
 @pytest.mark.parametrize("keys", [None, frozenset({b"k"})])
 def test_reading_goes_on_when_ctrl_c_interrupts_a_wait_for_rows(filled, monkeypatch, keys):
-    """A reading that ended there would look like one that has given all rows."""
+    """Otherwise a read that ended early would look complete."""
     reading = read_task(options(filled, batch_rows=2, keys=keys), [planned(filled, 3, 1, 79)])
     read, interrupts = [next(reading)], 0
     while True:

@@ -1,4 +1,4 @@
-"""`keylane.arrow.read`: a subject as a RecordBatchReader, without Spark."""
+"""`keylane.arrow.read` returns a subject as a RecordBatchReader, without Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support.shelves import SENT_AT_NS, Sent, Shelves
 
 @pytest.fixture
 def filled(shelves: Shelves) -> Shelves:
-    """Partitions 3 and 4 with 100 rows each, of keys 0 to 6; the value 99 of partition 4 is no
+    """Partitions 3 and 4 with 100 rows each, of keys 0 to 6; value 99 of partition 4 is not
     JSON.
     """
     for partition_id in (3, 4):
@@ -46,7 +46,7 @@ def filled(shelves: Shelves) -> Shelves:
 
 
 def test_reader_has_every_row_in_order(filled):
-    """By partition and offset, with the schema that is told before the first batch."""
+    """Rows are sorted by partition and offset; the schema is known before the first batch."""
     reader = keylane.arrow.read(filled.address, "flights", batch_rows=30)
     table = reader.read_all()
     assert table.schema.equals(reader.schema)
@@ -68,7 +68,7 @@ def test_reader_goes_to_pandas_and_through_the_arrow_stream_that_others_read(fil
 
 
 def test_reader_has_the_rows_and_columns_asked_for(filled):
-    """Start, end, partitions, keys and columns together."""
+    """Start, end, partitions, keys and columns are combined."""
     reader = keylane.arrow.read(
         filled.address,
         "flights",
@@ -113,7 +113,7 @@ def test_values_are_decoded_with_a_schema(filled):
 
 
 def test_reader_raises_the_error_of_the_read(filled):
-    """Rows that went since the call are told as they are everywhere."""
+    """Rows that were removed since the call raise DataLossError, as everywhere."""
     reader = keylane.arrow.read(filled.address, "flights")
     filled.shelf(4).first_offset = 50
     with pytest.raises(DataLossError, match="partition 4") as caught:
@@ -136,7 +136,7 @@ def test_reader_raises_the_error_of_the_read(filled):
             "start: 'yesterday' is not a time: .* 'earliest', 'latest', 'group:NAME'",
         ),
         ({"start": pd.NaT}, ConfigError, "NaT is not an instant: give a datetime with a time zone"),
-        ({"end": {"3": 1}}, ConfigError, "end: '3' is no partition id"),
+        ({"end": {"3": 1}}, ConfigError, "end: '3' is not a partition id"),
         ({"start": {3: 90}, "end": {3: 10}}, OffsetOutOfRangeError, "after the end"),
         ({"end": {3: 500}}, OffsetOutOfRangeError, "offset 500 is not in partition 3"),
         ({"end": {3: -1}}, KeylaneError, "-1"),
@@ -148,7 +148,7 @@ def test_reader_raises_the_error_of_the_read(filled):
         ({"schema": 5}, ConfigError, "schema: give NAME TYPE, … or a pyarrow.Schema, not 5"),
         ({"bad_values": "skip"}, ConfigError, "bad_values"),
         ({"bad_values": None}, ConfigError, "bad_values"),
-        ({"bad_values": "null"}, ConfigError, "no value is decoded without a schema"),
+        ({"bad_values": "null"}, ConfigError, "values are decoded only with a schema"),
         ({"start": "1h"}, ConfigError, "how long ago"),
         ({"start": "2024-05-31T12:00:00"}, ConfigError, "no time zone"),
         ({"end": datetime(2999, 1, 1, tzinfo=UTC)}, ConfigError, "in the future"),
@@ -165,7 +165,7 @@ def test_reader_raises_the_error_of_the_read(filled):
     ids=str,
 )
 def test_arguments_that_cannot_be_are_told_by_the_call(filled, monkeypatch, arguments, error, text):
-    """A typed error that names the argument, before anything is read."""
+    """The error names the argument, and nothing is read."""
     monkeypatch.setattr("keylane.arrow.snapshot.META_RETRY_S", 0.5)
     with pytest.raises(error, match=text):
         keylane.arrow.read(**{"meta": filled.address, "subject": "flights"} | arguments)

@@ -1,4 +1,4 @@
-"""Batch columns become exactly the rows that were sent, whatever is cut or joined."""
+"""Batches become exactly the rows that were sent, however they are sliced and combined."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def builder(start: int, end: int, columns=COLUMNS, batch_rows: int = 100) -> Row
 
 def taken(build: RowBuilder, *payloads: bytes) -> list[pa.RecordBatch]:
     batches = [
-        record_batch for payload in payloads for record_batch in build.take(memoryview(payload))
+        record_batch for payload in payloads for record_batch in build.add(memoryview(payload))
     ]
-    return [*batches, *build.rest()]
+    return [*batches, *build.flush()]
 
 
 def plain(count: int, at: int = 0) -> list[Sent]:
@@ -109,9 +109,7 @@ messages = st.tuples(
 )
 @settings(deadline=None)
 def test_rows_are_the_messages_of_the_range(batches, base, data):
-    """Whatever the batches, cuts, joins and frames, the rows are the messages of the range in
-    order.
-    """
+    """For any batches, slices and frames, the rows are the range's messages in order."""
     total = sum(len(batch) for batch in batches)
     start = base + data.draw(st.integers(0, len(batches[0]) - 1), label="start")
     end = data.draw(st.integers(start, base + total), label="end")
@@ -182,7 +180,7 @@ from keylane.arrow.planner import PlannedRange
 from keylane.arrow.rows import RowBuilder
 from keylane.arrow.schema import EVERY_COLUMN
 planned = {planned(0, 3)!r}
-(record_batch,) = RowBuilder(planned, columns=EVERY_COLUMN, batch_rows=3).take(memoryview({record!r}))
+(record_batch,) = RowBuilder(planned, columns=EVERY_COLUMN, batch_rows=3).add(memoryview({record!r}))
 assert record_batch.num_rows == 3
 print("pandas" in sys.modules)
 """
@@ -201,23 +199,21 @@ def test_small_batches_are_joined_and_large_ones_are_not_copied():
     assert [batch.num_rows for batch in taken(builder(0, 250), b"".join(small))] == [100, 100, 50]
     record = batch(plain(100), 0)
     payload = memoryview(record)
-    (record_batch,) = list(builder(0, 100).take(payload))
+    (record_batch,) = list(builder(0, 100).add(payload))
     values = record_batch["value"].buffers()[2]
     whole = pa.py_buffer(record)
     assert whole.address <= values.address < whole.address + whole.size
 
 
 def test_large_values_end_an_arrow_batch_early(monkeypatch):
-    """A batch of Arrow is limited in bytes too, so that no worker has to hold 16,384 large
-    messages.
-    """
+    """An Arrow batch is limited in bytes too: no worker should hold 16,384 large messages."""
     monkeypatch.setattr(rows_module, "BATCH_BYTES_MAX", 1_000)
     large = [batch([(b"k", bytes(400), 0, {})], n) for n in range(10)]
     assert [batch.num_rows for batch in taken(builder(0, 10), b"".join(large))] == [3, 3, 3, 1]
 
 
 def test_batches_after_the_end_are_left():
-    """What a frame holds beyond the range is neither looked at nor yielded."""
+    """Data beyond the range is neither examined nor yielded."""
     build = builder(2, 4)
     (record_batch,) = taken(build, batch(plain(5), 0) + batch(plain(5, 5), 5))
     assert record_batch["offset"].to_pylist() == [2, 3]
@@ -248,14 +244,14 @@ def test_batches_after_the_end_are_left():
     ids=["hole", "again", "late", "stranger", "cut", "tail", "damage", "zeros", "lengths"],
 )
 def test_batch_without_the_next_offsets_is_refused(payload, reason):
-    """A hole, an overlap, damage or another partition's batch is a typed error, never silent."""
+    """A gap, an overlap, damage or another partition's batch raises a typed error."""
     build = builder(0, 9)
     with pytest.raises(CorruptBatchError, match=reason):
-        list(build.take(memoryview(payload)))
+        list(build.add(memoryview(payload)))
 
 
 def test_undecodable_properties_are_a_typed_error():
-    """Property bytes of a hostile sender are told, not guessed at."""
+    """Damaged property bytes of a hostile sender are reported, and not guessed."""
     record = bytearray(
         encode_batch(
             partition_id=PARTITION,

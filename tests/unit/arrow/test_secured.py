@@ -1,5 +1,5 @@
-"""What secures a reader's connections: it travels without a secret, and says where a file is
-missing.
+"""TLS and token of a reader are sent without secrets; a missing file is reported with the
+machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TOKEN = "kl_" + "a" * 43
 
 
 def test_files_travel_and_a_token_does_not():
-    """Nor is a token in the text of the object."""
+    """The repr does not contain the token either."""
     secured = Secured(tls=TlsSettings(ca="ca.pem"), token_file="t")
     assert pickle.loads(pickle.dumps(secured)) == secured
     secret = Secured(token=TOKEN)

@@ -1,6 +1,4 @@
-"""A server on a real loopback socket, a client beside it, and a wire between them that can be
-cut.
-"""
+"""A server on a real loopback socket, a client, and a TCP relay between them that can be cut."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def quick_close(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class EchoingHandler:
-    """What the server does: echoes appends, and holds reads back until they are let go."""
+    """Echoes appends, and holds reads back until the test releases them."""
 
     def __init__(self) -> None:
         self.arrived: list[Request] = []
@@ -65,8 +63,8 @@ class EchoingHandler:
 
 
 class Wire:
-    """A TCP relay to `port`: `cut` ends its connections without a goodbye, `forget` when they are
-    used next.
+    """A TCP relay to `port`: `cut` resets its connections, `forget` resets them when they are used
+    next.
     """
 
     def __init__(self, port: int) -> None:
@@ -98,7 +96,7 @@ class Wire:
             sink.close()
 
     def forget(self) -> None:
-        """Answer what comes over the connections of now with a reset, as a machine that was
+        """Answer data on the current connections with a reset, like a machine that was
         restarted.
         """
         self._forgotten.update(self._writers)

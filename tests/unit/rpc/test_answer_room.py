@@ -1,10 +1,10 @@
-"""Room for answers: who waits, waits behind its own, and in turn."""
+"""Memory budgets for answers: which answers wait, for what, and in which order."""
 
 from __future__ import annotations
 
 import asyncio
 
-from keylane.rpc.answer_room import AnswerRoom, begin_answer, take_room
+from keylane.rpc.answer_room import AnswerBudget, begin_answer, take_room
 
 
 async def settled() -> None:
@@ -13,82 +13,82 @@ async def settled() -> None:
 
 
 def asks(share, *sizes: int) -> list[asyncio.Task[None]]:
-    return [asyncio.create_task(share.take(size)) for size in sizes]
+    return [asyncio.create_task(share.reserve(size)) for size in sizes]
 
 
 async def test_connection_waits_for_its_own_room_only():
-    """An answer beyond a connection's bytes waits until earlier ones are taken, and no other
-    connection does.
+    """An answer that exceeds its connection's budget waits for earlier ones, and delays no other
+    connection.
     """
-    room = AnswerRoom(connection_bytes_max=10)
-    slow, other = room.share(), room.share()
+    room = AnswerBudget(connection_bytes_max=10)
+    slow, other = room.for_connection(), room.for_connection()
     first, second = asks(slow, 8, 8)
-    third = asyncio.create_task(other.take(8))
+    third = asyncio.create_task(other.reserve(8))
     await settled()
     assert (first.done(), second.done(), third.done()) == (True, False, True)
-    slow.note_size(8, 8)
+    slow.settle(8, 8)
     await settled()
     assert not second.done()
-    slow.free(8)
+    slow.release(8)
     await settled()
     assert second.done()
     assert (slow.reserved, other.reserved, room.reserved) == (8, 8, 16)
 
 
 async def test_few_answers_of_a_connection_are_made_at_once():
-    """However small they are, a connection has a few reads under way, so that others come in
-    between.
+    """However small they are, a connection prepares only a few answers at a time, so that others
+    proceed.
     """
-    share = AnswerRoom(reads_max=2).share()
+    share = AnswerBudget(reads_max=2).for_connection()
     tasks = asks(share, 1, 1, 1)
     await settled()
     assert [task.done() for task in tasks] == [True, True, False]
-    share.note_size(1, 1)
+    share.settle(1, 1)
     await settled()
     assert tasks[2].done()
 
 
 async def test_connections_take_turns_where_the_server_has_no_room():
-    """A connection with many waiting answers gets one, then the others get theirs."""
-    room = AnswerRoom(bytes_max=10, connection_bytes_max=100, reads_max=100)
-    full, greedy, modest = room.share(), room.share(), room.share()
-    await full.take(10)
+    """A connection with many waiting answers gets one, and then the others get theirs."""
+    room = AnswerBudget(bytes_max=10, connection_bytes_max=100, reads_max=100)
+    full, greedy, modest = room.for_connection(), room.for_connection(), room.for_connection()
+    await full.reserve(10)
     many, single = asks(greedy, 5, 5, 5), asks(modest, 5)
     await settled()
-    assert room.short
-    full.note_size(10, 0)
+    assert room.is_exhausted
+    full.settle(10, 0)
     await settled()
     assert [task.done() for task in [*many, *single]] == [True, False, False, True]
-    greedy.note_size(5, 0)
-    modest.note_size(5, 0)
+    greedy.settle(5, 0)
+    modest.settle(5, 0)
     await settled()
     assert all(task.done() for task in many)
-    assert not room.short
+    assert not room.is_exhausted
 
 
 async def test_answer_larger_than_all_room_is_made_alone():
-    """Room that is empty takes any answer: none waits for ever."""
-    room = AnswerRoom(bytes_max=10, connection_bytes_max=10)
-    share = room.share()
-    await asyncio.wait_for(share.take(1_000), 5)
+    """An empty budget accepts any answer, so that none waits forever."""
+    room = AnswerBudget(bytes_max=10, connection_bytes_max=10)
+    share = room.for_connection()
+    await asyncio.wait_for(share.reserve(1_000), 5)
     assert room.reserved == 1_000
 
 
 async def test_room_is_free_again_when_its_answers_are_cancelled():
-    """Answers that are cancelled, before or after they had room, hold no room, and no other answer
-    waits for them.
+    """Answers that are cancelled, before or after their reservation, hold no bytes and delay no
+    other answer.
     """
-    room = AnswerRoom(bytes_max=10)
-    first, second = room.share(), room.share()
+    room = AnswerBudget(bytes_max=10)
+    first, second = room.for_connection(), room.for_connection()
 
     async def answer(share, size):
         answering = begin_answer(share)
         try:
             await take_room(size)
-            answering.made(size)
+            answering.settle(size)
             await asyncio.sleep(60)
         finally:
-            answering.end()
+            answering.release()
 
     tasks = [asyncio.create_task(answer(share, 8)) for share in (first, second, first, second)]
     await settled()
@@ -98,7 +98,7 @@ async def test_room_is_free_again_when_its_answers_are_cancelled():
     assert room.reserved == second.reserved == 8
     tasks[3].cancel()
     await settled()
-    assert (room.reserved, first.reserved, second.reserved, room.short) == (0, 0, 0, False)
+    assert (room.reserved, first.reserved, second.reserved, room.is_exhausted) == (0, 0, 0, False)
 
 
 async def test_without_a_server_there_is_room():

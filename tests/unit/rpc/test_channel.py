@@ -90,9 +90,7 @@ async def test_answers_find_their_own_calls(channel, desk):
 
 
 async def test_more_calls_than_fit_in_flight_wait_their_turn(channel, desk):
-    """The server takes a limited number of calls of one connection and reads on when there is
-    room.
-    """
+    """The server accepts a limited number of calls of a connection, and reads on when one ends."""
     count = IN_FLIGHT_PER_CONNECTION_MAX + 50
     calls = [
         asyncio.create_task(channel.call(Read(1, n, 0), timeout_ms=20_000)) for n in range(count)
@@ -151,7 +149,7 @@ async def test_no_answer_in_time_leaves_the_outcome_unknown(channel, desk):
 
 
 async def test_call_with_less_time_ends_before_older_ones_with_more(channel, desk):
-    """One timer serves all calls: it is set for the earliest end, and then for the next."""
+    """One timer serves all calls: it is set for the earliest deadline, and then for the next."""
     long = channel.begin(Read(1, 1, 0), timeout_ms=300)
     short = channel.begin(Read(1, 2, 0), timeout_ms=60)
     endless = channel.begin(Read(1, 3, 0), timeout_ms=60_000)
@@ -166,7 +164,7 @@ async def test_call_with_less_time_ends_before_older_ones_with_more(channel, des
 
 
 async def test_call_of_a_closed_channel_fails_in_its_future(channel):
-    """`begin` itself raises nothing, so that a caller has one place for errors."""
+    """`begin` raises nothing, so a caller handles errors in one place."""
     await channel.close()
     call = channel.begin(Append(1), timeout_ms=5_000)
     assert isinstance(call.exception(), NotSentError)
@@ -205,7 +203,7 @@ async def test_answer_over_the_limit_is_refused_by_the_server(channel, desk):
 
 
 async def test_server_that_stops_leaves_outcomes_unknown(channel, server, desk):
-    """Calls under way at the stop of the server fail with OutcomeUnknownError, later ones were not
+    """Pending calls fail with OutcomeUnknownError when the server stops; later ones are not
     sent.
     """
     held = asyncio.create_task(channel.call(Read(1, 7, 0), timeout_ms=5_000))
@@ -263,7 +261,7 @@ async def test_channel_is_not_opened_when_its_address_has_no_server(network, add
 
 
 async def test_listener_that_is_no_broker_is_told_as_not_sent(network):
-    """A listener that is no broker, or never answers, is not a broker reached."""
+    """A listener that is not a broker, or that never answers, counts as an unreachable broker."""
 
     async def rude(_reader, writer):
         writer.write(b"220 mail.example ESMTP\r\n")
@@ -315,7 +313,7 @@ async def test_broker_client_keeps_the_order_of_its_calls_while_it_opens(network
 
 
 async def test_calls_of_a_broker_client_that_cannot_open_were_not_sent(network):
-    """All callers that waited for one channel are told, and a later call tries again."""
+    """All callers that waited for one channel get the error, and a later call tries again."""
     client = BrokerClient(network, "127.0.0.1:1")
     results = await asyncio.gather(
         *(client.call(Release(1, "g", "s", 1)) for _ in range(5)), return_exceptions=True
@@ -353,7 +351,7 @@ async def test_overloaded_handler_is_just_a_refusal(network):
 async def test_answer_is_owed_unless_its_call_waits_for_messages(
     network, request_: Request, owed: bool
 ):
-    """A silent connection that owes none is asked less often for a sign of life."""
+    """A silent connection without an outstanding answer is pinged less often."""
 
     async def never(_request, _payload):
         await asyncio.Event().wait()
@@ -361,33 +359,31 @@ async def test_answer_is_owed_unless_its_call_waits_for_messages(
     server = Server([], data_handler=never)
     await server.start("127.0.0.1", 0)
     channel = await network.open_channel(server.address, timeout_ms=2_000)
-    assert not channel._silence._owed()
+    assert not channel._silence._is_reply_outstanding()
     channel.begin(request_, timeout_ms=5_000)
-    assert channel._silence._owed() is owed
+    assert channel._silence._is_reply_outstanding() is owed
     await channel.close()
     await server.stop()
 
 
 async def test_part_of_a_pull_counts_as_an_answer(channel, desk):
-    """A connection of a consumer alone has hardly any other one, and was taken for one that brings
-    none.
-    """
+    """A consumer's connection carries hardly any other call, and counted as one without answers."""
     parts: list[object] = []
     channel.begin(
         Read(1, 0, 0), timeout_ms=5_000, on_part=lambda answer, _payload: parts.append(answer)
     )
-    (number,) = channel._waiting
-    assert not channel._silence._had_answers()
-    assert channel._take(bytearray(encode_frame(number, Batches(0, 1, 1, False, more=True))))
+    (number,) = channel._pending
+    assert not channel._silence._has_received()
+    assert channel._on_frame(bytearray(encode_frame(number, Batches(0, 1, 1, False, more=True))))
     assert len(parts) == 1
-    assert channel._silence._had_answers()
+    assert channel._silence._has_received()
 
 
 @pytest.mark.parametrize("request_", [CancelScheduled(bytes(16)), ListParked(1, "g", "s", 0, 0)])
 async def test_idempotent_call_is_made_once_more_when_a_kept_connection_turns_out_dead(
     network, wire, desk, request_
 ):
-    """As of a broker whose machine was restarted: the first call of a client failed, each time."""
+    """As after a restart of the broker's machine: a client's first call failed each time."""
     broker = BrokerClient(network, wire.address)
     await broker.call(Append(1))
     wire.forget()

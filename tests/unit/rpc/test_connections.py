@@ -1,4 +1,4 @@
-"""What a client has open is opened once, closed whole, and can be opened again."""
+"""A client's connections are opened once, closed completely, and can be opened again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from keylane.protocol.errors import ClosedError, NotSentError, UnreachableError
 from keylane.protocol.frames import Append
-from keylane.rpc.connections import AT_ONCE_MAX, KEPT_MIN, Connections, clean_up, in_turns
+from keylane.rpc.connections import AT_ONCE_MAX, PRUNE_MIN, Connections, clean_up, in_turns
 from keylane.rpc.http_network import HttpNetwork
 
 
@@ -19,7 +19,7 @@ async def appended(connections: Connections, address: str) -> None:
 
 
 async def test_broker_has_one_client(server, serve):
-    """However often it is asked for; another address has another."""
+    """However often it is requested; another address has another client."""
     connections = Connections(None, timeout_ms=5_000)
     connections.open()
     other = await serve()
@@ -31,7 +31,7 @@ async def test_broker_has_one_client(server, serve):
 
 
 async def test_connections_use_a_new_network_when_opened_again(server):
-    """Nothing of the closed network is used again."""
+    """Nothing of the closed network is reused."""
     connections = Connections(None, timeout_ms=5_000)
     for _ in range(2):
         connections.open()
@@ -52,7 +52,7 @@ async def test_given_network_stays_open_when_connections_are_closed(server, netw
 
 
 async def test_clean_up_is_finished_when_its_waiter_is_cancelled():
-    """The cancellation is passed on, after the work; a second one changes nothing."""
+    """The cancellation is raised after the work is done; a second one changes nothing."""
     steps = []
 
     async def work() -> None:
@@ -71,9 +71,7 @@ async def test_clean_up_is_finished_when_its_waiter_is_cancelled():
 
 @pytest.mark.parametrize("turns", range(4))
 def test_clean_up_is_finished_when_the_event_loop_ends_meanwhile(turns: int):
-    """`asyncio.run` cancels all tasks that are left, also those that clean up, or were to begin
-    with it.
-    """
+    """`asyncio.run` cancels all remaining tasks, even those that clean up or are about to."""
     steps = []
 
     async def work() -> None:
@@ -110,7 +108,7 @@ async def test_broker_of_closed_connections_is_a_typed_error():
 
 
 async def test_broker_clients_are_closed_when_a_caller_makes_another_one_meanwhile():
-    """A task of the client may go on while another one closes it."""
+    """A task of the client may continue while another one closes it."""
     connections = Connections(None, timeout_ms=5_000, what="reader")
     connections.open()
     for port in (1, 2):
@@ -131,7 +129,9 @@ async def test_check_refuses_when_the_client_is_about_to_be_closed():
 
 
 async def test_calls_of_a_closed_network_are_typed_errors():
-    """aiohttp raises RuntimeError; a task of the client may go on while another one closes it."""
+    """aiohttp raises RuntimeError; a task of the client may continue while another one closes
+    it.
+    """
     network = HttpNetwork()
     await network.close()
     with pytest.raises(ClosedError):
@@ -141,7 +141,7 @@ async def test_calls_of_a_closed_network_are_typed_errors():
 
 
 async def test_calls_in_turns_are_not_all_under_way_at_once():
-    """A server takes 1,000 connections; a reader of as many partitions was refused."""
+    """A server accepts 1,000 connections; a reader of as many partitions was refused."""
     under_way: list[int] = []
     seen = 0
 
@@ -158,7 +158,7 @@ async def test_calls_in_turns_are_not_all_under_way_at_once():
 
 
 async def test_calls_in_turns_have_ended_when_the_first_error_is_raised():
-    """A caller that asks again has no calls of before beside the new ones."""
+    """A retry has no earlier calls beside the new ones."""
     under_way: set[int] = set()
 
     async def call(number: int) -> None:
@@ -175,7 +175,7 @@ async def test_calls_in_turns_have_ended_when_the_first_error_is_raised():
 
 
 async def test_brokers_that_are_gone_have_no_clients_for_good(serve):
-    """They come back at other addresses: a client of months kept something of each."""
+    """Brokers return at other addresses: a client that ran for months kept something of each."""
     connections = Connections(None, timeout_ms=5_000)
     connections.open()
     stays, leaves = await serve(), await serve()
@@ -184,14 +184,14 @@ async def test_brokers_that_are_gone_have_no_clients_for_good(serve):
         await appended(connections, broker.address)
     channel = weakref.ref(held.live_channel)
     await leaves.stop()
-    for number in range(10 * KEPT_MIN):
+    for number in range(10 * PRUNE_MIN):
         with pytest.raises(UnreachableError):
             await appended(connections, f"127.0.1.{1 + number}:1")
     with pytest.raises(UnreachableError):
         await held.call(Append(1))
     gc.collect()
     assert channel() is None, "a connection that has ended keeps its buffers"
-    assert len(connections._brokers.values()) <= KEPT_MIN + 2
+    assert len(connections._brokers.values()) <= PRUNE_MIN + 2
     assert connections.broker_at(leaves.address) is held
     await appended(connections, stays.address)
     assert stays.connections == 1, "its connection was kept"
@@ -199,12 +199,12 @@ async def test_brokers_that_are_gone_have_no_clients_for_good(serve):
 
 
 async def test_connection_is_closed_when_its_client_had_none_for_long(serve):
-    """A holder of the client used it again, after it was let go here."""
+    """A holder of the client used it again after it was dropped."""
     connections = Connections(None, timeout_ms=5_000)
     connections.open()
     broker = await serve()
     held = connections.broker_at(broker.address)
-    for number in range(2 * KEPT_MIN):
+    for number in range(2 * PRUNE_MIN):
         connections.broker_at(f"127.0.1.{1 + number}:1")
     await held.call(Append(1))
     channel = held.live_channel

@@ -355,7 +355,7 @@ async def test_metaserver_call_raises_the_error_that_may_pass_when_another_addre
 
 
 async def test_clients_raise_foreign_server_error_when_another_program_answers(foreign_address):
-    """When it is opened, or with its first call: none tries again for ever."""
+    """At the opening or at the first call: no client retries forever."""
     with pytest.raises(ForeignServerError):
         async with Producer(foreign_address):
             pass
@@ -407,7 +407,9 @@ async def test_call_of_a_metaserver_names_the_broker_that_answers(network, serve
 
 
 async def test_call_names_the_broker_that_refuses_a_token(network, serve):
-    """A broker with access control takes capabilities: the refusal told of a wrong token before."""
+    """A broker with access control expects capabilities: its refusal reported a wrong token
+    first.
+    """
     broker = SmallMetaserver("broker")
 
     async def refuse(body: object, params) -> object:
@@ -437,7 +439,7 @@ async def test_call_raises_foreign_server_error_when_the_answer_is_not_http(netw
 
 
 async def test_next_metaserver_is_asked_when_a_broker_answers(network, serve, server):
-    """A broker's address among those of metaservers is asked last from then on."""
+    """A broker's address among the metaservers' is tried last afterwards."""
     broker = await serve(*SmallMetaserver("broker").routes()[:1])
     client = MetaClient(network, [broker.address, server.address])
     await client.call(endpoints.LEAVE, Leave(session="s"))
@@ -445,7 +447,7 @@ async def test_next_metaserver_is_asked_when_a_broker_answers(network, serve, se
 
 
 async def test_heartbeat_asks_another_metaserver_next_when_a_broker_answers(network, serve, server):
-    """One address is asked each time, and the caller is told of the broker."""
+    """One address is tried, and the caller gets the broker's error."""
     broker = await serve(*SmallMetaserver("broker").routes()[:1])
     client = MetaClient(network, [broker.address, server.address])
     with pytest.raises(InvalidRequestError, match="is the address of a broker"):
@@ -472,18 +474,20 @@ async def test_look_at_a_program_takes_what_is_left_of_the_calls_time(network, s
 
 async def test_call_that_the_server_does_not_have_is_told(network, server):
     """As that of a metaserver, made to a broker's address."""
-    with pytest.raises(InvalidRequestError, match="404 Not Found; this server is another program"):
+    with pytest.raises(
+        InvalidRequestError, match="404 Not Found; this server may be another program"
+    ):
         await MetaClient(network, [server.address]).call(endpoints.VERIFY)
 
 
 async def test_call_raises_foreign_server_error_when_the_answer_has_another_shape(network, server):
-    """JSON that is not the answer asked for is no half-read value."""
+    """JSON of another form is not decoded in part."""
     with pytest.raises(ForeignServerError):
         await network.control("GET", server.address, "/v1/health", SubjectList, timeout_ms=2_000)
 
 
 async def test_next_address_is_asked_when_one_is_not_there(network, server, meta):
-    """Addresses are tried in turn, and the one that answered is asked first from then on."""
+    """Addresses are tried in turn, and the one that answered is tried first afterwards."""
     client = MetaClient(network, ["127.0.0.1:1", "127.0.0.1:2", server.address])
     assert (await client.health()).ready
     assert client._addresses[0] == server.address
@@ -492,7 +496,7 @@ async def test_next_address_is_asked_when_one_is_not_there(network, server, meta
 
 
 async def test_calls_at_the_same_time_each_try_every_address(network, server):
-    """Calls that move the list of addresses on under each other all find the one that is there."""
+    """Concurrent calls that reorder the addresses all find the one that answers."""
     client = MetaClient(network, ["127.0.0.1:1", server.address, "127.0.0.1:2"])
     answers = await asyncio.gather(*(client.health() for _ in range(20)))
     assert all(answer.ready for answer in answers)
@@ -515,8 +519,8 @@ async def pair(serve, server) -> tuple[list[str], SmallMetaserver]:
 
 
 async def test_unknown_outcome_is_not_tried_elsewhere(network, pair, meta):
-    """What may have been done is not done twice: the caller decides, and finds a metaserver that
-    answers.
+    """A call that may have been executed is not repeated: the caller decides, and finds a
+    metaserver that answers.
     """
     addresses, other = pair
     meta.wait = asyncio.Event()
@@ -531,7 +535,7 @@ async def test_unknown_outcome_is_not_tried_elsewhere(network, pair, meta):
 async def test_repeatable_call_is_answered_by_another_metaserver_when_one_hangs(
     network, pair, meta
 ):
-    """A metaserver that takes calls and answers none is asked last."""
+    """A metaserver that accepts calls but never answers is tried last."""
     addresses, other = pair
     meta.wait = asyncio.Event()
     client = MetaClient(network, addresses, timeout_ms=60)
@@ -543,7 +547,7 @@ async def test_repeatable_call_is_answered_by_another_metaserver_when_one_hangs(
 
 
 async def test_metaserver_without_its_database_is_asked_last(network, pair, meta):
-    """What it cannot say, another can."""
+    """Another metaserver can answer the call."""
     addresses, other = pair
     meta.error = StorageError("cannot reach the database", operation="connect")
     client = MetaClient(network, addresses)
@@ -599,9 +603,9 @@ async def test_call_is_not_sent_when_no_thread_looks_up_the_name(free_port):
     network = HttpNetwork()
     try:
         meta = MetaClient(network, (f"localhost:{free_port}",))
-        with pytest.raises(NotSentError, match="no thread looks up the name localhost"):
+        with pytest.raises(NotSentError, match="no thread can resolve the name localhost"):
             await meta.health()
-        with pytest.raises(NotSentError, match="no thread looks up the name localhost"):
+        with pytest.raises(NotSentError, match="no thread can resolve the name localhost"):
             await network.open_channel(f"localhost:{free_port}", timeout_ms=1_000)
     finally:
         await network.close()

@@ -60,7 +60,7 @@ def test_another_event_loop_is_refused_by_name():
         first.run_until_complete(check())
         with raises(Reason.OTHER_LOOP, match="in another event loop") as alive:
             second.run_until_complete(check())
-        assert "come back to its loop" in alive.value.hint
+        assert "use it in its own loop" in alive.value.hint
         assert "loop_scope" in alive.value.hint
         assert "threadsafe" not in alive.value.hint  # it would wait for a loop that does not run
         with raises(Reason.OTHER_LOOP):
@@ -71,7 +71,7 @@ def test_another_event_loop_is_refused_by_name():
         first.close()
         with raises(Reason.OTHER_LOOP, match="has ended") as ended:
             second.run_until_complete(check())
-        assert "open the client again in the present one" in ended.value.hint
+        assert "open the client again in the current one" in ended.value.hint
         assert "come back" not in ended.value.hint
         second.run_until_complete(opened(client))
         second.run_until_complete(check())
@@ -130,7 +130,7 @@ def test_fork_is_refused_by_name():
 
 
 def test_fork_of_what_was_closed_may_be_opened():
-    """What was open once and is no more is as one that never was."""
+    """A client that was closed before the fork behaves like a new one."""
     client = connections()
 
     async def once() -> None:
@@ -152,7 +152,7 @@ def test_fork_of_what_was_closed_may_be_opened():
 )
 @pytest.mark.parametrize("work", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_clients_are_not_copied(client, work):
-    """There is one of each, with its state: a copy would share it."""
+    """A copy would share the state of the original."""
     with pytest.raises(InvalidRequestError, match="neither copied nor pickled"):
         work(client)
 

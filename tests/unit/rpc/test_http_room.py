@@ -1,4 +1,4 @@
-"""Plain HTTP answers with messages share a room of their own; headers reach a handler by their
+"""Plain HTTP answers with messages have their own memory budget; headers reach a handler by their
 names.
 """
 
@@ -34,7 +34,7 @@ async def serving(*routes: ControlRoute) -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def reading(server: Server, path: str) -> AsyncIterator[asyncio.StreamReader]:
-    """A client that has asked, and reads when the test does."""
+    """A client that has sent a request, and reads when the test does."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 10)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     try:
@@ -44,7 +44,7 @@ async def reading(server: Server, path: str) -> AsyncIterator[asyncio.StreamRead
 
 
 async def test_answer_waits_while_clients_that_do_not_read_have_the_room(monkeypatch):
-    """It is made once the first client has taken its own, or has left."""
+    """It is prepared once the first client has received its own answer, or has left."""
     monkeypatch.setattr(server_module, "HTTP_BYTES_MAX", ANSWER_BYTES + 1)
     made = 0
 

@@ -1,6 +1,4 @@
-"""Plain HTTP: bodies that cannot be decoded, callers that are slow, and more callers than there is
-room for.
-"""
+"""Plain HTTP: bodies that cannot be decoded, slow callers, and too many callers."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ refused: list[KeylaneError] = []
 
 @asynccontextmanager
 async def serving(desk, **limits: float) -> AsyncIterator[tuple[Server, list[object]]]:
-    """A server with these limits, and what its handler was asked."""
+    """A server with these limits, and the requests that its handler got."""
     asked: list[object] = []
 
     async def leave(body: object, _params: object) -> Done:
@@ -176,7 +174,7 @@ async def test_body_that_cannot_be_decoded_is_refused_with_400(desk, caplog, cas
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "compress", "gzip, gzip", "x"])
 async def test_body_of_an_unknown_encoding_is_refused_with_415(desk, encoding):
-    """It is not taken for plain JSON, even if it is."""
+    """It is not treated as plain JSON, even if it is valid JSON."""
     async with serving(desk) as (server, asked):
         reader = await send(server, head(f"Content-Encoding: {encoding}", length=len(BODY)) + BODY)
         status, error = await answer(reader)
@@ -219,7 +217,7 @@ CHUNKED = "Transfer-Encoding: chunked"
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("chunks", [b"zz\r\nabc\r\n", b"3\r\nabcdef\r\n0\r\n\r\n", b"-1\r\n\r\n"])
 async def test_broken_chunk_is_refused_with_400(desk, caplog, apart, chunks):
-    """A chunked body that breaks off in the middle of a size or a chunk is the caller's fault."""
+    """A chunked body that is truncated within a size or a chunk is the caller's error."""
     async with serving(desk) as (server, asked):
         pieces = (head(CHUNKED), chunks) if apart else (head(CHUNKED) + chunks,)
         reader = await send(server, *pieces)
@@ -307,8 +305,8 @@ async def test_caller_that_leaves_before_its_answer_is_no_error(desk, caplog):
 
 @pytest.mark.parametrize("reset", [False, True])
 async def test_long_poll_ends_when_its_client_leaves(desk, caplog, reset):
-    """Many clients that come and leave would have any number of calls under way, and of each its
-    memory.
+    """Clients that connect and leave would accumulate calls in progress and their memory without
+    limit.
     """
     async with serving(desk) as (server, asked):
         polls = [await connect(server, get("/v1/poll")) for _ in range(10)]
@@ -342,8 +340,8 @@ async def test_change_goes_on_when_its_client_leaves(desk):
 
 
 async def test_connection_beyond_the_limit_is_refused_with_503(desk):
-    """The refused hear it at once; an open data plane works on, and counts no place; a place let go
-    of is free.
+    """Refused callers get the error at once; an open data-plane connection continues and needs no
+    slot; a released slot is free.
     """
     async with serving(desk, connections_max=8) as (server, _):
         network = HttpNetwork()

@@ -224,7 +224,7 @@ async def test_run_returns_when_the_consumer_is_closed_during_the_wait(several):
 
 @pytest.mark.parametrize("index", range(2))
 async def test_opening_ends_when_the_client_is_closed_during_the_wait(index):
-    """It raises, so that the body of its block does not begin."""
+    """It raises, so the body of its block does not begin."""
     network = StartingNetwork(NotSentError())
     client = clients(network, 3_600)[index]
     opening = asyncio.create_task(client.__aenter__())

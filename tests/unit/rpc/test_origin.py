@@ -35,8 +35,8 @@ FOREIGN = [
 
 @pytest.mark.parametrize("origin", FOREIGN)
 def test_origin_that_is_foreign_or_malformed_is_refused(origin: str):
-    """Another host, port or scheme, a page without a place, and what is no address: all are refused
-    by type.
+    """Another host, port or scheme, a page without an origin, and invalid addresses are refused
+    with a typed error.
     """
     with raises(Reason.ORIGIN) as caught:
         check_origins([origin], ["127.0.0.1"], 7000)
@@ -46,7 +46,7 @@ def test_origin_that_is_foreign_or_malformed_is_refused(origin: str):
 
 
 def test_long_origin_is_told_shortened():
-    """What a stranger sent fills no log."""
+    """Text from a stranger cannot fill the log."""
     with raises(Reason.ORIGIN) as caught:
         check_origins(["http://" + "a" * 5_000], ["127.0.0.1"], 7000)
     assert len(str(caught.value)) < 500

@@ -1,6 +1,4 @@
-"""Pulls that wait take no room from acks, acquires and releases; more of them than there is room
-for take turns.
-"""
+"""Pulls that wait take no capacity from acks, acquires and releases; too many pulls take turns."""
 
 from __future__ import annotations
 
@@ -101,7 +99,7 @@ def ack(channel):
 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_ack_is_answered_however_many_pulls_wait(channel, broker, shared):
-    """Also where more pulls wait than a connection has room for other calls."""
+    """Even if more pulls wait than a connection may have other calls."""
     count = IN_FLIGHT_PER_CONNECTION_MAX + 100
     with started(*(pull(channel, number, shared=shared) for number in range(count))):
         await until(lambda: broker.waiting == count)
@@ -111,7 +109,7 @@ async def test_ack_is_answered_however_many_pulls_wait(channel, broker, shared):
 
 
 async def test_pulls_beyond_their_limit_are_refused(channel, broker, monkeypatch):
-    """The refusal is typed, takes no room from other pulls, and there is room again when a pull
+    """The refusal is typed and costs other pulls nothing; another pull is accepted when one
     ends.
     """
     monkeypatch.setattr(data_plane, "PULLS_PER_CONNECTION_MAX", 3)

@@ -14,7 +14,7 @@ from support.running.eager_tasks import eager_tasks
 
 
 class Runner:
-    """Runs until it is told to stop; when it is cancelled it takes a while to end."""
+    """Runs until it is told to stop; it needs some time to end when it is cancelled."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
@@ -188,9 +188,7 @@ async def test_ending_is_begun_when_its_task_is_cancelled_before_the_first_step(
 
 
 async def test_task_that_ends_a_client_shows_where_it_waits():
-    """As any task: debuggers, and what ends the tasks of a simulated program, look at the frame of
-    its coroutine.
-    """
+    """Debuggers and simulated programs inspect the frame of a task's coroutine."""
     stop = asyncio.Event()
     task = start_ending(stop.wait())
     await asyncio.sleep(0)

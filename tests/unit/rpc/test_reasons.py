@@ -1,4 +1,4 @@
-"""The reason of a failed connection is told in plain words, whichever library passed it on."""
+"""The reason of a failed connection is reported in plain words, whichever library raised it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from keylane.rpc.reasons import reason
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
 def test_reason_is_told_in_words_without_an_errno(error, words):
-    """What is known is told in a few words, the rest in its own."""
+    """Known errors are described in a few words, others in their own."""
     assert words in reason(error)
     assert "Errno" not in reason(error)
 

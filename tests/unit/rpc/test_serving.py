@@ -91,7 +91,7 @@ async def test_bad_frame_is_refused_and_ends_its_connection_only(
 
 
 async def test_frame_over_the_limit_ends_its_connection_only(network, server, desk):
-    """Its sender is told the limit, and the others are served on."""
+    """The sender gets the limit in its error, and other clients are served."""
     neighbour = await network.open_channel(server.address, timeout_ms=2_000)
     bad = await connect(server.address)
     bad.transport.write(sized(bytes(FRAME_BYTES_MAX)))
@@ -105,7 +105,7 @@ async def test_frame_over_the_limit_ends_its_connection_only(network, server, de
 
 
 async def test_word_of_a_server_that_hangs_up_reaches_the_caller(network, server, desk):
-    """Calls under way when the server refuses a frame learn what it refused."""
+    """Pending calls of a refused frame's client get the reason."""
     channel = await network.open_channel(server.address, timeout_ms=2_000)
     held = asyncio.create_task(channel.call(Read(1, 0, 0), timeout_ms=5_000))
     while not desk.arrived:
@@ -232,13 +232,13 @@ async def test_port_in_use_is_told(server):
 
 @pytest.mark.parametrize("port", [-1, 65_536, 10**9])
 async def test_impossible_port_is_told(port):
-    """A number that is no port is an AddressError."""
+    """An invalid port number is an AddressError."""
     with pytest.raises(AddressError, match=f"ports are 0 to 65535, not {port}"):
         await Server([]).start("127.0.0.1", port)
 
 
 async def test_address_is_checked_before_a_server_listens(server):
-    """What a server could not listen on is told before it is made; what it could is let through."""
+    """An address that the server could not use is refused before the server is created."""
     check_free("127.0.0.1", 0)
     with pytest.raises(AddressError, match="the port is in use"):
         check_free("127.0.0.1", server.port)

@@ -92,7 +92,7 @@ def test_environment_wins_over_the_file_and_flags_over_the_environment(tmp_path)
 
 
 def test_mistakes_of_all_sources_are_told_at_once(tmp_path):
-    """Each with the place where it stands."""
+    """Each problem names its origin."""
     config = tmp_path / "host.toml"
     config.write_text("prot = 3\n")
     with pytest.raises(ConfigError) as raised:
@@ -112,7 +112,7 @@ def test_mistakes_of_all_sources_are_told_at_once(tmp_path):
     [("[other]\nport = 1\n", "no table"), ("port = 1\n[program]\n", "beside tables")],
 )
 def test_file_of_several_programs_is_refused_without_the_table(tmp_path, content, problem):
-    """Settings of another program are not taken for this one's."""
+    """Settings of another program are ignored."""
     config = tmp_path / "host.toml"
     config.write_text(content)
     with pytest.raises(ConfigError, match=problem):

@@ -1,5 +1,5 @@
-"""Clients that do not take their answers are told and disconnected, and no other client waits for
-them.
+"""Clients that do not read their answers get an error and are disconnected, and no other client
+waits for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from keylane.protocol.frames import (
     decode_answer,
     encode_frame,
 )
-from keylane.rpc.answer_room import AnswerRoom, take_room
+from keylane.rpc.answer_room import AnswerBudget, take_room
 from keylane.rpc.plane import data_plane
 from keylane.rpc.plane.connection import PlaneConnection
 from keylane.rpc.server import Server
@@ -44,7 +44,7 @@ class Shop:
 
 
 async def stuck_client(server: Server, *, reads: int) -> tuple[RawClient, asyncio.Transport]:
-    """A client that asks for `reads` MiB and takes nothing; its transport."""
+    """Return the transport of a client that requests `reads` MiB and reads nothing."""
     client = await connect(server.address, read_bytes_max=64 << 10)
     await client.greet()
     client.transport.pause_reading()
@@ -66,12 +66,12 @@ async def serving(shop, **settings) -> Server:
 
 
 async def test_answers_that_are_not_taken_are_not_made(network):
-    """Of a hundred reads of a client that takes nothing a few are made, and a neighbour is served
-    meanwhile.
+    """Of a hundred reads of a client that reads nothing, a few are answered, and another client is
+    served meanwhile.
     """
     shop = Shop()
-    room = AnswerRoom()
-    server = await serving(shop, room=room)
+    room = AnswerBudget()
+    server = await serving(shop, answer_budget=room)
     client, transport = await stuck_client(server, reads=100)
     await until(lambda: room.reserved >= room.connection_bytes_max)
     neighbour = await network.open_channel(server.address, timeout_ms=5_000)
@@ -95,8 +95,8 @@ async def test_client_that_takes_nothing_is_told_and_let_go(caplog, monkeypatch)
     """
     monkeypatch.setattr(data_plane, "GOODBYE_S", 60.0)
     caplog.set_level(logging.WARNING, "keylane.rpc")
-    room = AnswerRoom()
-    server = await serving(Shop(), room=room, stuck_s=0.4)
+    room = AnswerBudget()
+    server = await serving(Shop(), answer_budget=room, stuck_s=0.4)
     client, transport = await stuck_client(server, reads=100)
     await until(lambda: "is disconnected" in caplog.text)
     transport.resume_reading()
@@ -109,7 +109,7 @@ async def test_client_that_takes_nothing_is_told_and_let_go(caplog, monkeypatch)
 
 
 async def test_client_that_never_comes_back_is_cut_off(caplog, monkeypatch):
-    """The connection of a client that does not even take the last word ends all the same."""
+    """A client that does not even read the error is disconnected all the same."""
     monkeypatch.setattr(data_plane, "GOODBYE_S", 0.2)
     server = await serving(Shop(), stuck_s=0.4)
     _, transport = await stuck_client(server, reads=100)
@@ -121,17 +121,19 @@ async def test_client_that_never_comes_back_is_cut_off(caplog, monkeypatch):
 
 
 async def test_connections_are_watched_on_when_one_cannot_be(network, caplog, monkeypatch):
-    """The one ends, the log says why, once, and a stuck client is told and let go all the same."""
+    """A check that fails closes its connection and is logged once; a stuck client is disconnected
+    all the same.
+    """
     monkeypatch.setattr(data_plane, "GOODBYE_S", 0.2)
     broken: list[PlaneConnection] = []
-    waiting_s = PlaneConnection.waiting_s
+    stuck_s = PlaneConnection.stuck_s
 
     def looked_at(connection: PlaneConnection, now_s: float) -> float:
         if connection in broken:
             raise LookupError("no such transport")
-        return waiting_s(connection, now_s)
+        return stuck_s(connection, now_s)
 
-    monkeypatch.setattr(PlaneConnection, "waiting_s", looked_at)
+    monkeypatch.setattr(PlaneConnection, "stuck_s", looked_at)
     server = await serving(Shop(), stuck_s=0.4)
     channel = await network.open_channel(server.address, timeout_ms=5_000)
     await channel.call(Append(1), timeout_ms=10_000)
@@ -141,7 +143,7 @@ async def test_connections_are_watched_on_when_one_cannot_be(network, caplog, mo
     _, transport = await stuck_client(server, reads=100)
     await until(lambda: not server.connections)
     assert caplog.text.count("cannot be watched") == 1
-    assert "has taken no answer" in caplog.text
+    assert "has read no answer" in caplog.text
     transport.abort()
     await channel.close()
     await server.stop()
@@ -180,12 +182,10 @@ async def test_slow_client_is_no_stuck_one():
 
 
 async def test_where_others_wait_patience_is_short(network, monkeypatch):
-    """A client that fills the server's whole room is let go for another that waits, long before its
-    time.
-    """
+    """A client that uses up the server's budget is disconnected early if another one waits."""
     monkeypatch.setattr(data_plane, "GOODBYE_S", 0.2)
-    room = AnswerRoom(bytes_max=4 * MIB)
-    server = await serving(Shop(), room=room, stuck_s=600.0)
+    room = AnswerBudget(bytes_max=4 * MIB)
+    server = await serving(Shop(), answer_budget=room, stuck_s=600.0)
     _, transport = await stuck_client(server, reads=100)
     await until(lambda: room.reserved + MIB > room.bytes_max)
     channel = await network.open_channel(server.address, timeout_ms=5_000)
@@ -197,7 +197,7 @@ async def test_where_others_wait_patience_is_short(network, monkeypatch):
 
 
 async def test_server_logs_no_error_when_clients_leave_in_the_handshake(caplog):
-    """A program that dies as it connects is no fault of the server."""
+    """A program that dies while it connects is not an error of the server."""
     server = await serving(Shop())
     try:
         host, _, port = server.address.rpartition(":")

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as an event: beside the handlers of users, and put back afterwards."""
+"""SIGTERM and SIGINT as an event, beside users' handlers, which are restored afterwards."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def test_every_open_one_is_told_and_the_last_puts_the_handler_back():
 
 
 async def test_handler_installed_meanwhile_stays():
-    """What the user installs while it is open is not taken away at the end."""
+    """A handler that the user installs meanwhile is not removed at the end."""
     before = signal.getsignal(signal.SIGTERM)
 
     def own(_number, _frame):
@@ -177,7 +177,7 @@ asyncio.run(main())
 
 @BOTH
 def test_second_signal_ends_the_process(number):
-    """At once, also where a task ignores that `asyncio.run` cancels it."""
+    """At once, even if a task ignores that `asyncio.run` cancels it."""
     process = subprocess.Popen(
         [sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

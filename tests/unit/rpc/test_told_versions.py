@@ -1,4 +1,4 @@
-"""Client and server tell their versions: in the first frame of a connection, and in a header of
+"""Client and server exchange their versions: in a connection's first frame, and in a header of
 every call.
 """
 
@@ -106,7 +106,7 @@ async def test_call_that_a_server_of_another_version_has_carried_out_may_be_done
     method: str,
     fate: Fate,
 ) -> None:
-    """The server checks no version, as one from before versions, and tells its own with the
+    """The server checks no version, like one from before versions, and sends its own with the
     answer.
     """
     monkeypatch.setattr(http_network, "VERSION", "0.5.0")
@@ -130,7 +130,7 @@ async def test_call_that_a_server_of_another_version_has_carried_out_may_be_done
 async def test_client_without_a_version_is_refused_when_it_sends_its_first_frame(
     server, desk
 ) -> None:
-    """As clients from before versions do; it is told what to do, and its connection ends."""
+    """Like clients from before versions; the client gets advice, and its connection is closed."""
     client = await connect(server.address)
     await client.send(encode_frame(5, Append(1), b"pay"))
     for expected in (5, 0):
@@ -157,7 +157,7 @@ async def test_server_that_ends_in_the_greeting_can_be_tried_again(network, serv
 
 
 async def test_plain_http_needs_no_version_and_is_told_the_servers(serve) -> None:
-    """As curl calls."""
+    """Like curl."""
     there = await serve(ControlRoute(endpoints.HEALTH, health))
     async with aiohttp.ClientSession() as session:
         async with session.get(f"http://{there.address}/v1/health") as response:

@@ -1,5 +1,5 @@
-"""Connections whose callers are not known: bounded in number and in what they may send, and they
-keep no place.
+"""Connections of unidentified callers are limited in number and in what they may send, and take no
+slots.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from keylane.rpc.access.caller import AccessTarget, Caller
 from keylane.rpc.access.guard import Guard
 from keylane.rpc.intake import HttpLimits
 from keylane.rpc.plane import data_plane
-from keylane.rpc.plane.data_plane import INTRODUCTION_BYTES_MAX
+from keylane.rpc.plane.data_plane import AUTH_FRAME_BYTES_MAX
 from keylane.rpc.server import ControlRoute, Server
 from support import raw_frames
 from support.raw_frames import RawClient
@@ -45,11 +45,11 @@ class Known:
     ends_in_ms = 60_000
 
     def check(self) -> None:
-        """It does not end."""
+        """It never expires."""
 
 
 class Believing:
-    """Believes all capabilities."""
+    """Accepts all capabilities."""
 
     async def authenticate(self, _nonce: bytes, _asked: Authenticate) -> Known:
         return Known()
@@ -103,14 +103,14 @@ async def test_oldest_unknown_caller_is_closed_when_there_are_too_many(server):
 
 async def test_large_frame_is_taken_from_known_callers_alone(server):
     connect, _refused = server
-    large = bytes(INTRODUCTION_BYTES_MAX)
+    large = bytes(AUTH_FRAME_BYTES_MAX)
     assert await appended(await connect(known=True), large)
     unknown = await connect(known=False)
     await unknown.send(encode_frame(8, Append(1), large))
     number, answer, _ = await unknown.answer()
     assert isinstance(answer, Refused)
     assert (number, answer.code) == (0, FrameError.code)
-    assert f"over the limit of {INTRODUCTION_BYTES_MAX}" in answer.message
+    assert f"over the limit of {AUTH_FRAME_BYTES_MAX}" in answer.message
 
 
 PLACES = 4
@@ -127,7 +127,7 @@ async def http_server(
     on_identify: Callable[[str], Awaitable[None]] = soon,
     places: int = PLACES,
 ) -> AsyncIterator[Server]:
-    """A server with access control and few places for plain HTTP; a call waits for as long as its
+    """A server with access control and few slots for plain HTTP; a call waits for as long as its
     query says.
     """
 
@@ -172,9 +172,7 @@ async def http_server(
     ids=["silent", "half a head", "a call for all", "no token", "no handshake"],
 )
 async def test_http_callers_that_are_not_known_keep_no_place_from_those_who_are(said: bytes):
-    """Until now as many strangers as there are places kept all others out, those of the data plane
-    too.
-    """
+    """As many strangers as there were slots locked all others out, of the data plane too."""
     noted: list[Any] = []
     writers: list[asyncio.StreamWriter] = []
     token = {"Authorization": "Bearer x"}
@@ -300,7 +298,7 @@ async def clients(server: Server) -> AsyncIterator[Callable[..., Awaitable[list[
 
 @pytest.mark.parametrize("number", [1, 2, PLACES + 2])
 async def test_newcomer_gets_a_place_when_servers_and_one_principal_have_the_room(number: int):
-    """Two connections of servers took the room in which a newcomer says who it is."""
+    """Two connections of servers used up what new callers need to identify themselves."""
     noted: list[Any] = []
     async with http_server(noted) as server, clients(server) as connect, asyncio.timeout(30):
         servers = await connect("broker", number)
@@ -313,7 +311,7 @@ async def test_newcomer_gets_a_place_when_servers_and_one_principal_have_the_roo
 
 
 async def test_newcomer_gets_its_share_when_several_principals_hold_all_places():
-    """Four principals with a quarter of the places each kept all of them from a fifth."""
+    """Four principals with a quarter of the slots each locked out a fifth."""
     noted: list[Any] = []
     async with (
         http_server(noted, places=8) as server,
@@ -341,7 +339,7 @@ async def test_connections_of_servers_take_places_when_there_are_too_many(monkey
 
 
 async def test_http_callers_take_no_place_when_they_left_before_they_were_known():
-    """Their places were taken for ever: the calls of a client that has left go on."""
+    """Their slots were never released, because the calls of a client that has left continue."""
     asked, told = 0, asyncio.Event()
 
     async def wait_told(token: str) -> None:

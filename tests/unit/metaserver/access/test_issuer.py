@@ -13,7 +13,7 @@ from keylane.metaserver.access.issuer import Issuer
 from keylane.metaserver.settings import metaserver_settings
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import ConfigError, Reason, UnauthenticatedError
-from keylane.rpc.access.key_set import ASK_AGAIN_MS
+from keylane.rpc.access.key_set import REFRESH_INTERVAL_MS_MIN
 from keylane.rpc.access.settings import IssuerSettings
 from support.access.issuer import AUDIENCE, ISSUER, OutsideIssuer
 from support.raising import raises
@@ -146,10 +146,10 @@ async def test_keys_rotate_and_a_key_that_is_gone_is_believed_no_more(outside: O
     outside.publish()
     with pytest.raises(UnauthenticatedError):
         await issuer.verify(new)  # the file was read just now
-    clock.ahead_ms += ASK_AGAIN_MS
+    clock.ahead_ms += REFRESH_INTERVAL_MS_MIN
     assert await issuer.verify(new)
     outside.publish("four")
-    clock.ahead_ms += ASK_AGAIN_MS
+    clock.ahead_ms += REFRESH_INTERVAL_MS_MIN
     assert await issuer.verify(new)
     with pytest.raises(UnauthenticatedError):
         await issuer.verify(old)
@@ -168,7 +168,7 @@ async def test_keys_that_cannot_be_read_are_kept_for_a_while(outside: OutsideIss
         "x" * (2 << 20),
     ):
         outside.file.write_text(broken)
-        clock.ahead_ms += ASK_AGAIN_MS
+        clock.ahead_ms += REFRESH_INTERVAL_MS_MIN
         assert await issuer.verify(text)
     clock.ahead_ms += 2 * 86_400_000
     with raises(Reason.ISSUER_UNREACHABLE):

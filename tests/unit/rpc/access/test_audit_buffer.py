@@ -1,4 +1,4 @@
-"""Events on their way to SQL: bounded, in order, and refusals of one kind counted as one."""
+"""The buffer of audit events is bounded and ordered, and counts equal refusals as one event."""
 
 from __future__ import annotations
 

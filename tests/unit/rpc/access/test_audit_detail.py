@@ -1,4 +1,4 @@
-"""What the audit log says of a call beside its subject and group."""
+"""The details of calls in the audit log, besides subject and group."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from keylane.protocol.http.access import TEXT_CHARS_MAX, NoteAudit
 from keylane.protocol.http.bodies import check_no_nul, encode_json
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import ResetGroup, ResetTo
-from keylane.rpc.access.audit import is_audited, note
+from keylane.rpc.access.audit import is_audited, record_event
 from keylane.rpc.access.audit_events import detail_of
 from keylane.rpc.access.caller import AccessTarget
 
 
 def test_detail_says_that_a_loss_is_accepted_and_what_is_a_dry_run():
-    """An auditor tells who gave up data from who looked at a plan."""
+    """An auditor can distinguish a call that gave up data from one that looked at a plan."""
     lose = Reshape(kind=OperationKind.EVACUATE, broker_group="g2", accept_loss=True)
     accepts = "evacuate g2, accepts the loss of what only it has"
     assert detail_of(lose, {}) == accepts
@@ -36,11 +36,11 @@ def test_detail_says_dry_run_of_every_call_that_has_one():
 
 
 def test_event_has_no_character_that_a_database_refuses_when_a_refused_name_had_one() -> None:
-    event = note(
+    event = record_event(
         at_ms=1,
         who="jwt:a\0b",
         remote="10.0.0.7",
-        did="GET /v1/subjects/{subject}/messages",
+        action="GET /v1/subjects/{subject}/messages",
         target=AccessTarget("x\0" * 150, "\ud800\n"),
         detail="key\0",
     )

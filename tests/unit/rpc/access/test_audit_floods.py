@@ -1,5 +1,5 @@
-"""Lines about refusals and reads are bounded: of a kind, of a host, of a server; what is left out
-is counted.
+"""Audit lines for refusals and reads are limited per kind, host and server; suppressed ones are
+counted.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from keylane.protocol.errors import InvalidRequestError, Reason
 from keylane.rpc.access.audit import audit_log
 from keylane.rpc.access.audit_events import AuditBuffer
 from keylane.rpc.access.caller import AccessTarget, Caller
-from keylane.rpc.access.guard import OF_KIND, READS_OF_KIND, Guard
+from keylane.rpc.access.guard import READS_PER_KIND, REFUSALS_PER_KIND, Guard
 
 
 class ToldClock:
-    """A clock that is told the time."""
+    """A clock that the test sets."""
 
     now_ms = 1_000
 
@@ -37,10 +37,10 @@ def test_line_about_a_handshake_says_why_it_failed(lines):
     """In SQL too; without a caller's bytes, as the texts of other refusals may have."""
     clock, buffer = ToldClock(), AuditBuffer("g1")
     guard = Guard(None, None, clock=clock, on_audit=buffer.add)
-    guard.note_refused(
+    guard.record_refused(
         "10.0.0.1", "TLS handshake", InvalidRequestError(Reason.HANDSHAKE, "no", problem="ended")
     )
-    guard.note_refused("10.0.0.1", "HTTP request", InvalidRequestError("bytes of the caller"))
+    guard.record_refused("10.0.0.1", "HTTP request", InvalidRequestError("bytes of the caller"))
     assert [line.get("detail") for line in lines()] == ["ended", None]
     assert [event.detail for event in buffer.take()] == ["ended", ""]
 
@@ -50,27 +50,29 @@ def test_flood_of_handshakes_writes_few_lines_and_says_what_is_left_out(lines):
     clock, buffer = ToldClock(), AuditBuffer("g1")
     guard = Guard(None, None, clock=clock, on_audit=buffer.add)
     for _ in range(50_000):
-        guard.note_refused("10.0.0.1", "TLS handshake", InvalidRequestError(Reason.HANDSHAKE, "no"))
-    assert len(lines()) == OF_KIND.burst
-    assert [event.times for event in buffer.take()] == [OF_KIND.burst]
-    assert guard.refusals.left_out == 50_000 - OF_KIND.burst
+        guard.record_refused(
+            "10.0.0.1", "TLS handshake", InvalidRequestError(Reason.HANDSHAKE, "no")
+        )
+    assert len(lines()) == REFUSALS_PER_KIND.burst
+    assert [event.times for event in buffer.take()] == [REFUSALS_PER_KIND.burst]
+    assert guard.refusals.left_out == 50_000 - REFUSALS_PER_KIND.burst
     clock.now_ms += 1_500
-    guard.note_refused("10.0.0.1", "TLS handshake", InvalidRequestError(Reason.HANDSHAKE, "no"))
-    assert lines()[-1]["detail"] == f"{50_000 - OF_KIND.burst} more were refused before"
+    guard.record_refused("10.0.0.1", "TLS handshake", InvalidRequestError(Reason.HANDSHAKE, "no"))
+    assert lines()[-1]["detail"] == f"{50_000 - REFUSALS_PER_KIND.burst} more were refused before"
 
 
 def test_flood_of_reads_writes_few_lines_and_hides_no_other_read(lines):
-    """Who may read one subject would push out of SQL what all others did."""
+    """Otherwise reads by one caller would push all other events out of the database."""
     clock, buffer = ToldClock(), AuditBuffer("g1")
     guard = Guard(None, None, clock=clock, on_audit=buffer.add)
     shop, did = Caller("shop", ()), "GET /v1/subjects/{subject}/messages"
     for _ in range(5_000):
-        guard.note_read(shop, "10.0.0.1", did, AccessTarget("orders"), "")
-    assert len(lines()) == len(buffer.take()) == READS_OF_KIND.burst
-    guard.note_read(shop, "10.0.0.1", did, AccessTarget("secrets"), "id 7")
+        guard.record_read(shop, "10.0.0.1", did, AccessTarget("orders"), "")
+    assert len(lines()) == len(buffer.take()) == READS_PER_KIND.burst
+    guard.record_read(shop, "10.0.0.1", did, AccessTarget("secrets"), "id 7")
     assert (lines()[-1]["subject"], lines()[-1]["detail"]) == ("secrets", "id 7")
     clock.now_ms += 61_000
-    guard.note_read(shop, "10.0.0.1", did, AccessTarget("orders"), "")
-    left_out = 5_000 - READS_OF_KIND.burst
+    guard.record_read(shop, "10.0.0.1", did, AccessTarget("orders"), "")
+    left_out = 5_000 - READS_PER_KIND.burst
     assert lines()[-1]["detail"] == f"{left_out} more were done before"
     assert guard.reads.left_out == left_out

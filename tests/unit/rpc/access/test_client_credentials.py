@@ -1,4 +1,4 @@
-"""Credentials ask once for all calls that wait, and their end is told to each of them."""
+"""Concurrent calls share one request for capabilities, and its failure reaches each of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ META, BROKER = "127.0.0.1:7000", "127.0.0.1:8000"
 
 
 async def test_credentials_raise_closed_error_in_every_call_when_it_is_closed_meanwhile():
-    """The tasks of these calls were not cancelled themselves: a CancelledError would end them
-    without a word.
-    """
+    """The callers were not cancelled themselves, so a CancelledError would end them silently."""
     asked: list[str] = []
 
     async def ask(address: str, _token: str | None, _public: bytes) -> Capabilities:

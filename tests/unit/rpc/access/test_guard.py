@@ -1,6 +1,4 @@
-"""What a server's access control keeps of its callers, and what counts against limits of
-subjects.
-"""
+"""Cached decisions of access control, and what counts against subjects' rate limits."""
 
 from __future__ import annotations
 
@@ -28,17 +26,17 @@ RATE = 1_000_000
 
 
 class ShopsCapability:
-    """A capability that does not end."""
+    """A capability that never expires."""
 
     caller = SHOP
     ends_in_ms = 60_000
 
     def check(self) -> None:
-        """It does not end."""
+        """It never expires."""
 
 
 class ShopsCapabilities:
-    """Believes all capabilities; a frame is about what it says."""
+    """Accepts all capabilities, and takes a frame's subject from the frame."""
 
     async def authenticate(self, _nonce: bytes, _asked: Authenticate) -> ShopsCapability:
         return ShopsCapability()
@@ -81,8 +79,8 @@ async def connection() -> ConnectionAccess:
     ids=lambda frame: type(frame).__name__,
 )
 async def test_name_that_is_none_is_refused_and_not_kept(frame: Any):
-    """A connection keeps 10,000 decisions, each with its names; a frame has up to 256 KiB of
-    them.
+    """A connection caches at most 10,000 decisions with their names, because a frame can have 256
+    KiB of them.
     """
     access = await connection()
     with raises(Reason.NAME_INVALID):
@@ -101,7 +99,7 @@ async def test_scheduled_messages_share_one_decision():
 
 @pytest.mark.parametrize("endpoint", [POST_MESSAGES, SCHEDULE_MESSAGES])
 async def test_posted_messages_count_against_the_limit_of_their_subject(endpoint: Any):
-    """A broker counted those that came as frames, and who posted over HTTP had no limit."""
+    """Frames were counted, but messages posted over HTTP had no limit."""
 
     async def post(guard: Guard, subject: str) -> int:
         async def read() -> tuple[bytes, dict[str, str], int]:
@@ -111,7 +109,7 @@ async def test_posted_messages_count_against_the_limit_of_their_subject(endpoint
             return None
 
         authorization = ("Bearer x",)
-        passed = await guard.pass_through(endpoint, authorization, "10.0.0.1", read, store)
+        passed = await guard.handle_request(endpoint, authorization, "10.0.0.1", read, store)
         return passed.waited_ms
 
     guard = guarding()
@@ -124,9 +122,7 @@ async def test_posted_messages_count_against_the_limit_of_their_subject(endpoint
 
 
 async def test_call_has_the_rights_of_when_its_body_has_come():
-    """A caller may take 30 s with a body: a right that was revoked meanwhile was good for the
-    call.
-    """
+    """A body may take 30 s: a right that is revoked meanwhile must not apply."""
     rights = [SHOP]
     calls: list[Any] = []
 
@@ -145,5 +141,5 @@ async def test_call_has_the_rights_of_when_its_body_has_come():
 
     guard = Guard(identify, targets, clock=SystemClock(), version=lambda: len(rights))
     with pytest.raises(AccessDeniedError):
-        await guard.pass_through(POST_MESSAGES, ["Bearer x"], "10.0.0.1", read_slowly, store)
+        await guard.handle_request(POST_MESSAGES, ["Bearer x"], "10.0.0.1", read_slowly, store)
     assert calls == []

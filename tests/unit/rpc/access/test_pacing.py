@@ -1,4 +1,4 @@
-"""Token buckets: rates are kept over seconds, by principal, and leases cost no wait."""
+"""Token buckets hold a rate per principal, and never cost a lease."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_bucket_never_holds_more_than_a_second_of_its_rate():
 
 
 def test_connections_of_a_principal_share_its_rate():
-    """Each finds the debt of those before it."""
+    """Each call waits for the debt of those before it."""
     pacing = Pacing()
     waits = []
     for _ in range(5):
@@ -75,15 +75,15 @@ def test_new_quota_begins_without_debt():
 def test_connections_are_counted_until_they_end():
     pacing = Pacing()
     for _ in range(2):
-        pacing.enter("shop", QUOTA)
+        pacing.add_connection("shop", QUOTA)
     with raises(ConnectionQuotaError) as refused:
-        pacing.enter("shop", QUOTA)
+        pacing.add_connection("shop", QUOTA)
     assert refused.value.retry_after_ms
-    pacing.enter("other", QUOTA)
-    pacing.leave("shop")
-    pacing.enter("shop", QUOTA)
+    pacing.add_connection("other", QUOTA)
+    pacing.remove_connection("shop")
+    pacing.add_connection("shop", QUOTA)
     for name in ("shop", "shop", "other"):
-        pacing.leave(name)
+        pacing.remove_connection(name)
     assert not pacing.connections
 
 
@@ -91,8 +91,8 @@ def test_memory_is_bounded_by_the_number_of_principals():
     pacing = Pacing()
     for number in range(KNOWN_MAX + 100):
         pacing.take(f"p{number}", QUOTA, 0, subject=f"s{number}", subject_rate=1, size=1)
-        pacing.note_wait(f"p{number}", NO_DELAY._replace(ms=5.0))
-    assert len(list(pacing.known())) == KNOWN_MAX
+        pacing.record_wait(f"p{number}", NO_DELAY._replace(ms=5.0))
+    assert len(list(pacing.known_principals())) == KNOWN_MAX
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The principal of a client's certificate, and names of principals."""
+"""The principal in a client's certificate, and the names that principals may have."""
 
 from __future__ import annotations
 

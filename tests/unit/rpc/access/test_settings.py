@@ -1,4 +1,4 @@
-"""Access control is on where other machines may connect, unless it is written that it is off."""
+"""Access control is on if other machines may connect, unless it is turned off explicitly."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_server_is_unguarded_only_where_that_is_written() -> None:
     [
         ({}, None),
         ({"host": "0.0.0.0"}, None),
-        ({"host": "0.0.0.0", "tls_cert": "c"}, "0.0.0.0 is no loopback address"),
+        ({"host": "0.0.0.0", "tls_cert": "c"}, "0.0.0.0 is not a loopback address"),
         ({"host": "0.0.0.0", "insecure_network": True}, 'access = "off" serves everybody'),
         ({"host": "0.0.0.0", "tls_cert": "c", "access": "off"}, None),
         ({"host": "0.0.0.0", "tls_cert": "c", "token_hash": "h"}, None),

@@ -1,4 +1,4 @@
-"""A token that comes from a file: what is said when the file is gone."""
+"""Tokens from files, and the errors when a file is missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ import pytest
 
 from keylane.protocol.access.tokens import make_token
 from keylane.protocol.errors import Reason, UnauthenticatedError
-from keylane.rpc.access.token_file import FILE_BYTES_MAX, TokenFile, refused_token, token_in_file
+from keylane.rpc.access.token_file import (
+    FILE_BYTES_MAX,
+    TokenFile,
+    refused_token_error,
+    token_in_file,
+)
 from support.raising import raises
 
 REFUSAL = UnauthenticatedError(
@@ -29,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_token_file_tells_once_when_it_is_gone_and_when_it_is_back(path, caplog):
-    """However often the token is used."""
+    """The problem is logged once, however often the token is used."""
     token = path.read_text()
     source = TokenFile(path)
     path.unlink()
@@ -46,22 +51,22 @@ def test_token_file_tells_once_when_it_is_gone_and_when_it_is_back(path, caplog)
 
 
 def test_refusal_says_that_the_file_is_gone_when_it_is(path):
-    """A deleted file was told as a token that was revoked."""
+    """A deleted file was reported as a revoked token."""
     source = TokenFile(path)
-    assert refused_token(REFUSAL, source) is REFUSAL
+    assert refused_token_error(REFUSAL, source) is REFUSAL
     path.unlink()
     source()
-    told = refused_token(REFUSAL, source)
+    told = refused_token_error(REFUSAL, source)
     assert told.message.startswith(f"the file {path} is gone, and its last token is refused")
     assert told.problem == "unknown token"
     path.write_text("no token")
     source()
-    assert f"the file {path}" in refused_token(REFUSAL, source).message
+    assert f"the file {path}" in refused_token_error(REFUSAL, source).message
 
 
 def test_refusal_stays_as_it_is_when_the_token_is_of_no_file():
-    assert refused_token(REFUSAL, lambda: "kl_x") is REFUSAL
-    assert refused_token(REFUSAL, None) is REFUSAL
+    assert refused_token_error(REFUSAL, lambda: "kl_x") is REFUSAL
+    assert refused_token_error(REFUSAL, None) is REFUSAL
 
 
 @pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b"\r\n "])
@@ -83,7 +88,7 @@ def test_last_token_is_used_when_the_file_is_half_written(path, share: int):
 
 
 def test_token_is_read_from_a_pipe_once(path):
-    """As of the shell's `<(…)`: what a second reading finds is nothing, and no problem."""
+    """Like the shell's `<(…)`: a second read returns nothing, which is not an error."""
     token = path.read_text()
     reading, writing = os.pipe()
 
@@ -103,7 +108,7 @@ def test_token_is_read_from_a_pipe_once(path):
 
 
 def test_pipe_without_a_writer_holds_no_program(path):
-    """The event loop of a broker stood still while it read the token."""
+    """A broker's event loop was blocked while it read the token."""
     token = path.read_text()
     source = TokenFile(path)
     path.unlink()
@@ -121,7 +126,7 @@ def test_pipe_without_a_writer_holds_no_program(path):
 
 
 def test_token_is_read_when_the_process_has_over_1023_open_files(path):
-    """`select.select` refuses such a file number: a new token was never read."""
+    """`select.select` refuses such a file descriptor, so a new token was never read."""
     token = path.read_text()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 2_048), hard), hard))

@@ -1,4 +1,4 @@
-"""Connections of frames, at both ends, on asyncio and uvloop."""
+"""Frame connections at both ends, on asyncio and uvloop."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from keylane.protocol.frames import SIGN_OF_LIFE
 from keylane.rpc.frames import frame_socket
 from keylane.rpc.frames.frame_socket import (
     FRAME_BYTES_FIRST,
-    LANDING_BYTES,
     QUEUED_BYTES_MAX,
+    RECEIVE_BUFFER_BYTES,
     UPGRADE_HEADERS,
     FrameSocket,
     accept_socket,
     open_socket,
 )
-from keylane.rpc.frames.incoming import IncomingRoom
+from keylane.rpc.frames.incoming import IncomingBudget
 from keylane.rpc.liveness.silence import KEEPALIVE
 from support.raw_frames import sized
 
@@ -35,9 +35,9 @@ SIZES = [
     255,
     256,
     4_096,
-    LANDING_BYTES - 5,
-    LANDING_BYTES - 4,
-    LANDING_BYTES,
+    RECEIVE_BUFFER_BYTES - 5,
+    RECEIVE_BUFFER_BYTES - 4,
+    RECEIVE_BUFFER_BYTES,
     65_536,
     FRAME_BYTES_FIRST + 1,
     3_000_000,
@@ -60,7 +60,9 @@ class EchoingDesk:
         self.ended = asyncio.Event()
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        response, socket = await accept_socket(request, bytes_max=BYTES_MAX, room=IncomingRoom())
+        response, socket = await accept_socket(
+            request, bytes_max=BYTES_MAX, budget=IncomingBudget()
+        )
         self.socket = socket
         try:
             while self.echoes and (frame := await socket.receive()) is not None:
@@ -107,10 +109,10 @@ def run(new_loop, body):
 
 @pytest.mark.parametrize("hold_back", [True, False])
 def test_frames_of_every_size_go_there_and_back(new_loop, hold_back, monkeypatch):
-    """In order, many under way at once, with small ones beside large ones; also where `writelines`
-    is not used.
+    """Frames arrive in order, many at a time, large beside small ones; also without
+    `writelines`.
     """
-    monkeypatch.setattr(frame_socket, "WRITELINES_HOLD_BACK", hold_back)
+    monkeypatch.setattr(frame_socket, "WRITELINES_APPLIES_BACKPRESSURE", hold_back)
 
     async def body():
         desk = EchoingDesk()
@@ -146,7 +148,7 @@ def test_frames_of_every_size_go_there_and_back(new_loop, hold_back, monkeypatch
     ids=["long", "huge", "http", "WebSocket"],
 )
 async def test_bytes_that_are_no_frames_are_refused(raw):
-    """What came before is received first."""
+    """Frames that arrived earlier are received first."""
     desk = EchoingDesk()
     async with serving(desk) as (session, url):
         socket = await open_socket(session, url, bytes_max=BYTES_MAX)
@@ -178,9 +180,9 @@ async def test_server_answers_a_client_that_asks_for_a_sign_of_life():
         await socket.send((frame,))
         assert await socket.receive() == frame
         before = desk.socket.written_bytes
-        socket.heard = False
+        socket.received = False
         socket.write((SIGN_OF_LIFE * 100,))
-        while not socket.heard:
+        while not socket.received:
             await asyncio.sleep(0.01)
         assert desk.socket.written_bytes - before == len(SIGN_OF_LIFE)
         await socket.send((SIGN_OF_LIFE, frame, SIGN_OF_LIFE))
@@ -188,7 +190,7 @@ async def test_server_answers_a_client_that_asks_for_a_sign_of_life():
 
 
 async def test_memory_grows_with_what_has_come():
-    """Whatever size a frame claims."""
+    """Whatever size a frame's header announces."""
     desk = EchoingDesk()
     async with serving(desk) as (session, url):
         socket = await open_socket(session, url, bytes_max=BYTES_MAX)
@@ -202,7 +204,7 @@ async def test_memory_grows_with_what_has_come():
 
 
 async def test_socket_reads_nothing_while_frames_wait_to_be_received():
-    """A sender is held back; all of it comes when they are received."""
+    """The sender is slowed down, and everything arrives once it is received."""
     desk = EchoingDesk()
     desk.echoes = False
     count = 64
@@ -292,7 +294,7 @@ async def test_server_that_speaks_another_protocol_is_refused(answer: web.Respon
 
 
 def test_kernel_watches_the_connection_of_a_client(new_loop):
-    """A path that is gone is found within 10 s, while nothing is sent."""
+    """A broken path is detected within 10 s, even if nothing is sent."""
 
     async def body():
         async with serving(EchoingDesk()) as (session, url):
@@ -309,7 +311,7 @@ def test_kernel_watches_the_connection_of_a_client(new_loop):
 
 
 def test_connection_is_opened_when_the_system_cannot_have_its_kernel_watch_it(new_loop, tmp_path):
-    """As a Unix socket, which has no options of TCP; signs of life still find a peer that is gone."""
+    """A Unix socket has no TCP options; pings still detect a dead peer."""
 
     async def body():
         async with serving(EchoingDesk(), path=str(tmp_path / "s")) as (session, url):
@@ -322,7 +324,7 @@ def test_connection_is_opened_when_the_system_cannot_have_its_kernel_watch_it(ne
 
 
 def test_frames_arrive_when_their_sender_closes_before_it_has_read_all(new_loop, monkeypatch):
-    """The kernel resets a connection that is closed with bytes unread, and the frames are lost."""
+    """The kernel resets a connection that is closed with unread data, and frames would be lost."""
     monkeypatch.setattr(frame_socket, "CLOSE_S", 10)
     count = 3_000
     arrived: list[bytearray] = []

@@ -1,5 +1,5 @@
-"""Peers that send what programs of keylane never do: what they make the other end hold has a
-bound.
+"""Peers that keylane's programs never are: the memory that they can use at the other end is
+limited.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from keylane.protocol.errors import FrameError
 from keylane.protocol.frames import SIGN_OF_LIFE
 from keylane.rpc.frames import frame_socket
 from keylane.rpc.frames.frame_socket import (
-    FRAME_BYTES_MORE,
-    LANDING_BYTES,
+    FRAME_OVERHEAD_BYTES,
     QUEUED_BYTES_MAX,
+    RECEIVE_BUFFER_BYTES,
     FrameSocket,
     accept_socket,
     open_socket,
 )
-from keylane.rpc.frames.incoming import PATIENCE_S, IncomingRoom
+from keylane.rpc.frames.incoming import RATE_WINDOW_S, IncomingBudget
 from support.raw_frames import sized
 
 BYTES_MAX = 1 << 20
@@ -33,7 +33,7 @@ TINY = sized(b"x")
 @contextlib.asynccontextmanager
 async def both_ends(**settings):
     """A client's socket and the server's, made with `settings`; neither end receives by itself."""
-    settings = {"bytes_max": BYTES_MAX, "room": IncomingRoom()} | settings
+    settings = {"bytes_max": BYTES_MAX, "budget": IncomingBudget()} | settings
     ours: asyncio.Future[FrameSocket] = asyncio.get_running_loop().create_future()
 
     async def serve(request: web.Request) -> web.StreamResponse:
@@ -72,7 +72,7 @@ async def sent(theirs: FrameSocket, data: bytes, size: int) -> None:
     """Send `data` again and again, `size` bytes of it, or as many as the other end reads in a
     second.
     """
-    many = data * max(1, LANDING_BYTES // len(data))
+    many = data * max(1, RECEIVE_BUFFER_BYTES // len(data))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1.0):
             for _ in range(size // len(many)):
@@ -84,14 +84,14 @@ async def sent(theirs: FrameSocket, data: bytes, size: int) -> None:
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_peer_that_asks_for_signs_of_life_without_end_gets_few(run, reads: bool):
-    """None while it does not read: what waits for it is a sign of life."""
+    """A peer that does not read gets no replies to pings, apart from those that wait."""
 
     async def body():
         async with both_ends() as (theirs, ours):
             if not reads:
                 theirs.transport.pause_reading()
             await sent(theirs, SIGN_OF_LIFE, 32 << 20)
-            assert ours.transport.get_write_buffer_size() < 2 * LANDING_BYTES + (64 << 10)
+            assert ours.transport.get_write_buffer_size() < 2 * RECEIVE_BUFFER_BYTES + (64 << 10)
             assert ours.written_bytes < 1 << 20
             theirs.transport.resume_reading()
             served = sized(b"served on")
@@ -104,8 +104,8 @@ def test_peer_that_asks_for_signs_of_life_without_end_gets_few(run, reads: bool)
 def test_peer_that_asks_for_thousands_of_signs_of_life_between_two_checks_is_refused(run):
     async def body():
         async with both_ends() as (theirs, ours):
-            theirs.transport.write(SIGN_OF_LIFE * (frame_socket.SIGNS_MAX + 1))
-            with pytest.raises(FrameError, match="requests for a sign of life"):
+            theirs.transport.write(SIGN_OF_LIFE * (frame_socket.PINGS_MAX + 1))
+            with pytest.raises(FrameError, match="pings between two checks"):
                 await ours.receive()
 
     run(body)
@@ -119,77 +119,77 @@ def test_frame_is_not_late_while_the_server_reads_nothing(run):
             theirs.transport.write(half * 2 + frame[:500])
             await asyncio.sleep(0.5)
             assert not ours.reading
-            assert ours.waits_for_end_s() < 0.3
+            assert ours.unfinished_s() < 0.3
             assert [await ours.receive() for _ in range(2)] == [half, half]
             while not ours._size:
                 await asyncio.sleep(0.01)
-            assert ours.waits_for_end_s() < 0.3
+            assert ours.unfinished_s() < 0.3
             await asyncio.sleep(0.2)
-            assert ours.waits_for_end_s() > 0.1
+            assert ours.unfinished_s() > 0.1
             theirs.transport.write(frame[500:])
             assert await ours.receive() == frame
-            assert not ours.waits_for_end_s()
+            assert not ours.unfinished_s()
 
     run(body)
 
 
 def test_frames_without_an_end_hold_a_bounded_amount_together(run):
-    """The one that has come to a stop is given up for the later ones, and its memory is free."""
+    """The stuck sender is dropped in favor of later ones, and its memory is released."""
 
     async def body():
-        room = IncomingRoom(1 << 20)
-        async with both_ends(room=room) as (theirs, ours):
+        budget = IncomingBudget(1 << 20)
+        async with both_ends(budget=budget) as (theirs, ours):
             frame = sized(bytes(BYTES_MAX - 4))
             theirs.transport.write(frame[:100])
-            while not room.held_bytes:
+            while not budget.held_bytes:
                 await asyncio.sleep(0.01)
-            assert room.held_bytes == 100  # whatever memory it has
+            assert budget.held_bytes == 100  # whatever memory it has
             theirs.transport.write(frame[100:-100])
             while ours._filled < BYTES_MAX - 100:
                 await asyncio.sleep(0.01)
-            assert room.held_bytes == BYTES_MAX - 100
+            assert budget.held_bytes == BYTES_MAX - 100
             given_up: list[int] = []
             for step in (1, 2, 3):
-                later = asyncio.get_running_loop().time() + step * (PATIENCE_S + 1)
-                room.note("a later one", 100_000 * step, later, lambda: given_up.append(1))
+                later = asyncio.get_running_loop().time() + step * (RATE_WINDOW_S + 1)
+                budget.record_progress(
+                    "a later one", 100_000 * step, later, lambda: given_up.append(1)
+                )
             with pytest.raises(FrameError, match="did not arrive in time"):
                 await ours.receive()
-            assert (room.held_bytes, given_up, len(ours._frame)) == (300_000, [], 0)
+            assert (budget.held_bytes, given_up, len(ours._frame)) == (300_000, [], 0)
 
     run(body)
 
 
 def test_frame_is_not_given_up_for_others_when_the_server_reads_nothing(run):
-    """As while a quota holds the connection."""
+    """As while a quota pauses the connection."""
 
     async def body():
-        room = IncomingRoom(256 << 10)
-        async with both_ends(room=room) as (theirs, ours):
+        budget = IncomingBudget(256 << 10)
+        async with both_ends(budget=budget) as (theirs, ours):
             half = sized(bytes(QUEUED_BYTES_MAX // 2))
             await theirs.send((half,))
             while not ours._frames:
                 await asyncio.sleep(0.01)
             frame = sized(bytes(1_000))
             theirs.transport.write(frame[:500])
-            while room.held_bytes != 500:
+            while budget.held_bytes != 500:
                 await asyncio.sleep(0.01)
-            ours._hear(bytearray(half))
+            ours._deliver(bytearray(half))
             for step in (1, 2, 3):
-                later = asyncio.get_running_loop().time() + step * (PATIENCE_S + 1)
-                room.note("another", 300_000 * step, later, lambda: None)
+                later = asyncio.get_running_loop().time() + step * (RATE_WINDOW_S + 1)
+                budget.record_progress("another", 300_000 * step, later, lambda: None)
             assert not ours.closed
             assert [await ours.receive() for _ in range(2)] == [half, half]
             theirs.transport.write(frame[500:])
             assert await ours.receive() == frame
-            assert room.held_bytes == 900_000
+            assert budget.held_bytes == 900_000
 
     run(body)
 
 
 def test_peer_that_sends_many_small_frames_leaves_turns_to_others(run):
-    """Between two turns of the event loop a bounded number of its frames is taken, and none is
-    lost.
-    """
+    """Each iteration of the event loop takes a limited number of frames, and none is lost."""
 
     async def body():
         async with both_ends() as (theirs, ours):
@@ -210,7 +210,7 @@ def test_peer_that_sends_many_small_frames_leaves_turns_to_others(run):
                 before = taken
                 await asyncio.sleep(0)
                 most = max(most, taken - before)
-            assert most <= frame_socket.TURN_FRAMES_MAX + LANDING_BYTES // len(TINY)
+            assert most <= frame_socket.ITERATION_FRAMES_MAX + RECEIVE_BUFFER_BYTES // len(TINY)
             await theirs.send((sized(b"served"),))
             while taken == sent_frames:
                 await asyncio.sleep(0.01)
@@ -223,7 +223,7 @@ def test_tiny_frames_wait_in_a_bounded_number(run):
     async def body():
         async with both_ends() as (theirs, ours):
             await sent(theirs, TINY, 4 << 20)
-            most = QUEUED_BYTES_MAX // FRAME_BYTES_MORE + LANDING_BYTES // len(TINY) + 1
+            most = QUEUED_BYTES_MAX // FRAME_OVERHEAD_BYTES + RECEIVE_BUFFER_BYTES // len(TINY) + 1
             assert 0 < len(ours._frames) <= most
             for _ in range(most):
                 assert await ours.receive() == TINY

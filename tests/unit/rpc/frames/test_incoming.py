@@ -1,28 +1,32 @@
-"""Messages whose end has not come: what they hold together has a bound, and the slowest are given
-up.
-"""
+"""The memory of unfinished messages is limited, and the slowest are dropped."""
 
 from __future__ import annotations
 
-from keylane.rpc.frames.incoming import HARD_FACTOR, LOOK_S, PATIENCE_S, RATE_MIN, IncomingRoom
+from keylane.rpc.frames.incoming import (
+    CHECK_INTERVAL_S,
+    HARD_FACTOR,
+    RATE_MIN,
+    RATE_WINDOW_S,
+    IncomingBudget,
+)
 
 MIB = 1 << 20
 
 
 class Senders:
-    """Notes of messages at moments of one clock."""
+    """Reports progress of messages at times that the test sets."""
 
     def __init__(self, bytes_max: int) -> None:
-        self.room = IncomingRoom(bytes_max)
+        self.room = IncomingBudget(bytes_max)
         self.given_up: list[object] = []
         self.now_s = 0.0
 
     def note(self, name: object, size: int) -> None:
-        self.room.note(name, size, self.now_s, lambda: self.given_up.append(name))
+        self.room.record_progress(name, size, self.now_s, lambda: self.given_up.append(name))
 
 
 def test_slowest_message_is_given_up_when_all_hold_too_much():
-    """The first one to begin is an honest one, and goes on."""
+    """The oldest message comes from an honest sender, and is not dropped."""
     senders = Senders(10 * MIB)
     senders.note("first", MIB)
     senders.note("stuck", 8 * MIB)
@@ -35,8 +39,8 @@ def test_slowest_message_is_given_up_when_all_hold_too_much():
 
 
 def test_no_message_is_given_up_when_all_come_at_an_honest_rate():
-    """260 clients with frames of 135 kB that take 4 s, at limits a tenth of a broker's: those
-    nearest their end were cut.
+    """260 clients send frames of 135 kB in 4 s each, at a tenth of a broker's limits: those nearest
+    to their end were dropped.
     """
     senders = Senders(12 * MIB)
     frame_bytes, steps = 135_000, 40
@@ -48,7 +52,7 @@ def test_no_message_is_given_up_when_all_come_at_an_honest_rate():
             if step:
                 senders.note(client, frame_bytes * step // steps)
             else:
-                senders.room.free(client)
+                senders.room.release(client)
         most = max(most, senders.room.held_bytes)
     assert most > senders.room.bytes_max
     assert not senders.given_up
@@ -58,7 +62,7 @@ def test_young_messages_stay_when_they_hold_less_than_the_hard_limit():
     senders = Senders(100)
     for number in range(HARD_FACTOR):
         senders.note(number, 100)
-    senders.now_s = PATIENCE_S - 0.1
+    senders.now_s = RATE_WINDOW_S - 0.1
     senders.note(0, 100)
     assert not senders.given_up
     senders.note("more", 1)
@@ -79,15 +83,15 @@ def test_message_is_not_slow_when_it_is_the_server_that_reads_nothing():
     senders = Senders(100)
     senders.note("held", 90)
     senders.room.pause("held", 0.0)
-    senders.now_s = 10 * PATIENCE_S
+    senders.now_s = 10 * RATE_WINDOW_S
     senders.note("other", 90)
     assert not senders.given_up
     senders.room.resume("held", senders.now_s)
-    senders.now_s += PATIENCE_S - 0.1
+    senders.now_s += RATE_WINDOW_S - 0.1
     senders.note("other", 91)
     assert not senders.given_up
     for _ in range(4):
-        senders.now_s += PATIENCE_S + LOOK_S
+        senders.now_s += RATE_WINDOW_S + CHECK_INTERVAL_S
         senders.note("other", 91)
     assert "held" in senders.given_up
 
@@ -98,6 +102,6 @@ def test_message_that_grows_counts_once_and_is_free_when_it_is_whole():
     senders.now_s = 9.0
     senders.note("a", 90)
     assert senders.room.held_bytes == 90
-    senders.room.free("a")
-    senders.room.free("a")
+    senders.room.release("a")
+    senders.room.release("a")
     assert (senders.room.held_bytes, senders.given_up) == (0, [])

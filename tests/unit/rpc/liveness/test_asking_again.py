@@ -1,5 +1,5 @@
-"""Control calls over connections that may be dead: which are made again, on which connection, and
-what is raised.
+"""Control calls over connections that may be dead: which are repeated, over which connection, and
+what they raise.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import pytest
 
 from keylane.protocol import endpoints
 from keylane.protocol.errors import OutcomeUnknownError, SubjectUnknownError
-from keylane.rpc.liveness.asking_again import ControlCaller, ask_again
+from keylane.rpc.liveness.asking_again import ControlCaller, hedge
 
 
 def ask(after_s: float, result: object) -> Callable[..., object]:
-    """A call that ends after so long, or raises OutcomeUnknownError at its time-out."""
+    """Return a call that ends after `after_s`, or raises OutcomeUnknownError at its timeout."""
 
     async def call(*, timeout_ms: int) -> object:
         try:
@@ -31,9 +31,9 @@ def ask(after_s: float, result: object) -> Callable[..., object]:
 
 
 async def test_answer_in_time_is_the_only_one():
-    """A call whose answer is not overdue is made once, though the server itself waits."""
+    """A call whose answer is not overdue is made once, even though the server itself waits."""
     again = ask(0, AssertionError("made again"))
-    assert await ask_again(ask(0.05, "first"), again, wait_ms=100, timeout_ms=200) == "first"
+    assert await hedge(ask(0.05, "first"), again, wait_ms=100, timeout_ms=200) == "first"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ async def test_answer_in_time_is_the_only_one():
     ],
 )
 async def test_answer_is_the_first_one_when_a_call_is_made_again(first, again, answer):
-    assert await ask_again(first, again, wait_ms=0, timeout_ms=200) == answer
+    assert await hedge(first, again, wait_ms=0, timeout_ms=200) == answer
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ async def test_answer_is_the_first_one_when_a_call_is_made_again(first, again, a
 )
 async def test_error_is_that_of_the_first_call_unless_the_server_says_more(again, error, text):
     with pytest.raises(error, match=text):
-        await ask_again(ask(60, ""), again, wait_ms=0, timeout_ms=100)
+        await hedge(ask(60, ""), again, wait_ms=0, timeout_ms=100)
 
 
 class NotingNetwork:
-    """Notes on which connections calls are made; one that is kept never answers."""
+    """Records on which connections calls are made; a pooled connection never answers."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
@@ -89,7 +89,7 @@ class NotingNetwork:
 async def test_call_takes_a_connection_that_is_kept_when_it_may_be_made_again(endpoint, made):
     network = NotingNetwork()
     try:
-        answer = await ControlCaller(network).ask(endpoint, "a:1", "/", None, None, timeout_ms=50)
+        answer = await ControlCaller(network).call(endpoint, "a:1", "/", None, None, timeout_ms=50)
         assert answer == "answered"
     except OutcomeUnknownError:
         assert made == ["kept"]

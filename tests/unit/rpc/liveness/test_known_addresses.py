@@ -1,6 +1,4 @@
-"""What a network keeps of addresses: brokers may come back at others for as long as a client
-lives.
-"""
+"""The addresses that a network remembers are limited, because brokers may return at others."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ async def test_network_knows_the_addresses_that_answered_last_when_servers_come_
     network = HttpNetwork()
     try:
         for number in range(100):
-            network._note_answer("10.0.0.1:7000")
-            network._cut.add(f"10.1.0.{number}:8000")
-            network._note_answer(f"10.2.0.{number}:8000")
-        assert len(network._answered) == len(network._cut) == 5
+            network._record_response("10.0.0.1:7000")
+            network._disconnected.add(f"10.1.0.{number}:8000")
+            network._record_response(f"10.2.0.{number}:8000")
+        assert len(network._answered) == len(network._disconnected) == 5
         assert "10.0.0.1:7000" in network._answered
     finally:
         await network.close()

@@ -1,4 +1,4 @@
-"""A set of names with a bound."""
+"""A bounded set of names."""
 
 from __future__ import annotations
 

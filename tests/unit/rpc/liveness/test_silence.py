@@ -1,6 +1,4 @@
-"""When a silent connection is given up: a new connection decides, and a server that pauses loses
-none.
-"""
+"""When a silent connection is closed: a probe decides, and a paused server loses none."""
 
 from __future__ import annotations
 
@@ -9,23 +7,23 @@ import asyncio
 import pytest
 
 from keylane.rpc.liveness import silence
-from keylane.rpc.liveness.silence import PATIENCE_S_MAX, Silence, SilencePatience
+from keylane.rpc.liveness.silence import PATIENCE_S_MAX, SilencePatience, SilenceWatchdog
 
 
 class SilentSocket:
-    """A connection from which nothing comes, until `heard` is set to True."""
+    """A connection on which nothing arrives until `received` is set to True."""
 
     reading = True
 
     def __init__(self) -> None:
-        self.heard = False
+        self.received = False
         self.asked = 0
         self.given_up: list[str] = []
 
-    def ask(self) -> None:
+    def ping(self) -> None:
         self.asked += 1
 
-    def give_up(self, why: str) -> None:
+    def abort(self, why: str) -> None:
         self.given_up.append(why)
 
 
@@ -44,7 +42,7 @@ class Path:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(silence, "GRACE_S", 0.02)
-    monkeypatch.setattr(silence, "ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(silence, "PROBE_PAUSE_S", 0.05)
 
 
 def judge(
@@ -52,18 +50,18 @@ def judge(
     path: Path,
     patience: SilencePatience | None = None,
     *,
-    had_answers: bool = True,
-) -> Silence:
-    """Judges a connection that was asked for a sign of life."""
-    judged = Silence(
+    has_received: bool = True,
+) -> SilenceWatchdog:
+    """Return the watchdog of a connection that was pinged."""
+    judged = SilenceWatchdog(
         socket,
         "a:1",
         path,
         patience or SilencePatience(),
-        had_answers=lambda: had_answers,
-        owed=lambda: True,
+        has_received=lambda: has_received,
+        is_reply_outstanding=lambda: True,
     )
-    judged.ask()
+    judged.ping()
     return judged
 
 
@@ -71,21 +69,19 @@ def judge(
 async def test_sign_of_life_is_asked_for_sooner_when_an_answer_is_owed(
     owed: bool, asked_s: float, monkeypatch
 ):
-    """One look after the other; an idle connection, whose calls wait for messages, is asked
-    rarely.
-    """
-    monkeypatch.setattr(silence, "LOOK_S", 0.1)
+    """An idle connection, whose calls are long polls, is pinged less often."""
+    monkeypatch.setattr(silence, "CHECK_INTERVAL_S", 0.1)
     monkeypatch.setattr(silence, "IDLE_S", 0.4)
     socket = SilentSocket()
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
-    judged = Silence(
+    judged = SilenceWatchdog(
         socket,
         "a:1",
         Path(answers=True),
         SilencePatience(),
-        had_answers=lambda: True,
-        owed=lambda: owed,
+        has_received=lambda: True,
+        is_reply_outstanding=lambda: owed,
     )
     while not socket.asked:
         await asyncio.sleep(0.005)
@@ -96,11 +92,11 @@ async def test_sign_of_life_is_asked_for_sooner_when_an_answer_is_owed(
 
 
 async def test_connection_that_is_heard_is_not_asked_for_a_sign_of_life(monkeypatch):
-    monkeypatch.setattr(silence, "LOOK_S", 0.05)
+    monkeypatch.setattr(silence, "CHECK_INTERVAL_S", 0.05)
     socket = SilentSocket()
     judged = judge(socket, Path(answers=True))
     for _ in range(60):
-        socket.heard = True
+        socket.received = True
         await asyncio.sleep(0.005)
     assert (socket.asked, socket.given_up) == (1, [])
     judged.end()
@@ -108,31 +104,31 @@ async def test_connection_that_is_heard_is_not_asked_for_a_sign_of_life(monkeypa
 
 async def test_connection_is_given_up_when_the_server_answers_on_a_new_one():
     socket, path = SilentSocket(), Path(answers=True)
-    assert judge(socket, path).goes_on(3.0)
+    assert judge(socket, path).is_alive(3.0)
     await asyncio.sleep(0.1)
     assert (path.asked, socket.asked) == (1, 2)
     assert len(socket.given_up) == 1
 
 
 async def test_connection_goes_on_when_its_server_answers_nowhere():
-    """The server is asked ever more rarely, and after LOST_S the connection is lost."""
+    """Probes become rarer, and after LOST_S the connection is lost."""
     socket, path = SilentSocket(), Path(answers=False)
     judged = judge(socket, path)
     for _ in range(40):
-        assert judged.goes_on(3.0)
+        assert judged.is_alive(3.0)
         await asyncio.sleep(0.01)
     assert 2 <= path.asked <= 4
     assert not socket.given_up
-    assert not judged.goes_on(silence.LOST_S)
+    assert not judged.is_alive(silence.LOST_S)
 
 
 async def test_connection_goes_on_when_something_comes_after_all():
-    """A server that has paused answers on the old connection too."""
+    """A server that was paused also answers on the old connection."""
     socket, path = SilentSocket(), Path(answers=True)
     judged = judge(socket, path)
-    assert judged.goes_on(3.0)
+    assert judged.is_alive(3.0)
     await asyncio.sleep(0.01)
-    socket.heard = True
+    socket.received = True
     await asyncio.sleep(0.1)
     assert not socket.given_up
 
@@ -141,39 +137,41 @@ async def test_silence_is_excused_while_a_quota_holds_calls_back():
     socket, path = SilentSocket(), Path(answers=True)
     judged = judge(socket, path)
     judged.excuse(0.1)
-    assert judged.goes_on(silence.LOST_S + 1)
+    assert judged.is_alive(silence.LOST_S + 1)
     await asyncio.sleep(0.02)
     assert path.asked == 0
     await asyncio.sleep(0.1)
-    assert judged.goes_on(3.0)
+    assert judged.is_alive(3.0)
     await asyncio.sleep(0.05)
     assert len(socket.given_up) == 1
 
 
 async def test_patience_doubles_when_connections_bring_no_answers():
-    """One that has brought answers makes the next one as impatient as the first."""
+    """After a connection that brought answers, the next one is as impatient as the first."""
     patience, waited = SilencePatience(), []
     for _ in range(7):
-        judged = judge(SilentSocket(), Path(answers=True), patience, had_answers=False)
-        assert judged.goes_on(PATIENCE_S_MAX)
+        judged = judge(SilentSocket(), Path(answers=True), patience, has_received=False)
+        assert judged.is_alive(PATIENCE_S_MAX)
         await asyncio.sleep(0.05)
         waited.append(patience.of("a:1"))
     assert waited == [1, 2, 4, 8, PATIENCE_S_MAX, PATIENCE_S_MAX, PATIENCE_S_MAX]
     path = Path(answers=True)
-    judged = judge(SilentSocket(), path, patience, had_answers=False)
-    assert judged.goes_on(PATIENCE_S_MAX - 1)
+    judged = judge(SilentSocket(), path, patience, has_received=False)
+    assert judged.is_alive(PATIENCE_S_MAX - 1)
     await asyncio.sleep(0.05)
     assert path.asked == 0
 
 
 async def test_patience_ends_when_a_connection_brings_an_answer():
-    """One that had answered for hours was judged after 16 s, for the sake of those before it."""
+    """A connection that had answered for hours was probed only after 16 s, because of earlier
+    ones.
+    """
     patience = SilencePatience()
     for _ in range(7):
-        patience.given_up("a:1", had_answers=False)
+        patience.record_closed("a:1", has_received=False)
     path, socket = Path(answers=True), SilentSocket()
-    judged = judge(socket, path, patience, had_answers=True)
-    assert judged.goes_on(3.0)
+    judged = judge(socket, path, patience, has_received=True)
+    assert judged.is_alive(3.0)
     await asyncio.sleep(0.05)
     assert (path.asked, len(socket.given_up), patience.of("a:1")) == (1, 1, 0)
 
@@ -181,7 +179,7 @@ async def test_patience_ends_when_a_connection_brings_an_answer():
 async def test_connection_is_not_given_up_when_it_has_ended_by_itself():
     socket, path = SilentSocket(), Path(answers=True)
     judged = judge(socket, path)
-    assert judged.goes_on(3.0)
+    assert judged.is_alive(3.0)
     judged.end()
     await asyncio.sleep(0.1)
     assert not socket.given_up
@@ -191,8 +189,8 @@ def test_patience_is_kept_for_the_latest_addresses_when_servers_come_back_at_oth
     monkeypatch.setattr(silence, "ADDRESSES_KNOWN_MAX", 3)
     patience = SilencePatience()
     for number in range(100):
-        patience.given_up("b:1", had_answers=False)
-        patience.given_up(f"c:{number}", had_answers=False)
-    assert len(patience._of) == 3
+        patience.record_closed("b:1", has_received=False)
+        patience.record_closed(f"c:{number}", has_received=False)
+    assert len(patience._seconds) == 3
     assert patience.of("b:1") == PATIENCE_S_MAX
     assert patience.of("c:99") == 1.0

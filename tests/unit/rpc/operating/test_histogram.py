@@ -1,4 +1,4 @@
-"""Histograms: every duration is in one bucket, and buckets add up."""
+"""Every duration is in exactly one bucket, and the buckets add up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keylane.rpc.operating.histogram import Histogram
 
 @given(st.lists(st.integers(min_value=-5, max_value=10**11)))
 def test_histogram_counts_each_duration_up_to_its_bound(durations):
-    """As a count by hand says, for each bound; the sum leaves out what is below 0."""
+    """The counts equal those made by hand; the sum ignores negative durations."""
     histogram = Histogram((0.001, 0.5, 2.0))
     for duration in durations:
         histogram.observe(duration)

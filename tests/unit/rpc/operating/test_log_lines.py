@@ -1,4 +1,4 @@
-"""The log of a server: text at a terminal, JSON lines elsewhere."""
+"""A server's log: text on a terminal, JSON lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from keylane.protocol.errors import AccessDeniedError
 from keylane.protocol.text import printable
-from keylane.rpc.access.audit import note
+from keylane.rpc.access.audit import record_event
 from keylane.rpc.access.caller import AccessTarget
 from keylane.rpc.operating.log_lines import log_problems, log_to
 
@@ -47,7 +47,7 @@ def test_log_is_json_lines_when_it_goes_to_a_file():
 
 
 def test_log_is_text_when_it_goes_to_a_terminal():
-    """And where it is asked for; JSON may be asked for as well."""
+    """Text on request; JSON on a terminal on request too."""
     for stream, asked, is_json in (
         (TerminalText(), "auto", False),
         (io.StringIO(), "text", False),
@@ -87,15 +87,15 @@ def test_log_settings_are_checked():
 
 
 def test_audit_line_is_one_object_with_its_own_fields_when_the_log_is_json():
-    """Collectors of logs parsed it twice: it was JSON inside of the message."""
+    """Log collectors had to parse twice, because the message contained JSON."""
     streams = [io.StringIO(), io.StringIO()]
     for stream, log_format in zip(streams, ("json", "text"), strict=True):
         log_to(stream, level="WARNING", log_format=log_format, fields={"program": "broker"})
-        note(
+        record_event(
             at_ms=1_700_000_000_123,
             who="shop",
             remote="10.0.0.1",
-            did="POST /v1/subjects",
+            action="POST /v1/subjects",
             target=AccessTarget("orders", "billing"),
             error=AccessDeniedError("no"),
             detail="id 7",

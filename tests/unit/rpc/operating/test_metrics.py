@@ -1,4 +1,4 @@
-"""Figures of a server in the format of Prometheus, read back by its own parser."""
+"""A server's metrics in the format of Prometheus, read back by its own parser."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def samples_of(text):
 
 
 async def test_exposition_has_the_families_of_every_collector():
-    """And those of the server itself: refusals, connections, the event loop, the process."""
+    """The server's own metrics follow: refusals, connections, event loop, process."""
     metrics = ServerMetrics("broker", SystemClock.boot_ns)
     metrics.refused["FencedError", 1130] += 2
     durations = Histogram()
@@ -63,7 +63,7 @@ async def test_exposition_goes_on_when_a_collector_fails(caplog):
 
 
 def test_largest_sums_what_it_leaves_out():
-    """The labels of the sum are no name of a subject or a group."""
+    """The label value of the sum is not a valid name of a subject or group."""
     samples = {(("subject", f"s{n}"), ("group", "g")): float(n) for n in range(10)}
     kept = largest(samples, 3)
     assert kept == {
@@ -87,7 +87,7 @@ async def test_labels_are_escaped():
 
 
 async def test_loop_delay_is_measured():
-    """A loop that is held up for 0.1 s is seen to be late."""
+    """An event loop that is blocked for 0.1 s is measured as late."""
     import time
 
     metrics = ServerMetrics("broker", SystemClock.boot_ns)

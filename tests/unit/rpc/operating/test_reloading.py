@@ -1,4 +1,4 @@
-"""SIGHUP: a running program takes over what it may, and nothing of a file with a mistake."""
+"""SIGHUP: a running program applies what may change, and nothing from an invalid file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def adopted():
 
 
 def test_reload_takes_over_what_is_allowed_and_names_the_rest(adopted, caplog):
-    """The rest waits for a restart."""
+    """Other settings need a restart."""
     read = lambda: ReloadedSettings(port=2, retention_ms=20, log_level="INFO")  # noqa: E731
     reloading = Reloading(ReloadedSettings(), read, {"retention_ms", "log_level"}, adopted.append)
     reloading.reload()
@@ -37,7 +37,7 @@ def test_reload_takes_over_what_is_allowed_and_names_the_rest(adopted, caplog):
 
 
 def test_reload_warns_of_nothing_when_no_setting_has_changed(adopted, caplog):
-    """Who replaces certificates sends SIGHUP too."""
+    """SIGHUP also announces replaced certificates."""
     reloading = Reloading(ReloadedSettings(), ReloadedSettings, {"port"}, adopted.append)
     with caplog.at_level(logging.INFO):
         reloading.reload()
@@ -47,7 +47,7 @@ def test_reload_warns_of_nothing_when_no_setting_has_changed(adopted, caplog):
 
 
 def test_reload_changes_nothing_when_a_setting_is_impossible(adopted, caplog):
-    """The mistake is in the log."""
+    """The error is logged."""
 
     def read():
         raise ConfigError("retention_ms must be a whole number")

@@ -1,5 +1,5 @@
-"""Requests that are answered without a task, over real sockets: at once, later, by hand-over, and
-not at all.
+"""Requests that are answered without a task, over real sockets: at once, later, by a task after
+all, or never.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.frames import Ack, Acked, Append, Appended, Batches, Pull, Read, frame_parts
 from keylane.protocol.limits import FRAME_BYTES_MAX, IN_FLIGHT_PER_CONNECTION_MAX
-from keylane.rpc.answer_room import CONNECTION_BYTES_MAX, READS_AT_ONCE, AnswerRoom
+from keylane.rpc.answer_room import CONNECTION_BYTES_MAX, READS_AT_ONCE, AnswerBudget
 from keylane.rpc.frames.frame_socket import FrameSocket
-from keylane.rpc.frames.incoming import IncomingRoom
+from keylane.rpc.frames.incoming import IncomingBudget
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.plane import data_plane
 from keylane.rpc.plane.connection import PlaneConnection
@@ -32,7 +32,7 @@ PULL = Pull(1, *WHO, 0, 1 << 20, 1_000)
 
 
 class PromptDesk:
-    """Begins calls as a test says, and handles what it does not begin."""
+    """Begins calls as the test says, and handles those that it does not begin."""
 
     def __init__(self) -> None:
         self.calls = []
@@ -60,8 +60,8 @@ def desk() -> PromptDesk:
 
 
 @pytest.fixture
-def room() -> AnswerRoom:
-    return AnswerRoom()
+def room() -> AnswerBudget:
+    return AnswerBudget()
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ async def server(desk, room):
         [],
         data_handler=desk.handle,
         data_begin=desk.begin,
-        room=room,
+        answer_budget=room,
         on_refusal=desk.refused.append,
     )
     await server.start("127.0.0.1", 0)
@@ -92,13 +92,13 @@ async def until(condition) -> None:
 
 
 async def begun(desk: PromptDesk, count: int = 1):
-    """The last call, once `count` have begun."""
+    """Return the last call, once `count` have begun."""
     await until(lambda: len(desk.calls) == count)
     return desk.calls[-1][2]
 
 
 async def test_call_is_answered_where_it_arrives(channel, desk):
-    """No task is made for it."""
+    """No task is created for it."""
     desk.on_call = lambda _request, call: call.answer(Appended(7, "fsync", False))
     before = len(asyncio.all_tasks())
     future = channel.begin(Append(1), b"batch", timeout_ms=1_000)
@@ -131,7 +131,7 @@ async def test_calls_are_answered_in_any_order(channel, desk):
 
 
 async def test_frames_keep_their_order_behind_one_that_needs_a_task(channel, desk):
-    """What needs a task is begun in its turn; what came later waits until the reader has seen
+    """A request that needs a task is begun in order; later ones wait until the reader has seen
     it.
     """
     desk.begins = False
@@ -160,7 +160,7 @@ async def test_refusal_is_told_and_counted(channel, desk):
 
 
 async def test_bug_is_logged_and_told_as_an_internal_error(channel, desk, caplog):
-    """The connection goes on."""
+    """The connection remains usable."""
 
     def break_down(_request, _call):
         raise ZeroDivisionError
@@ -175,7 +175,7 @@ async def test_bug_is_logged_and_told_as_an_internal_error(channel, desk, caplog
 
 
 async def test_answer_that_is_too_large_for_a_frame_is_refused(channel, desk, room):
-    """Its room is free again."""
+    """Its reservation is released."""
 
     def answer(_request, call):
         assert call.take_room(1 << 20)
@@ -188,7 +188,7 @@ async def test_answer_that_is_too_large_for_a_frame_is_refused(channel, desk, ro
 
 
 async def test_room_is_taken_until_the_client_has_the_answer(channel, desk, room):
-    """As for an answer that is made in a task."""
+    """Like an answer that a task prepares."""
     granted = []
 
     def answer(_request, call):
@@ -209,7 +209,7 @@ async def test_room_is_taken_until_the_client_has_the_answer(channel, desk, room
 
 
 async def test_client_that_reads_nothing_holds_the_room_of_its_answers(channel, desk, room):
-    """Until it reads: then all answers arrive whole."""
+    """Until it reads; then all answers arrive completely."""
     size = CONNECTION_BYTES_MAX // 8
     granted = []
 
@@ -241,7 +241,7 @@ async def test_call_handed_on_is_answered_in_a_task(channel, desk):
 
 
 async def test_waits_end_with_the_connection(channel, desk):
-    """So a pull of a client that has left takes nothing that others may have."""
+    """The pull of a client that has left takes no messages from others."""
     future = channel.begin(PULL, timeout_ms=30_000)
     call = await begun(desk)
     wait = asyncio.get_running_loop().create_future()
@@ -255,7 +255,7 @@ async def test_waits_end_with_the_connection(channel, desk):
 
 
 async def test_calls_over_the_limit_of_a_connection_wait_for_others(channel, desk):
-    """The reader takes them, and stops until a call has ended."""
+    """The reader gets them, and stops until a call has ended."""
     count = IN_FLIGHT_PER_CONNECTION_MAX
     futures = [channel.begin(Ack(1, *WHO, ()), timeout_ms=30_000) for _ in range(count + 1)]
     await begun(desk, count)
@@ -272,7 +272,7 @@ async def test_calls_over_the_limit_of_a_connection_wait_for_others(channel, des
 
 
 async def test_pulls_over_their_limit_are_refused_also_without_tasks(channel, desk, monkeypatch):
-    """There is room again when a pull ends."""
+    """Another pull is accepted when one ends."""
     monkeypatch.setattr(data_plane, "PULLS_PER_CONNECTION_MAX", 2)
     futures = [channel.begin(PULL, timeout_ms=30_000) for _ in range(2)]
     await begun(desk, 2)
@@ -323,12 +323,14 @@ class StillTransport(asyncio.Transport):
 class Line:
     """A connection of a plane, whose bytes a test brings."""
 
-    def __init__(self, desk: PromptDesk, room: AnswerRoom) -> None:
-        self.socket = FrameSocket(StillTransport(), bytes_max=FRAME_BYTES_MAX, room=IncomingRoom())
-        self.plane = DataPlane(desk.handle, begin=desk.begin, room=room)
+    def __init__(self, desk: PromptDesk, room: AnswerBudget) -> None:
+        self.socket = FrameSocket(
+            StillTransport(), bytes_max=FRAME_BYTES_MAX, budget=IncomingBudget()
+        )
+        self.plane = DataPlane(desk.handle, begin=desk.begin, answer_budget=room)
         self.connection = PlaneConnection(self.socket, room, None)
         self.connection.greeted = True
-        self.socket.on_frame = partial(self.plane._answer_at_once, self.connection)
+        self.socket.on_frame = partial(self.plane._answer_promptly, self.connection)
         self.reading = asyncio.create_task(self.plane._answer_all(self.connection))
 
     def bring(self, *frames) -> None:
@@ -348,7 +350,7 @@ async def line(desk, room):
 
 
 async def test_answers_that_a_client_does_not_read_keep_their_slots(line, desk):
-    """So no more are made than a connection may have calls."""
+    """No more calls are made than a connection may have."""
     desk.on_call = lambda _request, call: call.answer(Acked(1))
     line.socket.pause_writing()
     for number in range(2 * IN_FLIGHT_PER_CONNECTION_MAX):
@@ -401,7 +403,7 @@ async def test_frame_does_not_overtake_one_whose_task_has_not_begun(line, desk):
 
 
 async def test_parts_arrive_before_the_answer_in_their_order(channel, desk, room):
-    """Each is given to the caller where its bytes arrive; the call ends with its answer."""
+    """Each part is delivered as it arrives; the call ends with its answer."""
     parts, ended = [], []
     future = channel.begin(
         replace(PULL, answers_max=3),
@@ -424,7 +426,7 @@ async def test_parts_arrive_before_the_answer_in_their_order(channel, desk, room
 
 
 async def test_parts_of_a_cancelled_call_are_left(channel, desk):
-    """Its caller hears no more; other calls go on."""
+    """Its caller gets nothing more; other calls continue."""
     parts = []
     future = channel.begin(
         replace(PULL, answers_max=3),
@@ -441,7 +443,7 @@ async def test_parts_of_a_cancelled_call_are_left(channel, desk):
 
 
 async def test_call_without_its_last_answer_in_time_fails_after_its_parts(channel, desk):
-    """The time is that of all its answers."""
+    """The timeout applies to all of its answers together."""
     parts = []
     future = channel.begin(
         replace(PULL, answers_max=3),

@@ -1,6 +1,4 @@
-"""Parts of a pull, and what their caller may: a caller whose rights or quota change gets no further
-part.
-"""
+"""A caller whose rights or quota change gets no further part of a pull."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ CALLERS = {
 
 
 class Held:
-    """A capability that does not end."""
+    """A capability that never expires."""
 
     ends_in_ms = 60_000
 
@@ -44,7 +42,7 @@ class Held:
         self.caller = caller
 
     def check(self) -> None:
-        """It does not end."""
+        """It never expires."""
 
 
 class NamedCallers:
@@ -98,7 +96,7 @@ async def test_call_takes_parts_while_its_caller_stays_the_same(member):
 
 @pytest.mark.parametrize("caller", ["without", "paced"])
 async def test_call_takes_no_parts_when_the_rights_of_its_caller_have_changed(member, caller):
-    """Its next answer is the last one, and the next pull is checked, and counted."""
+    """The next answer is the last one, and the next pull is checked and counted."""
     call, say = member
     await say(caller)
     assert not call.takes_parts

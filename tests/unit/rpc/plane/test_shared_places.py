@@ -1,4 +1,4 @@
-"""Places for connections of the data plane: one principal cannot hold all of them."""
+"""Connection slots of the data plane: one principal cannot hold all of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class NamedCapability:
         self.caller = Caller(name, (AccessGrant(right),), (), quota)
 
     def check(self) -> None:
-        """It does not end."""
+        """It never expires."""
 
 
 class NamingJudge:
@@ -61,7 +61,7 @@ class NamingJudge:
 
 
 class PlaneClient:
-    """A connection of the data plane."""
+    """A data-plane connection."""
 
     def __init__(self, socket: RawClient) -> None:
         self.socket = socket
@@ -163,8 +163,8 @@ async def test_connection_over_its_quota_takes_no_place(plane):
 
 
 async def test_connection_that_was_closed_before_it_is_known_takes_no_place_of_others(plane, judge):
-    """It had left by the time that a metaserver had told its broker the key; another principal lost
-    a connection.
+    """A client left before a metaserver had told its broker the key, and another principal lost a
+    connection.
     """
     connect, guard, server = plane
     greedy = [(await connect("greedy"))[0] for _ in range(PLACES)]

@@ -1,6 +1,4 @@
-"""Clients that are gone without a word, or in the midst of a frame: the server ends their
-connections.
-"""
+"""The server closes the connections of clients that are dead or stop within a frame."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ async def ended(client: RawClient) -> str:
 
 
 async def test_connection_is_ended_when_nothing_is_said(server, monkeypatch):
-    """One whose client asks for signs of life is not."""
+    """A client that sends pings stays connected."""
     monkeypatch.setattr(data_plane, "SILENT_S", 1.6)
     silent, alive = await connect(server.address), await connect(server.address)
     for client in (silent, alive):
@@ -53,7 +51,7 @@ async def test_connection_is_ended_when_nothing_is_said(server, monkeypatch):
 
 
 async def test_connection_stays_while_the_server_says_something(server, monkeypatch):
-    """As to a client whose pull is answered in parts: it asks for no sign of life."""
+    """A client whose pull is answered in parts sends no pings."""
     monkeypatch.setattr(data_plane, "SILENT_S", 1.0)
     client = await connect(server.address)
     await client.greet()
@@ -68,7 +66,7 @@ async def test_connection_stays_while_the_server_says_something(server, monkeypa
 
 
 async def test_connection_stays_while_its_client_takes_a_large_answer(server, monkeypatch):
-    """Slowly: it asks for no sign of life, because something arrives."""
+    """A slow client sends no pings, because data arrives."""
     monkeypatch.setattr(data_plane, "SILENT_S", 1.6)
     client = await connect(server.address, read_bytes_max=1 << 18)
     await client.greet()
@@ -77,12 +75,12 @@ async def test_connection_stays_while_its_client_takes_a_large_answer(server, mo
     for _ in range(40):  # 4 s
         await client.reader.readexactly(1 << 20)
         await asyncio.sleep(0.1)
-    assert server._plane._partings == {}
+    assert server._plane._disconnects == {}
     client.abort()
 
 
 async def test_frame_whose_end_is_late_is_refused(server, monkeypatch):
-    """Its sender sends a byte now and then."""
+    """The sender sends a byte now and then."""
     monkeypatch.setattr(data_plane, "FRAME_S", 0.3)
     client = await connect(server.address)
     await client.greet()

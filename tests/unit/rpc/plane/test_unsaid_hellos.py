@@ -1,6 +1,4 @@
-"""Connections of the data plane that say no Hello, or say it again and again, at a server without
-access control.
-"""
+"""Data-plane connections without a Hello, or with many, at a server without access control."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from keylane.protocol.frames import Hello, Read, Refused, Released, encode_frame
 from keylane.protocol.limits import CONNECTIONS_MAX
 from keylane.protocol.membership.versions import VERSION
 from keylane.rpc.plane import data_plane
-from keylane.rpc.plane.data_plane import INTRODUCTIONS_MAX
+from keylane.rpc.plane.data_plane import AUTH_FRAMES_MAX
 from keylane.rpc.server import Server
 from support import raw_frames
 from support.raw_frames import RawClient, UpgradeRefusedError
@@ -74,9 +72,7 @@ async def test_oldest_connection_without_hello_is_closed_when_there_are_too_many
 
 @pytest.mark.slow
 async def test_connections_stay_when_over_a_thousand_come_at_once(connect, monkeypatch):
-    """As behind a restart of their broker: all have had their handshakes before the first Hello is
-    read.
-    """
+    """As after a restart of the broker: all handshakes are done before the first Hello is read."""
     monkeypatch.setattr(data_plane, "AUTHENTICATE_S", 60.0)
     first = await connect()
     others = [await connect() for _ in range(1_010)]
@@ -103,10 +99,10 @@ async def test_oldest_connection_without_hello_is_closed_when_all_places_are_tak
 
 async def test_connection_that_repeats_its_hello_without_end_is_refused(connect):
     socket = await connect()
-    for _ in range(INTRODUCTIONS_MAX):
+    for _ in range(AUTH_FRAMES_MAX):
         await socket.greet()
     await socket.send(encode_frame(1, Hello(VERSION)))
     _, told, _ = await socket.answer()
     assert isinstance(told, Refused)
-    assert (told.code, "say who calls" in told.message) == (FrameError.code, True)
+    assert (told.code, "authentication frames" in told.message) == (FrameError.code, True)
     assert await socket.receive() is None

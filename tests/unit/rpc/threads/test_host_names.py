@@ -1,4 +1,4 @@
-"""Names of hosts are looked up in a pool of threads, and without one at the end of a program."""
+"""Host names are resolved in a thread pool, and without one at the end of a program."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import sys
 
 import pytest
 
-from keylane.rpc.threads.host_names import HostNames, look_up
+from keylane.rpc.threads.host_names import HostNames, resolve_blocking
 
 AT_EXIT = """
 import asyncio, atexit
 from keylane.rpc.threads.host_names import HostNames
 
-async def look_up() -> None:
+async def resolve_blocking() -> None:
     print([place["host"] for place in await HostNames().resolve("localhost", 7000)])
 
-atexit.register(lambda: asyncio.run(look_up()))
+atexit.register(lambda: asyncio.run(resolve_blocking()))
 """
 
 
 def test_name_is_looked_up_when_the_program_ends():
-    """A client that a program never closed is closed at its end, and sends then what is left."""
+    """A client that was never closed is closed at the end of the program, and then sends its
+    remaining messages.
+    """
     done = subprocess.run(
         [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60, check=False
     )
@@ -35,9 +37,9 @@ def test_lookup_without_threads_finds_what_a_pool_finds():
         return await HostNames().resolve("localhost", 7000, family)
 
     for family in (socket.AF_INET, socket.AF_UNSPEC):
-        assert look_up("localhost", 7000, family) == asyncio.run(of_the_pool(family))
+        assert resolve_blocking("localhost", 7000, family) == asyncio.run(of_the_pool(family))
 
 
 def test_lookup_without_threads_refuses_an_unknown_name():
     with pytest.raises(OSError, match=r"Errno"):
-        look_up("nowhere.invalid", 7000, socket.AF_INET)
+        resolve_blocking("nowhere.invalid", 7000, socket.AF_INET)

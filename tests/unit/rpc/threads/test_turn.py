@@ -1,4 +1,4 @@
-"""What a callback of the event loop leaves for its end."""
+"""Functions that a callback of the event loop schedules for its end."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from keylane.rpc.threads.turn import at_end, in_turn
 
 
 async def test_calls_left_in_a_callback_run_at_its_end_in_order():
-    """Also those that are left by one of them; nothing of it waits for the next turn of the
-    loop.
-    """
+    """Including those that they schedule themselves; none waits for the loop's next iteration."""
     loop = asyncio.get_running_loop()
     told: list[str] = []
 
@@ -43,7 +41,7 @@ async def test_call_left_outside_of_such_a_callback_runs_in_the_next_turn():
 
 
 async def test_failing_call_leaves_the_others_to_run(caplog: pytest.LogCaptureFixture):
-    """It is logged; one of the callback itself is raised behind them."""
+    """It is logged; an error of the callback itself is raised afterwards."""
     loop = asyncio.get_running_loop()
     told: list[str] = []
 
@@ -58,7 +56,7 @@ async def test_failing_call_leaves_the_others_to_run(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.ERROR), pytest.raises(KeyError):
         in_turn(callback)
     assert told == ["runs"]
-    assert "a callback failed at its end" in caplog.text
+    assert "a function scheduled for the end of a callback failed" in caplog.text
 
 
 async def test_calls_behind_one_that_ends_the_program_run_in_the_next_turn():

@@ -1,4 +1,4 @@
-"""A thread of an event loop runs functions in order, and gives their values or errors back."""
+"""A worker thread runs functions in order, and returns their results or errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_cancelled_caller_leaves_the_thread_at_work(worker):
 
 
 def test_close_waits_until_every_function_has_run():
-    """Also those whose event loop has ended meanwhile."""
+    """Even functions whose event loop has ended meanwhile."""
     worker, ran = WorkerThread("test worker"), []
     let_go = threading.Event()
 

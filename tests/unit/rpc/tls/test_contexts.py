@@ -1,4 +1,4 @@
-"""Files of certificates and keys: what cannot be used is refused with its path, and changes
+"""Certificate and key files that cannot be used are refused with their paths, and change
 nothing.
 """
 

@@ -1,5 +1,5 @@
-"""Connections with TLS on one side only, and certificates that are not accepted: real servers, one
-typed error each.
+"""TLS at one end only, and certificates that are not accepted: real servers, one typed error
+each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from keylane.protocol.http.tls_settings import TlsSettings
 from keylane.rpc.http_network import HttpNetwork, client_network
 from keylane.rpc.server import ControlRoute, Server
 from keylane.rpc.tls.contexts import ServerTls, client_context
-from keylane.rpc.tls.handshakes import why_ended
+from keylane.rpc.tls.handshakes import probe_tls
 from keylane.rpc.tls.settings import ServingSettings
 from support.access.certificates import NOW, CertificateShelf
 from support.raising import raises
@@ -166,7 +166,7 @@ async def test_client_is_told_when_its_own_certificate_ended_when_it_is_refused(
 async def test_open_client_is_told_that_its_certificate_has_ended_when_the_server_is_back(
     shelf,
 ) -> None:
-    """It was answered before, so the fate of a call that changes something is not known."""
+    """The address had answered before, so the fate of a call that changes something is unknown."""
     live = endpoints.LIVE
     lived = dt.datetime.now(dt.UTC) - NOW + dt.timedelta(seconds=2)
     pair = shelf.authority.issue(["client"], start=NOW, days=lived / dt.timedelta(days=1))
@@ -233,7 +233,7 @@ async def test_refused_certificate_is_known_by_a_reset_that_overtakes_the_alert(
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     error = aiohttp.ClientOSError(number, "cut")
     try:
-        problem = await why_ended(address, error, client_context(shelf.client))
+        problem = await probe_tls(address, error, client_context(shelf.client))
         assert problem.reason is Reason.CLIENT_CERTIFICATE
     finally:
         server.close()
@@ -255,7 +255,7 @@ async def test_new_handshakes_use_the_new_certificate_when_it_is_reloaded(shelf,
 async def test_authority_is_trusted_no_longer_when_it_is_taken_out_and_the_files_are_reloaded(
     shelf, tmp_path
 ) -> None:
-    """Neither with a new handshake nor with a session of before."""
+    """Neither with a new handshake nor with an earlier session."""
     cert, key = shelf.put("client", shelf.authority.issue(("client.example",)))
     known = TlsSettings(ca=str(shelf.ca), cert=str(cert), key=str(key))
     clients = shelf.folder / "clients.pem"
@@ -269,9 +269,7 @@ async def test_authority_is_trusted_no_longer_when_it_is_taken_out_and_the_files
 
 
 async def test_client_uses_its_replaced_certificate_when_it_connects_again(shelf, caplog) -> None:
-    """A client that stays open; half of a pair, and files that are gone, leave the old ones in
-    use.
-    """
+    """The client stays open; half of a pair, or missing files, leave the old ones in use."""
     live = endpoints.LIVE
     accepted = CertificateShelf(shelf.folder, "accepted")
     cert, key = shelf.put("client", shelf.authority.issue(["client"]))

@@ -1,4 +1,4 @@
-"""Listening sockets go on after failures, at every address of their host."""
+"""Listening sockets survive failures, at every address of their host."""
 
 from __future__ import annotations
 

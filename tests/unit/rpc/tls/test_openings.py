@@ -1,4 +1,4 @@
-"""Half-open TLS connections are bounded in number, and others are served meanwhile."""
+"""TLS connections in their handshake are limited in number, and others are served meanwhile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.intake import HttpLimits
 from keylane.rpc.server import ControlRoute, Server
 from keylane.rpc.tls.contexts import ServerTls, client_context
-from keylane.rpc.tls.listeners import TlsOpenings, listen
+from keylane.rpc.tls.listeners import TlsHandshakes, listen
 from keylane.rpc.tls.settings import ServingSettings
 from support.access.certificates import CertificateShelf
 
@@ -105,10 +105,10 @@ def test_refused_handshake_is_told_with_the_host_that_began_it(new_loop, tmp_pat
         shelf, told = CertificateShelf(tmp_path), list[tuple[str, str]]()
         wanting = ServingSettings(**shelf.files(), tls_client_ca=shelf.ca)
         context = ServerTls(wanting).context
-        openings = TlsOpenings(
+        openings = TlsHandshakes(
             lambda: context,
             asyncio.Protocol,
-            most=MOST,
+            limit=MOST,
             handshake_s=5,
             on_refused=lambda error, host: told.append((error.reason, host)),
         )

@@ -1,5 +1,5 @@
-"""Sessions that a client resumes: offered to the server that began them, and only while their
-certificate is valid.
+"""Clients resume sessions only with the server that began them, and only while its certificate is
+valid.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ async def test_session_is_not_offered_after_its_certificate_has_ended(
 async def test_times_of_a_session_are_those_of_the_first_handshake(
     shelf: CertificateShelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a client that connects each minute would never verify the certificate again."""
+    """Otherwise a client that connects each minute would never verify the certificate again."""
     context = client_context(shelf.client)
     async with serving(ServerTls(shelf.serving()).context) as port:
         await is_resumed(context, port)
@@ -172,9 +172,7 @@ async def test_times_of_a_session_are_those_of_the_first_handshake(
 async def test_client_looks_at_a_session_once_for_a_whole_handshake(
     shelf: CertificateShelf,
 ) -> None:
-    """Each look leaves a copy in memory for good, with versions of Python that are in use
-    (gh-116810).
-    """
+    """Each access leaks a copy, with Python versions that are in use (gh-116810)."""
     context = client_context(shelf.client)
     looks: list[object] = []
 
@@ -243,15 +241,15 @@ def test_clients_with_the_same_files_share_sessions_and_others_do_not(
 
 
 def test_client_has_contexts_of_the_addresses_that_it_used_last(shelf: CertificateShelf) -> None:
-    """Brokers come back at other addresses: a client of months kept a context of each, of 17 KiB
-    and more.
+    """Brokers return at other addresses: a client that ran for months kept a context of 17 KiB or
+    more for each.
     """
     contexts = ClientContexts(shelf.client)
     first = contexts.of("a.example:1")
     for number in range(2 * SHARED_MAX):
         contexts.of(f"b.example:{number}")
         assert contexts.of("a.example:1") is first
-    assert len(contexts._of) == SHARED_MAX
+    assert len(contexts._contexts) == SHARED_MAX
 
 
 @pytest.mark.parametrize("change", ["other", "empty", "gone"])

@@ -1,4 +1,6 @@
-"""Settings of connections: anything but loopback is for TLS, and all mistakes are told at once."""
+"""Connection settings: other addresses than loopback need TLS, and all problems are reported at
+once.
+"""
 
 from __future__ import annotations
 
