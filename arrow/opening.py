@@ -10,7 +10,7 @@ from ..protocol.http.tls_settings import TlsSettings
 from ..rpc.access.token_file import TokenSource, token_from_file, token_variables
 from ..rpc.http_network import HttpNetwork, client_network
 from ..rpc.tls.settings import tls_of_environment
-from .secured import Secured
+from .secured import ConnectionSecurity
 
 
 class EffectiveSecurity(NamedTuple):
@@ -20,13 +20,13 @@ class EffectiveSecurity(NamedTuple):
     It differs after a change of the environment, so a reader does not reuse earlier connections.
     """
 
-    secured: Secured
+    secured: ConnectionSecurity
     tls: TlsSettings | None
     environment: tuple[str, str]
     """The environment's token file and token; both are empty if the options contain a token."""
 
 
-def effective_security(secured: Secured) -> EffectiveSecurity:
+def effective_security(secured: ConnectionSecurity) -> EffectiveSecurity:
     """
     Return the TLS and token from the options, or else from the environment.
 
@@ -38,7 +38,7 @@ def effective_security(secured: Secured) -> EffectiveSecurity:
     return EffectiveSecurity(secured, secured.tls or tls_of_environment(), environment)
 
 
-def open_network(secured: Secured) -> HttpNetwork:
+def open_network(secured: ConnectionSecurity) -> HttpNetwork:
     """
     Open a network, which the caller must close; an event loop must be running.
 
@@ -51,7 +51,7 @@ def open_network(secured: Secured) -> HttpNetwork:
         raise error.copy(message=f"{error.message}, on {platform.node()}") from error
 
 
-def _source_of(secured: Secured) -> TokenSource | None:
+def _source_of(secured: ConnectionSecurity) -> TokenSource | None:
     token = secured.token
     if token:
         return lambda: token

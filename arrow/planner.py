@@ -30,10 +30,10 @@ from ..protocol.errors import (
 )
 from ..protocol.reading.bounds import (
     BoundsOf,
-    OwnPlace,
+    LocalPoint,
     PartitionBounds,
     nearest_ancestors,
-    place_in_order,
+    order_points,
 )
 from ..protocol.routing import Partition, PartitionState, Route, logical_partition
 from .loss import loss_error
@@ -300,13 +300,13 @@ def _order_times(
     message of its key that is read.
     """
     times = {
-        id_: OwnPlace(bounds[id_].first_offset, bounds[id_].next_offset, offset)
+        id_: LocalPoint(bounds[id_].first_offset, bounds[id_].next_offset, offset)
         for id_, offset in offsets.items()
         if isinstance(bound.at(id_), StoredAt)
     }
     if times:
         parents = {int(each.partition.partition_id): each.continues for each in selected}
-        offsets.update(place_in_order(times, parents))
+        offsets.update(order_points(times, parents))
 
 
 def _planned_range(

@@ -24,7 +24,7 @@ from ..rpc.home import Home
 from ..rpc.http_network import HttpNetwork
 from ..rpc.network import Network
 from .opening import EffectiveSecurity, effective_security, open_network
-from .secured import Secured
+from .secured import ConnectionSecurity
 
 T = TypeVar("T")
 CLOSE_S = 3.0
@@ -66,7 +66,7 @@ class ProcessLoop:
     async def _open(self) -> None:
         self._home.enter((self._networks, self._brokers, self._loop), ProcessLoop._after_fork)
 
-    def network(self, secured: Secured) -> Network:
+    def network(self, secured: ConnectionSecurity) -> Network:
         """
         Return the network that is shared by readers with this TLS and token; call this in the loop.
 
@@ -79,7 +79,7 @@ class ProcessLoop:
             network = self._networks[security] = open_network(secured)
         return network
 
-    def broker(self, secured: Secured, address: str) -> BrokerClient:
+    def broker(self, secured: ConnectionSecurity, address: str) -> BrokerClient:
         """
         Return the client of the broker at `address`; call this in the loop.
 

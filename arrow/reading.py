@@ -24,7 +24,7 @@ from .json_values import json_values
 from .planner import PlannedRange
 from .process_loop import ProcessLoop
 from .schema import COLUMNS, EVERY_COLUMN, arrow_schema
-from .secured import Secured
+from .secured import ConnectionSecurity
 from .selection import (
     BATCH_ROWS_DEFAULT,
     CursorOf,
@@ -124,10 +124,10 @@ async def _plan(loop: ProcessLoop, options: ReadOptions) -> list[PlannedRange]:
     return await take_snapshot_over(loop.network(options.secured), options)
 
 
-def _secured(tls: TlsSettings | None, token: str | None) -> Secured:
+def _secured(tls: TlsSettings | None, token: str | None) -> ConnectionSecurity:
     if tls is not None and not isinstance(tls, TlsSettings):
         raise ConfigError(f"tls must be a TlsSettings, not {tls!r:.40}")
-    return Secured(tls=tls, token="" if token is None else check_token(token, "token="))
+    return ConnectionSecurity(tls=tls, token="" if token is None else check_token(token, "token="))
 
 
 def _bound(name: str, bound: Bound, default: Edge) -> ReadBound:

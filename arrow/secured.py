@@ -17,7 +17,7 @@ from ..protocol.http.tls_settings import TlsSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Secured:
+class ConnectionSecurity:
     """TLS and token of a reader or writer; what is not set is taken from the environment of the
     process that connects.
     """
@@ -34,9 +34,9 @@ class Secured:
         return _from_files, (self.tls, self.token_file)
 
 
-def _from_files(tls: TlsSettings | None, token_file: str) -> Secured:
-    return Secured(tls=tls, token_file=token_file)
+def _from_files(tls: TlsSettings | None, token_file: str) -> ConnectionSecurity:
+    return ConnectionSecurity(tls=tls, token_file=token_file)
 
 
-PLAIN = Secured()
+PLAIN = ConnectionSecurity()
 """TLS and token come from the environment."""

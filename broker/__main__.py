@@ -8,7 +8,7 @@ import sys
 from functools import partial
 
 from ..protocol.errors import KeylaneError
-from ..rpc.operating.reloading import Reloading
+from ..rpc.operating.reloading import ReloadableSettings
 from ..rpc.program import run_program, say_ready, say_stop
 from .app import RunningBroker, run_broker
 from .settings import RELOADED, SOURCES, BrokerSettings
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.broker") ->
         log_level=settings.log_level,
         log_format=settings.log_format,
         log_fields={"program": "broker", "broker_group": settings.group},
-        on_reload=Reloading(settings, read_settings, RELOADED, adopt).reload,
+        on_reload=ReloadableSettings(settings, read_settings, RELOADED, adopt).reload,
         on_stop=partial(say_stop, "broker"),
     )
 

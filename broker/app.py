@@ -35,7 +35,7 @@ from ..rpc.environment import DrawBits
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
-from ..rpc.operating.metrics import ServerMetrics, access_figures
+from ..rpc.operating.metrics import ServerMetrics, access_metrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.plane.prompt import DataService
@@ -48,7 +48,7 @@ from .peers import Peers
 from .posting import MessagePosting
 from .reading import MessageReading
 from .registration import Registration
-from .retention.loop import Cleaning
+from .retention.loop import RetentionLoop
 from .scheduled.scheduler import Scheduler
 from .scheduling import Scheduling
 from .service import BrokerService
@@ -58,12 +58,12 @@ from .storage.data_folder import (
     Opening,
     begin_opening,
     claim_folder,
-    keep_operators,
     note_heard,
     read_operators,
+    save_operators,
 )
-from .storage.fail_points import files_of
-from .storage.files import Files, is_locked, narrow_rights
+from .storage.fail_points import make_files
+from .storage.files import Files, is_locked, restrict_permissions
 from .storage.kernel_syncs import KernelSyncs
 from .store.group_changes import forget_told, refuse_old_tokens
 from .store.group_commit import RunBlocking
@@ -71,7 +71,7 @@ from .store.quick_sync import KernelQuickSync, QuickSync
 from .store.store import Store
 
 if TYPE_CHECKING:
-    from .access.guarding import BrokerGuarding
+    from .access.guarding import BrokerGuard
 
 
 log = logging.getLogger("keylane.broker")
@@ -179,7 +179,7 @@ async def running_broker(
     check_free(settings.host, settings.port, anywhere=settings.is_open)
     served = ServedNetwork(settings)
     async with contextlib.AsyncExitStack() as stack:
-        files = files_of(str(settings.data))
+        files = make_files(str(settings.data))
         stack.callback(files.close)  # called last: the lock must outlive all threads
         clock = clock or SystemClock()
         pools = _pools(stack, settings, clock)
@@ -192,7 +192,7 @@ async def running_broker(
             rng=rng or random.SystemRandom(),
             names=random.SystemRandom(),
             listen=partial(_listening, settings, served),
-            on_claimed=partial(narrow_rights, str(settings.data)),
+            on_claimed=partial(restrict_permissions, str(settings.data)),
         )
         running = await stack.enter_async_context(broker)
 
@@ -218,7 +218,7 @@ async def _listening(
         data_handler=service.handle,
         data_begin=service.begin,
         limits=limits,
-        on_refusal=metrics.note_refusal,
+        on_refusal=metrics.count_refusal,
         serving=settings,
         tls=served.tls,
         guard=guard,
@@ -281,7 +281,7 @@ async def serving_broker(
             on_accepted=lambda: pools.background(note_heard, files, opened.opening),
             on_missed=lambda: forget_told(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
-            on_access=lambda news: None if guarding is None else guarding.judge.take_news(news),
+            on_access=lambda news: None if guarding is None else guarding.judge.update_news(news),
         )
         cleaning = _cleaning(opened, files, settings, pools, registration, clock=clock)
         service = BrokerService(store, clock=clock, standing=registration)
@@ -362,12 +362,12 @@ def _guarding(
     clock: Clock,
     pools: Pools,
     address: Callable[[], str],
-) -> BrokerGuarding | None:
+) -> BrokerGuard | None:
     """Return the broker's access control, or None if it is switched off."""
     if not settings.is_guarded:
         return None
-    from .access.audit_sending import AuditSending
-    from .access.guarding import BrokerGuarding  # only a guarded broker needs its library
+    from .access.audit_sending import AuditSender
+    from .access.guarding import BrokerGuard  # only a guarded broker needs its library
     from .access.judge import CapabilityJudge
 
     judge = CapabilityJudge(
@@ -376,16 +376,16 @@ def _guarding(
         own_token=TokenFile(settings.token_file) if settings.token_file else None,
         operators=read_operators(files),
         keep=lambda operators: asyncio.ensure_future(
-            pools.background(keep_operators, files, operators)
+            pools.background(save_operators, files, operators)
         ),
     )
-    return BrokerGuarding(
+    return BrokerGuard(
         judge,
         opened.store,
         opened.scheduler,
         clock=clock,
         address=address,
-        audit=AuditSending(opened.identity.broker_group, partial(_store_audit, meta)),
+        audit=AuditSender(opened.identity.broker_group, partial(_store_audit, meta)),
     )
 
 
@@ -401,8 +401,8 @@ def _cleaning(
     registration: Registration,
     *,
     clock: Clock,
-) -> Cleaning:
-    return Cleaning(
+) -> RetentionLoop:
+    return RetentionLoop(
         opened.store,
         files,
         settings,
@@ -415,7 +415,7 @@ def _cleaning(
 
 
 def _control(
-    opened: _Folder, registration: Registration, cleaning: Cleaning, *, clock: Clock
+    opened: _Folder, registration: Registration, cleaning: RetentionLoop, *, clock: Clock
 ) -> BrokerControl:
     return BrokerControl(
         opened.store,
@@ -483,13 +483,13 @@ def _metrics(
     files: Files,
     service: BrokerService,
     clock: Clock,
-    guarding: BrokerGuarding | None,
+    guarding: BrokerGuard | None,
 ) -> ServerMetrics:
     metrics = ServerMetrics("broker", clock.boot_ns)
     broker_metrics = BrokerMetrics(store, files, clock=clock, waiting=lambda: service.waiting)
     metrics.add(broker_metrics.collect)
     if guarding is not None:
-        metrics.add(access_figures(guarding.guard, guarding.audit.buffer))
+        metrics.add(access_metrics(guarding.guard, guarding.audit.buffer))
     return metrics
 
 

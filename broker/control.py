@@ -48,7 +48,7 @@ from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .partition.damage import damage_of
 from .partition.partition import HostedPartition
-from .standing import Standing, check_folder_ownership
+from .standing import FolderOwnership, check_folder_ownership
 from .store.group_changes import drop_partition, forget_group, know_groups, set_cursor
 from .store.store import DURABLE, Store
 
@@ -131,7 +131,7 @@ class BrokerControl:
         clock: Clock,
         registration: Callable[[], str],
         opening: str = "",
-        standing: Standing | None = None,
+        standing: FolderOwnership | None = None,
         retention: Callable[[], str] = lambda: "",
         removed_from_ms: Callable[[int], int | None] = lambda _stored_ms: None,
         refusal: Callable[[], str] = lambda: "",

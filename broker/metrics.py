@@ -263,8 +263,8 @@ async def expire_series_loop(store: Store, clock: Clock) -> None:
 
 
 async def expire_series(store: Store, *, now_ms: int) -> None:
-    """Remove the series of subjects whose last partition was dropped `traffic.GONE_MS` ago. Yields
-    to other tasks between partitions.
+    """Remove the series of subjects whose last partition was dropped `traffic.SERIES_KEPT_MS` ago.
+    Yields to other tasks between partitions.
     """
     due = store.traffic.due(now_ms)
     if not due:

@@ -47,7 +47,7 @@ from ..protocol.frames import (
     ReadParked,
     TakeParked,
 )
-from ..protocol.groups import TRIES_MAX_MAX
+from ..protocol.groups import TRIES_LIMIT
 from ..protocol.ids import check_name
 from ..protocol.limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX
 from ..protocol.message import (
@@ -58,7 +58,6 @@ from ..protocol.message import (
 )
 from ..protocol.parked import (
     PARKED_ROWS_MAX,
-    AskedChange,
     ChangeParkedKey,
     Clear,
     DeadLetterKey,
@@ -70,6 +69,7 @@ from ..protocol.parked import (
     ParkKey,
     ParkState,
     Redrive,
+    RequestedChange,
     Unneeded,
     decode_changes,
     encode_parked,
@@ -93,7 +93,7 @@ from .partition.park_views import (
 from .partition.parked import NextTry, Parked
 from .partition.partition import Group, HostedPartition
 from .service import BrokerService
-from .standing import Standing, check_folder_ownership
+from .standing import FolderOwnership, check_folder_ownership
 from .store.parking import change_parked
 from .store.store import Store
 
@@ -107,7 +107,12 @@ class Parking:
     """Answers requests about parked messages. Registers itself for the frames at `service`."""
 
     def __init__(
-        self, store: Store, service: BrokerService, *, clock: Clock, standing: Standing | None
+        self,
+        store: Store,
+        service: BrokerService,
+        *,
+        clock: Clock,
+        standing: FolderOwnership | None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -147,7 +152,7 @@ class Parking:
         self,
         partition: HostedPartition,
         group: Group,
-        changes: Sequence[AskedChange],
+        changes: Sequence[RequestedChange],
         next_tries: Sequence[NextTry] = (),
     ) -> Awaitable[object]:
         now_ms = self._clock.wall_ms()
@@ -184,7 +189,7 @@ class Parking:
         """
         if not group.lock.shared:
             return True
-        return group.handed_out().is_redriver(session, self._clock.boot_ms())
+        return group.current_in_flight().is_redriver(session, self._clock.boot_ms())
 
     async def _handle_read(self, request: ReadParked, _payload: memoryview) -> Handled:
         _, group = owned(self._store.state, request, self._clock.boot_ms())
@@ -197,7 +202,7 @@ class Parking:
 
     async def _handle_take(self, request: TakeParked, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)
-        partition.check_owners()
+        partition.check_fences_known()
         group = partition.groups.get(request.group)
         if not (0 <= request.start < request.end <= LOGICAL_PARTITIONS and request.first >= 0):
             raise InvalidRequestError("not a range of logical partitions, or not a row")
@@ -238,7 +243,7 @@ class Parking:
 
     async def _handle_leave(self, request: LeaveParked, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)
-        partition.check_owners()
+        partition.check_fences_known()
         group = partition.groups.get(request.group)
         if not 0 <= request.start < request.end <= LOGICAL_PARTITIONS:
             raise InvalidRequestError("not a range of logical partitions")
@@ -292,7 +297,7 @@ class Parking:
         partition, group = self._find_group(params, params.get("group", ""))
         key: ParkKey = decode_key(params.get("key"))
         if "tries" in params:
-            key = whole_number(params, "tries", 0, low=-TRIES_MAX_MAX, high=TRIES_MAX_MAX)
+            key = whole_number(params, "tries", 0, low=-TRIES_LIMIT, high=TRIES_LIMIT)
         if group.parked is None or group.parked.get(key) is None:
             raise NotFoundError(Reason.PARKED_KEY_UNKNOWN, partition_id=partition.partition_id)
         after = params.get("after")

@@ -29,7 +29,7 @@ from ..protocol.limits import READ_MESSAGES_MAX
 from ..protocol.queues import is_behind_loss, outside
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.text import listed
-from ..rpc.answer_room import take_room
+from ..rpc.answer_room import reserve_bytes
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .peers import Peers
 
@@ -76,7 +76,7 @@ class MessageReading:
             UnreachableError: the broker of the partition does not answer.
         """
         request = _parse_request(params)
-        await take_room(2 * READ_BYTES)
+        await reserve_bytes(2 * READ_BYTES)
         route = await self._peers.route(request.subject)
         try:
             page = await self._read_with_route(route, request)

@@ -60,7 +60,7 @@ from .peers import Peers
 from .scheduled.records import Waits, waits_for
 from .scheduled.schedule_index import ScheduledEntry
 from .scheduled.scheduler import Scheduler
-from .standing import Standing, check_folder_ownership
+from .standing import FolderOwnership, check_folder_ownership
 from .store.store import DURABLE
 
 ID_BYTES = 16
@@ -84,7 +84,7 @@ class Scheduling:
         broker_group: str,
         clock: Clock,
         draw: Callable[[int], int],
-        standing: Standing,
+        standing: FolderOwnership,
         check_writable: Callable[[], None],
     ) -> None:
         """
@@ -152,7 +152,7 @@ class Scheduling:
 
     def _check_time(self, deliver_at_ms: int) -> None:
         # While the calendar is not trusted, accept times that are valid by either calendar.
-        now_ms, latest_ms = self._scheduler.calendar.both_ms()
+        now_ms, latest_ms = self._scheduler.calendar.trusted_and_wall_ms()
         if not now_ms - LATE_MS_MAX <= deliver_at_ms <= latest_ms + AHEAD_MS_MAX + LATE_MS_MAX:
             raise InvalidRequestError(
                 Reason.DELIVER_AT,
@@ -211,7 +211,7 @@ class Scheduling:
         if self._scheduler.knows_all(ids):
             duplicates = await self._scheduler.schedule(messages)
         else:
-            now_ms, latest_ms = self._scheduler.calendar.both_ms()
+            now_ms, latest_ms = self._scheduler.calendar.trusted_and_wall_ms()
             check_deliver_at(deliver_at_ms, now_ms=now_ms, latest_ms=latest_ms)
             duplicates = await self._add(subject, messages)
         return ScheduledList(

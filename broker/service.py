@@ -43,7 +43,7 @@ from ..protocol.limits import (
     ACK_RANGES_MAX,
 )
 from ..protocol.offsets import IntervalSet
-from ..rpc.answer_room import take_room
+from ..rpc.answer_room import reserve_bytes
 from ..rpc.plane.prompt import Handled, PromptCall
 from .answering.awaited_call import AwaitedCall
 from .answering.open_pulls import OpenPulls
@@ -56,7 +56,7 @@ from .answering.request_checks import (
     check_shared,
     owned,
 )
-from .answering.stored_batches import check_read, note_handed, read_batches
+from .answering.stored_batches import check_read, count_delivered, read_batches
 from .answering.unpack_checks import UnpackChecks
 from .answering.waiting import LongPolls
 from .background import BackgroundBudget
@@ -70,7 +70,7 @@ from .partition.pull_lock import (
     release,
     take,
 )
-from .standing import Standing, check_folder_ownership
+from .standing import FolderOwnership, check_folder_ownership
 from .store.group_changes import check_told
 from .store.group_commit import Ended
 from .store.store import DURABLE, Store
@@ -88,7 +88,9 @@ _LIVE = frozenset({Append, Pull, PullShared, Ack})
 class BrokerService:
     """Answers requests of the data plane from a store."""
 
-    def __init__(self, store: Store, *, clock: Clock, standing: Standing | None = None) -> None:
+    def __init__(
+        self, store: Store, *, clock: Clock, standing: FolderOwnership | None = None
+    ) -> None:
         self._store = store
         self._standing = standing
         self._clock = clock
@@ -202,7 +204,7 @@ class BrokerService:
         shared = isinstance(request, AcquireShared)
         token, session = request.token, SHARED if shared else request.session
         partition = self._store.state.partition(request.partition_id)
-        partition.check_owners()
+        partition.check_fences_known()
         self._store.firsts.rise(request.partition_id)
         group = partition.group_for_acquire(request.group)
         if partition.forgotten:
@@ -222,7 +224,7 @@ class BrokerService:
                 group.changed()
         else:
             durable = self._store.commit.flushed()
-        group.skip_to(partition.first_offset)
+        group.ack_removed(partition.first_offset)
         take(group.lock, ttl_ms=request.ttl_ms, now_ms=self._clock.boot_ms())
         answer = Acquired(
             group.acked.cursor,
@@ -250,7 +252,9 @@ class BrokerService:
         check_holder(group.lock, token=token, session=session)
         if shared:
             now_ms = self._clock.boot_ms()
-            group.handed_out().add_session(request.session, ttl_ms=request.ttl_ms, now_ms=now_ms)
+            group.current_in_flight().add_session(
+                request.session, ttl_ms=request.ttl_ms, now_ms=now_ms
+            )
         return answer, b""
 
     def _begin_pull(
@@ -272,8 +276,8 @@ class BrokerService:
         deadline_ms = self._clock.boot_ms() + request.wait_ms
         while True:
             now_ms = self._clock.boot_ms()
-            group.skip_to(partition.first_offset)
-            in_flight = group.handed_out()
+            group.ack_removed(partition.first_offset)
+            in_flight = group.current_in_flight()
             in_flight.check_not_released(session)
             in_flight.expire(now_ms)
             if group.suspects.on_session_expired(in_flight.pop_unreleased(), group.acked):
@@ -303,7 +307,7 @@ class BrokerService:
             try:
                 start = ranges[0][0]
                 partition.readable_end(start)
-                await take_room(bytes_max)
+                await reserve_bytes(bytes_max)
                 data, upto = await self._store.read(partition, start, bytes_max=bytes_max)
                 partition, group = self._check_owner(request)
                 ranges = in_flight.trim(session, ranges, upto=upto)
@@ -320,7 +324,9 @@ class BrokerService:
             tuple(pair for pair in begun.items() if pair[0] in handed) if begun else (),
             tuple(pair for pair in tries.items() if pair[0] in handed) if tries else (),
         )
-        note_handed(self._store, partition, sum(end - start for start, end in ranges), len(data))
+        count_delivered(
+            self._store, partition, sum(end - start for start, end in ranges), len(data)
+        )
         return answer, data
 
     async def _read(self, request: Read, _payload: memoryview) -> Handled:
@@ -333,7 +339,7 @@ class BrokerService:
             bytes_max = await self._background_turn(bytes_max)
             check_read(partition, request.offset, bytes_max)
         answer, data = await read_batches(self._store, partition, request, bytes_max)
-        note_handed(self._store, partition, answer.upto - request.offset, len(data))
+        count_delivered(self._store, partition, answer.upto - request.offset, len(data))
         return answer, data
 
     async def _background_turn(self, wanted_bytes: int) -> int:
@@ -384,7 +390,7 @@ class BrokerService:
             if apply_ack(group.acked, ranges):
                 group.changed()
             if group.lock.session == SHARED:
-                group.handed_out().remove(ranges)
+                group.current_in_flight().remove(ranges)
                 if group.suspects.begun:  # a message that is handled alone may be next
                     self._waiting.wake(partition.partition_id)
         if request.failed:
@@ -393,13 +399,13 @@ class BrokerService:
             group.record_failures(request.failed)
         if request.failing is not None:
             check_failing(request.failing, partition)
-            group.note_failing(request.failing)
+            group.set_failing(request.failing)
         if request.begun:
             check_begun(request, partition)
             self._store.commit.check_room(0, own=True)
             group.begin_suspects(request.begun)
         if request.held and group.lock.session == SHARED:
-            group.handed_out().hold(
+            group.current_in_flight().hold(
                 group.acked,
                 request.session,
                 request.held,
@@ -438,7 +444,7 @@ class BrokerService:
     async def _release(self, request: Release, _payload: memoryview) -> Handled:
         partition, group = self._check_owner(request)
         if group.lock.shared:
-            group.handed_out().release_session(request.session)
+            group.current_in_flight().release_session(request.session)
         else:
             release(group.lock)
             group.clear_hanging()

@@ -11,7 +11,7 @@ from typing import Protocol
 from ..protocol.errors import WrongBrokerError
 
 
-class Standing(Protocol):
+class FolderOwnership(Protocol):
     """What a `Registration` knows about the data folder: whether the metaservers accept it."""
 
     @property
@@ -40,7 +40,7 @@ class Standing(Protocol):
         ...
 
 
-async def check_folder_ownership(standing: Standing | None) -> None:
+async def check_folder_ownership(standing: FolderOwnership | None) -> None:
     """Raise WrongBrokerError if the broker group belongs to another folder. Call this before every
     change of state.
     """

@@ -62,9 +62,9 @@ class WallClock:
 
     def reported_ms(self) -> int:
         """Return the trusted time like `now_ms`, but without changing any state."""
-        return self.both_ms()[0]
+        return self.trusted_and_wall_ms()[0]
 
-    def both_ms(self) -> tuple[int, int]:
+    def trusted_and_wall_ms(self) -> tuple[int, int]:
         """Return the trusted time, and the machine's time, which is later while it is not
         trusted. Both are milliseconds since 1970.
         """

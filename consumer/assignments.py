@@ -31,7 +31,7 @@ from ..rpc.connections import Connections
 from ..rpc.race import start_task
 from .assignment_log import AssignmentLog
 from .broadcast import Broadcast
-from .delivery.alone_turn import AloneTurn
+from .delivery.alone_turn import SuspectLock
 from .delivery.filter import MessageFilter
 from .handling.stream import Stream
 from .handling.workers import Workers
@@ -92,9 +92,9 @@ class Assignments:
         fail: Callable[[BaseException], None],
         rebalance: Rebalance | None = None,
         message_filter: MessageFilter | None = None,
-        alone: AloneTurn | None = None,
+        alone: SuspectLock | None = None,
     ) -> None:
-        self.alone = alone or AloneTurn()
+        self.alone = alone or SuspectLock()
         # With max_wait_ms, messages that wait for a full batch would otherwise wait for budget that
         # they hold themselves.
         self.budget = PrefetchBudget(MAX_I64) if settings.max_wait_ms else PrefetchBudget()
@@ -274,10 +274,10 @@ class Assignments:
         assert isinstance(self._dispatcher, Stream)
         return self._dispatcher.lying
 
-    def acked_again(self, messages: Sequence[Message]) -> None:
+    def release_acked_keys(self, messages: Sequence[Message]) -> None:
         """Release the keys of messages that were acked after a nack, so that later ones follow."""
         assert isinstance(self._dispatcher, Stream)
-        self._dispatcher.acked_again(messages)
+        self._dispatcher.release_acked_keys(messages)
 
     @property
     def spare(self) -> int:

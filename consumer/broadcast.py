@@ -225,7 +225,7 @@ class Broadcast:
         )
 
     def _is_row_superfluous(self, row: Message) -> bool:
-        return self._rows.needs_no(row, self._is_handled)
+        return self._rows.is_source_read(row, self._is_handled)
 
     def _is_handled(self, partition_id: int, start: int, end: int) -> bool:
         """Return whether the offsets `start` to `end` were handled, or precede this consumer."""

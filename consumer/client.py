@@ -29,23 +29,23 @@ from ..protocol.errors import (
 )
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Message
-from ..protocol.reading.instants import GroupBegin, group_start
+from ..protocol.reading.instants import GroupStartOption, group_start
 from ..protocol.routing import ConsumeStrategy
-from ..protocol.settings import range_problems, refuse_call, refuse_others
+from ..protocol.settings import range_problems, refuse_call, refuse_unknown_arguments
 from ..rpc.client import MetaClient
-from ..rpc.connections import Connections, clean_up, to_the_end
+from ..rpc.connections import Connections, clean_up, finish_despite_cancel
 from ..rpc.environment import Environment, environment_of
 from ..rpc.home import Home, LoopBoundClient
-from ..rpc.race import Race, error_of, shield, start_ending
+from ..rpc.race import Race, error_of, shield, start_closing_task
 from .assignments import Assignments
 from .broadcast import Broadcast, check_broadcast
-from .delivery.alone_turn import AloneTurn
-from .delivery.filter import filter_of
+from .delivery.alone_turn import SuspectLock
+from .delivery.filter import build_filter
 from .dispatches import DispatcherFactory, UserHandlers
 from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.handlers import BatchHandler, Handler
-from .handling.stream import NEXTS, Stream
-from .handling.taken import ack_all, check_handed_out, count_try, listed, nack_all
+from .handling.stream import NEXT_CODES, Stream
+from .handling.taken import ack_all, check_handed_out, count_failed_attempt, listed, nack_all
 from .handling.workers import Workers
 from .log_names import consumer_name
 from .manifest_file import resolve_start
@@ -55,7 +55,7 @@ from .pulling.pull_client import PullClient
 from .pulling.pull_gate import PAUSED
 from .rebalance import Rebalance, check_callbacks
 from .settings import (
-    OTHER_WORDS,
+    ARGUMENT_HINTS,
     RECORDS_MAX,
     AckMode,
     ConsumerSettings,
@@ -190,7 +190,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         handler: Handler[V] | None = None,
         batch_handler: BatchHandler[V] | None = None,
         codec: Codec[V] | None = None,
-        start: GroupBegin | None = None,
+        start: GroupStartOption | None = None,
         ack: AckMode | str | None = None,
         on_failure: FailurePolicy | str | None = None,
         tries_max: int | None = None,
@@ -199,7 +199,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         tls: TlsSettings | None = None,
         token: str | None = None,
         _environment: Environment | None = None,
-        _alone: AloneTurn | None = None,
+        _alone: SuspectLock | None = None,
         **others: Never,
     ) -> None:
         """
@@ -215,14 +215,14 @@ class Consumer(LoopBoundClient, Generic[V]):
             HandlerTypeError: the handler is a generator function or a class, or does not take one
                 message; also a TypeError.
         """
-        refuse_others("Consumer", others, ConsumerSettings, OTHER_WORDS)
+        refuse_unknown_arguments("Consumer", others, ConsumerSettings, ARGUMENT_HINTS)
         self._handlers = UserHandlers(handler, batch_handler)
         merged = merge_settings(settings, ack=ack, on_failure=on_failure, tries_max=tries_max)
         check_callbacks(
             on_assigned=merged.on_assigned, on_revoked=merged.on_revoked, on_lost=merged.on_lost
         )
         self._consumer_set = new_consumer_set(subject, group, self._handlers, merged)
-        self._filter = filter_of(merged.tags, merged.filter)
+        self._filter = build_filter(merged.tags, merged.filter)
         if codec is not None:
             check_codec(codec)
         check_broadcast(group, start, merged)
@@ -237,9 +237,9 @@ class Consumer(LoopBoundClient, Generic[V]):
         self._init_components(_alone, wait_s, tls, token)
 
     def _init_components(
-        self, alone: AloneTurn | None, wait_s: float, tls: TlsSettings | None, token: str | None
+        self, alone: SuspectLock | None, wait_s: float, tls: TlsSettings | None, token: str | None
     ) -> None:
-        self._alone = alone or AloneTurn()
+        self._alone = alone or SuspectLock()
         network = None if self._environment_override is None else self._environment_override.network
         self._connections = Connections(
             network,
@@ -434,7 +434,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         if not self._home.here:
             return None
         self._home.check()
-        self._connections.wait_no_more()
+        self._connections.request_close()
         close_task = self._start_closing()
         return None if self._called_by_handler() else close_task
 
@@ -468,7 +468,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         if self._close_task is None:
             if self._assignments is not None and self._opened.is_set():
                 self._assignments.stop()
-            self._close_task = start_ending(self._close(), name="closing")
+            self._close_task = start_closing_task(self._close(), name="closing")
         return self._close_task
 
     async def _close(self) -> None:
@@ -487,9 +487,9 @@ class Consumer(LoopBoundClient, Generic[V]):
             # waits for the ttl.
             await dispatcher.close()
             await membership.stop()
-        await to_the_end(dispatcher.close)
+        await finish_despite_cancel(dispatcher.close)
         self._dispatchers.stop_threads()
-        await to_the_end(self._connections.close)
+        await finish_despite_cancel(self._connections.close)
         self._membership = self._assignments = None
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
@@ -927,7 +927,9 @@ class Consumer(LoopBoundClient, Generic[V]):
         return self._ack(to_ack)
 
     async def _ack(self, messages: list[Message[Any]]) -> None:
-        if not (isinstance(self._dispatcher, Stream) and self._dispatcher.ack_hand(messages)):
+        if not (
+            isinstance(self._dispatcher, Stream) and self._dispatcher.ack_unregistered(messages)
+        ):
             await ack_all(messages, self._home)
 
     def nack(
@@ -976,7 +978,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         message in hand.
         """
         if error is not None and isinstance(self._dispatcher, Stream) and self._home.here:
-            count_try(self._dispatcher, error)
+            count_failed_attempt(self._dispatcher, error)
 
     def _put_back(self, messages: Message[Any] | list[Message[Any]] | ArrowBatch) -> None:
         """Requeue messages that an interrupted call never returned; they are delivered next."""
@@ -1048,7 +1050,7 @@ class Iteration:
         self._home = home
         self._stream = stream
         self._current_stream: Stream | None = None
-        """The stream of the last message; once it is closed, `take_alone` returns None."""
+        """The stream of the last message; once it is closed, `take_unregistered` returns None."""
 
     def __aiter__(self) -> Iteration:
         return self
@@ -1057,7 +1059,7 @@ class Iteration:
         """Return the next message; see `Stream.next`."""
         stream = self._current_stream
         if stream is not None and get_ident() == self._home.thread:
-            message = stream.take_alone()
+            message = stream.take_unregistered()
             if message is not None:
                 return message
         self._current_stream = stream = self._stream()
@@ -1065,4 +1067,4 @@ class Iteration:
         return await stream.next()
 
 
-NEXTS.add(Iteration.__anext__.__code__)
+NEXT_CODES.add(Iteration.__anext__.__code__)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..protocol.errors import JobError, Reason
 from ..protocol.groups import GroupStart
-from ..protocol.reading.instants import GroupBegin
+from ..protocol.reading.instants import GroupStartOption
 from ..protocol.reprocess.manifest import decode_manifest, group_start_of
 
 PREFIX = "manifest:"
@@ -33,7 +33,9 @@ def manifest_start(text: str, *, subject: str) -> GroupStart:
     return group_start_of(decode_manifest(data, where=str(path)), subject=subject, where=str(path))
 
 
-def resolve_start(start: GroupBegin | None, *, subject: str) -> GroupBegin | GroupStart | None:
+def resolve_start(
+    start: GroupStartOption | None, *, subject: str
+) -> GroupStartOption | GroupStart | None:
     """Return a group's start, with `manifest:DIR` resolved to the end of that backfill. Raises
     JobError.
     """

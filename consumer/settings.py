@@ -9,7 +9,7 @@ from typing import Any
 
 from ..protocol.backoff import Backoff
 from ..protocol.errors import ConfigError, InvalidRequestError
-from ..protocol.groups import TRIES_MAX_MAX, FailurePolicy, FullPolicy
+from ..protocol.groups import TRIES_LIMIT, FailurePolicy, FullPolicy
 from ..protocol.ids import check_name
 from ..protocol.limits import (
     ACK_RANGES_MAX,
@@ -21,7 +21,7 @@ from ..protocol.limits import (
 )
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
-from ..protocol.settings import CALL_TIMEOUT_MS, kind_problems, range_problems, refuse, values_of
+from ..protocol.settings import CALL_TIMEOUT_MS, range_problems, refuse, type_problems, values_of
 
 __all__ = [
     "RECORDS_MAX",
@@ -64,8 +64,8 @@ _RANGES = {
     "ack_linger_ms": (0, 10_000),
     "handler_timeout_ms": (0, HANDLER_TIMEOUT_MS_MAX),
     "handover_ms": (0, 600_000),
-    "tries_max": (1, TRIES_MAX_MAX),
-    "retry_tries_max": (1, TRIES_MAX_MAX),
+    "tries_max": (1, TRIES_LIMIT),
+    "retry_tries_max": (1, TRIES_LIMIT),
     "call_timeout_ms": CALL_TIMEOUT_MS,
 }
 
@@ -245,7 +245,7 @@ class ConsumerSettings:
         if self.ack is AckMode.BEFORE and self.failure_policy is not FailurePolicy.BLOCK:
             problems.append("ack='before' never retries a message, so on_failure does not apply")
         backoffs = ("backoff", "handler_backoff", "retry_backoff")
-        problems += kind_problems(values, dict.fromkeys(backoffs, Backoff))
+        problems += type_problems(values, dict.fromkeys(backoffs, Backoff))
         refuse(problems)
 
     @property
@@ -313,7 +313,7 @@ def inherit_settings(settings: ConsumerSettings, parent: ConsumerSettings) -> Co
     return replace(settings, **{name: getattr(parent, name) for name in missing})
 
 
-OTHER_WORDS = {
+ARGUMENT_HINTS = {
     "topic": "give subject=",
     "topics": "give subject=, or leave it out and add functions with "
     "@consumer.on(subject, group=...)",

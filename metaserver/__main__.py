@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..protocol.errors import KeylaneError, MissingExtraError
-from ..rpc.operating.reloading import Reloading
+from ..rpc.operating.reloading import ReloadableSettings
 from ..rpc.program import run_program, say_ready, say_stop
 from .settings import RELOADED, SOURCES, MetaserverSettings, warning_about_flags
 
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.metaserver"
         log_level=settings.log_level,
         log_format=settings.log_format,
         log_fields={"program": "metaserver"},
-        on_reload=Reloading(settings, read_settings, RELOADED, adopt).reload,
+        on_reload=ReloadableSettings(settings, read_settings, RELOADED, adopt).reload,
         on_stop=partial(say_stop, "metaserver"),
     )
 

@@ -18,7 +18,13 @@ from ..protocol.errors import KeylaneError, VersionError
 from ..protocol.log_filter import LogFilter
 from ..protocol.membership.versions import OWN, VERSION, check_member, holding_back
 from ..protocol.membership.views import ClusterView, MemberView
-from .cluster.members import ClusterState, leave, note_metaserver, read_cluster, renew_metaserver
+from .cluster.members import (
+    ClusterState,
+    leave,
+    read_cluster,
+    register_metaserver,
+    renew_metaserver,
+)
 from .sql.cluster_facts import check_cluster
 from .sql.database import Database
 
@@ -80,7 +86,7 @@ class ClusterMember:
         }
         state = await self._database.renew(renew_metaserver, **values)
         if state.raised > state.version:  # store it durably before any broker is told
-            state = await self._database.write_first(note_metaserver, **values)
+            state = await self._database.write_urgent(register_metaserver, **values)
         self._state = state
         try:
             check_member(self._version, self._state.version, "this metaserver")

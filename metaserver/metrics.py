@@ -18,7 +18,7 @@ from ..protocol.operations import OperationState
 from ..rpc.operating.histogram import Histogram
 from ..rpc.operating.metrics import Labels, gauge, histogram, labelled, largest
 from .cluster.brokers import broker_views
-from .cluster.lost_database import database_lost
+from .cluster.lost_database import database_lost_error
 from .remembered import CachedRead
 from .sql.database import Database
 from .sql.dialect import now_ms
@@ -177,7 +177,7 @@ def _read(connection: Connection) -> _Cluster:
         },
         leases=_count(connection, leases.join(sessions, held_by_live_session)),
         operations=_count(connection, operations, unfinished),
-        behind=database_lost(connection) is not None,
+        behind=database_lost_error(connection) is not None,
         waiting=_count(connection, operations, sa.and_(unfinished, operations.c.problem != "")),
     )
 

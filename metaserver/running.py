@@ -16,7 +16,7 @@ from ..rpc.access.token_file import token_in_file
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
-from ..rpc.operating.metrics import ServerMetrics, access_figures
+from ..rpc.operating.metrics import ServerMetrics, access_metrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.race import Race
@@ -24,7 +24,7 @@ from ..rpc.server import Server
 from .access.targets import MetaserverTargets
 from .membership import ClusterMember
 from .metrics import MetaserverMetrics
-from .services import services_of
+from .services import build_services
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .sql.database import Database, open_database
 from .sql.write_watch import WatchedDatabase
@@ -112,7 +112,7 @@ async def running_metaserver(
         member = ClusterMember(database)
         await member.learn()
         rng = random.SystemRandom()
-        services = services_of(
+        services = build_services(
             database,
             network,
             settings,
@@ -129,7 +129,7 @@ async def running_metaserver(
         server = Server(
             routes,
             limits=limits,
-            on_refusal=metrics.note_refusal,
+            on_refusal=metrics.count_refusal,
             serving=settings,
             tls=served.tls,
             guard=guard,
@@ -191,7 +191,7 @@ def _guard(
         on_audit=access.audit.buffer.add,
         certified=access.certified,
     )
-    metrics.add(access_figures(guard, access.audit.buffer))
+    metrics.add(access_metrics(guard, access.audit.buffer))
     return guard
 
 

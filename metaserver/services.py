@@ -53,7 +53,7 @@ class Services:
         self.catalogue.close()
 
 
-def services_of(
+def build_services(
     database: HealthyDatabase,
     network: Network,
     settings: MetaserverSettings,

@@ -84,16 +84,16 @@ class SingleFlight(Generic[K, V, T]):
 
     Args:
         work: called with the key and the items of all calls that share the run.
-        rest_ms_max: longest pause between two runs, in milliseconds. The pause is as long as the
+        pause_ms_max: longest pause between two runs, in milliseconds. The pause is as long as the
             previous run took, so runs take at most half of the time, and the slower they are, the
             more calls share one.
     """
 
     def __init__(
-        self, work: Callable[[K, Sequence[V]], Awaitable[T]], *, rest_ms_max: int = 0
+        self, work: Callable[[K, Sequence[V]], Awaitable[T]], *, pause_ms_max: int = 0
     ) -> None:
         self._work = work
-        self._rest_ms_max = rest_ms_max
+        self._rest_ms_max = pause_ms_max
         self._items: dict[K, list[V]] = {}
         """Key → items of the next run."""
         self._next: dict[K, asyncio.Task[T]] = {}

@@ -26,18 +26,18 @@ from ..protocol.errors import (
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import TableReceipt
 from ..protocol.routing import OrderStrategy
-from ..protocol.settings import flag_problems, refuse_call, refuse_others
+from ..protocol.settings import flag_problems, refuse_call, refuse_unknown_arguments
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
-from ..rpc.connections import clean_up, to_the_end
+from ..rpc.connections import clean_up, finish_despite_cancel
 from ..rpc.environment import Environment
-from ..rpc.race import shield, start_ending
+from ..rpc.race import shield, start_closing_task
 from .placing import LogicQueue
 from .send_budget import ProducerStats
 from .sender import SubjectSender
 from .sending import Sending
 from .settings import (
-    OTHER_WORDS,
+    ARGUMENT_HINTS,
     ProducerSettings,
     checked_strategy,
 )
@@ -113,7 +113,7 @@ class Producer(Sending[V], Generic[V]):
             ConfigError: an argument that cannot work.
             TypeError: an unknown argument; the error names the argument to use in its place.
         """
-        refuse_others("Producer", others, ProducerSettings, OTHER_WORDS)
+        refuse_unknown_arguments("Producer", others, ProducerSettings, ARGUMENT_HINTS)
         super().__init__(
             order_strategy=checked_strategy(order_strategy),
             partitioner=partitioner,
@@ -449,7 +449,7 @@ class Producer(Sending[V], Generic[V]):
             if self._ending is not None:  # the task that began to close was cancelled
                 await shield(self._ending)
             else:  # another task opens it
-                self._connections.wait_no_more()
+                self._connections.request_close()
                 await self._opened.wait()
             return
         try:
@@ -468,7 +468,7 @@ class Producer(Sending[V], Generic[V]):
                 # The senders are taken out here: a task that runs before the ending task is
                 # refused, and queues nothing more.
                 senders = [*self._take_senders().values()]
-                self._ending = start_ending(self._end(senders), name="closing")
+                self._ending = start_closing_task(self._end(senders), name="closing")
             try:
                 await shield(self._ending)
             except asyncio.CancelledError:
@@ -500,7 +500,7 @@ class Producer(Sending[V], Generic[V]):
                 await self._scheduled.close()
             await self._connections.close()
 
-        await to_the_end(end)
+        await finish_despite_cancel(end)
 
 
 def _key_and_value(pair: object) -> tuple[Any, Any]:

@@ -311,7 +311,7 @@ def check_unpacks(data: bytes | memoryview, header: Header, start: int = 0) -> N
         raise
 
 
-def check_alone(data: bytes | memoryview) -> None:
+def check_whole_batch(data: bytes | memoryview) -> None:
     """
     Check a whole batch with `check_batch` and `check_unpacks`. This may run in a thread.
 

@@ -69,7 +69,7 @@ def deadline_seconds(deadline_ns: int) -> float:
 
 
 TICK_S = 0.25
-TICKED_S_MIN = 2.0
+ALIGNED_S_MIN = 2.0
 """Shortest wait that is aligned to ticks."""
 
 
@@ -78,7 +78,7 @@ def at_a_tick(wait_s: float, now_s: float) -> float:
     Return the end of a wait of `wait_s` from `now_s` on, rounded down to a multiple of TICK_S.
 
     The waits of hundreds of idle consumers then end together, in one wake-up of the process. Waits
-    shorter than TICKED_S_MIN are not rounded.
+    shorter than ALIGNED_S_MIN are not rounded.
     """
     end_s = now_s + wait_s
-    return end_s - end_s % TICK_S if wait_s >= TICKED_S_MIN else end_s
+    return end_s - end_s % TICK_S if wait_s >= ALIGNED_S_MIN else end_s

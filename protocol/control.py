@@ -21,6 +21,7 @@ from .groups import GroupPolicy, GroupSettings, GroupStart, OperatorSwitch
 from .ids import MAX_I64, NAME_CHARS_MAX
 from .limits import (
     FILTER_CHARS_MAX,
+    GROUPLESS_PARTITIONS_MAX,
     MESSAGE_BYTES_MAX,
     MESSAGE_BYTES_MAX_MIN,
     PARTITIONS_MAX,
@@ -28,7 +29,6 @@ from .limits import (
     TTL_MS_DEFAULT,
     TTL_MS_MAX,
     TTL_MS_MIN,
-    UNTOLD_MAX,
 )
 from .membership.views import BrokerView as BrokerView  # noqa: PLC0414 - exported
 from .membership.views import RefusedBroker as RefusedBroker  # noqa: PLC0414 - exported
@@ -115,9 +115,9 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     """Highest id of these partitions; 0 if there are none. If the database does not have this id,
     it was restored to an older state.
     """
-    untold: Annotated[tuple[int, ...], Meta(max_length=UNTOLD_MAX)] = ()
-    """Up to UNTOLD_MAX partitions that have messages due for removal, which retention must keep
-    because the broker has never received the consumer groups of the partition.
+    untold: Annotated[tuple[int, ...], Meta(max_length=GROUPLESS_PARTITIONS_MAX)] = ()
+    """Up to GROUPLESS_PARTITIONS_MAX partitions that have messages due for removal, which retention
+    must keep because the broker has never received the consumer groups of the partition.
     """
     version: ShortText = ""
     """Version of the broker's program; a metaserver refuses a report without it."""

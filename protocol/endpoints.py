@@ -128,7 +128,7 @@ METRICS = Endpoint(
     str,
     Rights.OPEN,
     "Metrics of the server in the Prometheus text format.",
-    answered_as="text/plain; version=0.0.4; charset=utf-8",
+    response_type="text/plain; version=0.0.4; charset=utf-8",
 )
 OPENAPI = Endpoint(
     "GET",
@@ -147,7 +147,7 @@ BROKER_HEARTBEAT = Endpoint(
     BrokerWelcome,
     Rights.CLUSTER,
     "A regular report of a broker; the first one registers it.",
-    told_again=True,
+    caller_repeats=True,
 )
 CORDON = Endpoint(
     "POST",
@@ -232,7 +232,7 @@ JOIN = Endpoint(
     Rights.CONSUME,
     "Begin a consumer session.",
     idempotent=True,
-    told_again=True,
+    caller_repeats=True,
 )
 HEARTBEAT = Endpoint(
     "POST",
@@ -241,7 +241,7 @@ HEARTBEAT = Endpoint(
     Grants,
     Rights.CONSUME,
     "Renew a session; returns at once when its grants differ from known_version.",
-    told_again=True,
+    caller_repeats=True,
     one_address=True,
 )
 RELEASE = Endpoint(
@@ -252,7 +252,7 @@ RELEASE = Endpoint(
     Rights.CONSUME,
     "Finish the hand-over of a partition: its lease is free.",
     idempotent=True,
-    told_again=True,
+    caller_repeats=True,
 )
 SUSPEND = Endpoint(
     "POST",

@@ -98,7 +98,7 @@ GROUPS_PER_SUBJECT_MAX = 1_000
 """Maximum number of consumer groups of one subject. A broker stores the progress of each on each
 partition.
 """
-UNTOLD_MAX = 256
+GROUPLESS_PARTITIONS_MAX = 256
 """Maximum number of partitions that a broker's report lists as lacking their consumer groups."""
 ACK_RANGES_MAX = 10_000
 """Maximum number of ranges of acked messages above a cursor. At this limit the consumer stops

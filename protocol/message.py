@@ -32,7 +32,7 @@ SHOWN_BYTES = 32
 """Maximum bytes of a key or a value in `repr(message)`."""
 
 
-def not_handed_out(which: str) -> ClosedError:
+def not_delivered_error(which: str) -> ClosedError:
     """Return the error for an ack or nack of a message that no consumer delivered. Its text begins
     with `which`, such as "this message".
     """
@@ -176,7 +176,7 @@ class Message(msgspec.Struct, Generic[V], gc=False):
             ClosedError: no consumer delivered the message.
         """
         if self.delivery is None:
-            raise not_handed_out("this message")
+            raise not_delivered_error("this message")
         return self.delivery.ack(self)
 
     def nack(self, *, after_s: float = 0) -> Coroutine[Any, Any, None]:
@@ -198,7 +198,7 @@ class Message(msgspec.Struct, Generic[V], gc=False):
             ClosedError: no consumer delivered the message.
         """
         if self.delivery is None:
-            raise not_handed_out("this message")
+            raise not_delivered_error("this message")
         return self.delivery.nack(self, after_s)
 
     def decode(self) -> V:
@@ -315,7 +315,7 @@ def refuse_text(**given: object) -> NoReturn:
     raise InvalidRequestError(f"{name} must be bytes, not {type(value).__name__}{advice}")
 
 
-def check_own(given: Iterable[str], kept: Collection[str] = ()) -> None:
+def check_not_reserved(given: Iterable[str], kept: Collection[str] = ()) -> None:
     """
     Check that no property name is reserved for keylane.
 
@@ -364,7 +364,7 @@ def pack_properties(
             given = _plain_properties(given)
             break
     if given:
-        check_own(given, kept)
+        check_not_reserved(given, kept)
     try:
         tagged = bool(tags)
     except ValueError:  # an array with several items has no truth value

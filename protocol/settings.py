@@ -70,7 +70,7 @@ def flag_problems(**flags: object) -> list[str]:
     ]
 
 
-def kind_problems(values: Mapping[str, object], kinds: Mapping[str, type]) -> list[str]:
+def type_problems(values: Mapping[str, object], kinds: Mapping[str, type]) -> list[str]:
     """Return a sentence for each value that is not an instance of its class; `kinds` has the class
     by name.
     """
@@ -106,7 +106,7 @@ def refuse_call(problems: Sequence[str]) -> None:
         raise InvalidRequestError("; ".join(problems))
 
 
-def refuse_others(
+def refuse_unknown_arguments(
     what: str, others: Iterable[str], settings: type, words: Mapping[str, str]
 ) -> None:
     """

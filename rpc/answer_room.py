@@ -1,6 +1,6 @@
 """Memory budgets for answers until their clients have received them: per connection and per server.
 
-    handler ── take_room(bytes) ──▶ reads ──▶ settle(actual size) ──▶ written to the socket ──▶
+    handler ── reserve_bytes(bytes) ──▶ reads ──▶ settle(actual size) ──▶ written to the socket ──▶
                release
 
 An answer that exceeds its connection's budget waits for answers of the same connection only. While
@@ -176,7 +176,7 @@ class AnswerReservation:
         self._reserved = 0
 
     async def reserve(self, size: int) -> None:
-        """See `take_room`."""
+        """See `reserve_bytes`."""
         if not self._requested:
             await self._budget.reserve(size)
             self._requested = size
@@ -200,13 +200,13 @@ _current: ContextVar[AnswerReservation | None] = ContextVar("answer reservation"
 
 
 def begin_answer(budget: ConnectionBudget) -> AnswerReservation:
-    """Begin an answer that the running task prepares; `take_room` reserves bytes for it."""
+    """Begin an answer that the running task prepares; `reserve_bytes` reserves bytes for it."""
     reservation = AnswerReservation(budget)
     _current.set(reservation)
     return reservation
 
 
-async def take_room(bytes_max: int) -> None:
+async def reserve_bytes(bytes_max: int) -> None:
     """
     Reserve `bytes_max` bytes for the answer in progress, and wait until they are free; a second
     call for the same answer does nothing.

@@ -39,7 +39,7 @@ from ..protocol.operations import (
 )
 from ..protocol.routing import OrderStrategy, Route
 from .liveness.asking_again import ControlCaller
-from .metaservers import CALL_TIMEOUT_MS, Metaservers, of_program
+from .metaservers import CALL_TIMEOUT_MS, Metaservers, check_program
 from .network import Channel, Network
 
 T = TypeVar("T")
@@ -165,7 +165,7 @@ class MetaClient(Metaservers):
             InvalidRequestError: another kind of program answered.
         """
         health = await self.call(endpoints.HEALTH)
-        return of_program("metaserver", self._addresses[0], health)
+        return check_program("metaserver", self._addresses[0], health)
 
 
 class BrokerClient:
@@ -272,7 +272,7 @@ class BrokerClient:
             InvalidRequestError: another kind of program answered.
         """
         health = await self.control(endpoints.HEALTH)
-        return of_program("broker", self.address, health)
+        return check_program("broker", self.address, health)
 
     async def control(
         self,

@@ -24,7 +24,7 @@ from .environment import environment_of
 from .home import Home
 from .http_network import HttpNetwork, client_network
 from .network import Network
-from .race import Race, start_ending, start_task
+from .race import Race, start_closing_task, start_task
 
 WAIT_S_MAX = 86_400
 READY_POLL_S = 0.1
@@ -176,7 +176,7 @@ class Connections:
         has just stopped.
 
         Raises:
-            ClosedError: `wait_no_more` was called meanwhile; every connection is closed.
+            ClosedError: `request_close` was called meanwhile; every connection is closed.
             KeylaneError: no metaserver became ready, and every connection is closed; or `begin`
                 raised it.
         """
@@ -208,10 +208,10 @@ class Connections:
 
     @property
     def wanted(self) -> bool:
-        """False from a call of `wait_no_more` until the client is opened again."""
+        """False from a call of `request_close` until the client is opened again."""
         return not self._close_requested.is_set()
 
-    def wait_no_more(self) -> None:
+    def request_close(self) -> None:
         """Cancel `wait_for`, because the client is to be closed; from now on `check` raises."""
         self._close_requested.set()
 
@@ -315,9 +315,9 @@ async def clean_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     the cleanup.
 
     Args:
-        work: function that may be called again; see `to_the_end`.
+        work: function that may be called again; see `finish_despite_cancel`.
     """
-    task = start_ending(to_the_end(work))
+    task = start_closing_task(finish_despite_cancel(work))
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -329,7 +329,7 @@ async def clean_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     task.result()
 
 
-async def to_the_end(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def finish_despite_cancel(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """
     Await `work()`, and await it again if the task is cancelled meanwhile; the cancellation is
     swallowed.

@@ -178,7 +178,7 @@ class Home:
         self.on_fork()
 
 
-def held_here() -> Callable[[], bool]:
+def thread_check() -> Callable[[], bool]:
     """
     Return a function that returns True only in this thread.
 

@@ -45,8 +45,8 @@ from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_server
 from ..protocol.text import plain_number
 from .access.credentials import (
+    CapabilityCredential,
     Credentials,
-    ShownCapability,
     authenticate,
     greet,
     keep_authenticated,
@@ -144,10 +144,10 @@ class HttpNetwork:
         self._disconnected = RecentNames(ADDRESSES_KNOWN_MAX)
         """Addresses that have closed a connection since their last answer."""
 
-    def know_metaservers(self, addresses: Sequence[str]) -> None:
+    def add_metaservers(self, addresses: Sequence[str]) -> None:
         """Send the token itself to these metaservers; see `network.KnowsMetaservers`."""
         if self._identity is not None:
-            self._identity.know_metaservers(addresses)
+            self._identity.add_metaservers(addresses)
 
     async def open_channel(self, address: str, *, timeout_ms: int) -> DataChannel:
         """
@@ -179,7 +179,7 @@ class HttpNetwork:
         self,
         identity: Credentials,
         channel: DataChannel,
-        capability: ShownCapability,
+        capability: CapabilityCredential,
         address: str,
         timeout_ms: int,
     ) -> None:

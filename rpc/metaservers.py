@@ -44,7 +44,7 @@ class Metaservers:
         self._network = network
         self._addresses = list(addresses)
         if isinstance(network, KnowsMetaservers):
-            network.know_metaservers(self._addresses)
+            network.add_metaservers(self._addresses)
         self._timeout_ms = timeout_ms
         self._control = ControlCaller(network)
 
@@ -129,7 +129,7 @@ class Metaservers:
             health = await self._network.control(
                 call.method, address, call.path, call.answer, timeout_ms=max(1, timeout_ms)
             )
-            of_program("metaserver", address, health)
+            check_program("metaserver", address, health)
         except InvalidRequestError as error:
             return error if error.address else None
         except KeylaneError:
@@ -149,7 +149,7 @@ def _may_be_other_program(error: InvalidRequestError | UnauthenticatedError) -> 
     return bool(error.unknown_call)
 
 
-def of_program(program: str, address: str, health: Health) -> Health:
+def check_program(program: str, address: str, health: Health) -> Health:
     """Return `health` if it was reported by a `program`. Raises InvalidRequestError."""
     if health.program != program:
         raise InvalidRequestError(

@@ -190,6 +190,6 @@ class Network(Protocol):
 class KnowsMetaservers(Protocol):
     """A network that shows its token to metaservers, and to no other server."""
 
-    def know_metaservers(self, addresses: Sequence[str]) -> None:
+    def add_metaservers(self, addresses: Sequence[str]) -> None:
         """Remember the addresses of metaservers."""
         ...

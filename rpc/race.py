@@ -26,7 +26,7 @@ def start_task(work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyn
     return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name)
 
 
-def start_ending(work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+def start_closing_task(work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
     """
     Run `work`, which closes a client, in a task that runs even if it is cancelled before its first
     step.
@@ -194,7 +194,7 @@ def _retrieve_error(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def outlives_cancel(
+def survives_cancel(
     generator: Callable[P, AsyncGenerator[T, None]],
 ) -> Callable[P, AsyncIterator[T]]:
     """

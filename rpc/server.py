@@ -274,7 +274,7 @@ def _control_handler(
             answer, status = answer
         is_text = endpoint.answer is str
         data = str(answer).encode() if is_text else encode_json(answer)
-        headers = {"Content-Type": endpoint.answered_as if is_text else "application/json"}
+        headers = {"Content-Type": endpoint.response_type if is_text else "application/json"}
         if guard is not None and guarded is not None:
             guard.charge(guarded.caller, len(data))
             if guarded.waited_ms:

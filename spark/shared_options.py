@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
-from ..arrow.secured import PLAIN, Secured
+from ..arrow.secured import PLAIN, ConnectionSecurity
 from ..protocol.http.tls_settings import TlsSettings
 
 _NAMES_ELSEWHERE = {
@@ -81,7 +81,7 @@ def token_path_of(text: str) -> str:
     return path_of(text)
 
 
-def secured_of(paths: Mapping[str, str], problems: dict[str, str]) -> Secured:
+def secured_of(paths: Mapping[str, str], problems: dict[str, str]) -> ConnectionSecurity:
     """
     Return the TLS and the token of a source's connections.
 
@@ -100,7 +100,7 @@ def secured_of(paths: Mapping[str, str], problems: dict[str, str]) -> Secured:
     token_file = paths.get(TOKEN_FILE, "")
     if not ca and not token_file:
         return PLAIN
-    return Secured(
+    return ConnectionSecurity(
         tls=TlsSettings(ca=ca, cert=cert, key=key) if ca and not halved else None,
         token_file=token_file,
     )

@@ -28,13 +28,13 @@ from ..consumer import (
     Position,
 )
 from ..consumer.handling.taken import listed
-from ..consumer.settings import OTHER_WORDS
+from ..consumer.settings import ARGUMENT_HINTS
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError, ConfigError, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Lease, Message
-from ..protocol.reading.instants import GroupBegin
-from ..protocol.settings import refuse_others
+from ..protocol.reading.instants import GroupStartOption
+from ..protocol.settings import refuse_unknown_arguments
 from ..rpc.home import NonCopyable
 from .arrow_batch import TakenBatch
 from .loop_thread import ExitHook, LoopThread
@@ -227,7 +227,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
         subject: str,
         group: str | None = None,
         codec: Codec[V] | None = None,
-        start: GroupBegin | None = None,
+        start: GroupStartOption | None = None,
         ack: AckMode | str | None = None,
         on_failure: FailurePolicy | str | None = None,
         tries_max: int | None = None,
@@ -469,7 +469,7 @@ def _refuse_others(others: Collection[str]) -> None:
         is_known = name in signature(Consumer).parameters and not name.startswith("_")
         if is_known or name in _HANDLER_SETTINGS:
             raise _handler_only_error(name)
-    refuse_others("Consumer", others, ConsumerSettings, OTHER_WORDS)
+    refuse_unknown_arguments("Consumer", others, ConsumerSettings, ARGUMENT_HINTS)
 
 
 def _handler_only_error(name: str) -> ConfigError:

@@ -19,7 +19,7 @@ SEND_S = 1.0
 """The interval, in seconds, between two attempts to send, and the timeout of the last one."""
 
 
-class AuditSending:
+class AuditSender:
     """
     Sends audit events to a metaserver. Up to `audit_events.WAITING_MAX` events are buffered while
     no metaserver replies.

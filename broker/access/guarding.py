@@ -19,16 +19,16 @@ from ...rpc.access.caller import AccessTarget
 from ...rpc.access.guard import Guard
 from ..scheduled.scheduler import Scheduler
 from ..store.store import Store
-from .audit_sending import AuditSending
+from .audit_sending import AuditSender
 from .judge import CapabilityJudge, JudgedCapability
 
 RATES_MAX = 10_000
 """The most subjects whose limits are cached."""
 
 
-class BrokerGuarding:
+class BrokerGuard:
     """
-    Determines the targets of requests for a `Guard`; implements `guard.DataJudge`.
+    Determines the targets of requests for a `Guard`; implements `guard.DataAuthorizer`.
 
     Args:
         address: returns the broker's own address, once the broker listens.
@@ -43,7 +43,7 @@ class BrokerGuarding:
         *,
         clock: Clock,
         address: Callable[[], str],
-        audit: AuditSending,
+        audit: AuditSender,
     ) -> None:
         self.audit = audit
         self.judge = judge

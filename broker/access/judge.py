@@ -34,7 +34,7 @@ ASK_AGAIN_MS = 200
 
 
 class JudgedCapability(NamedTuple):
-    """The capability of an authenticated connection; see `guard.HeldCapability`."""
+    """The capability of an authenticated connection; see `guard.VerifiedCapability`."""
 
     judge: CapabilityJudge
     capability: Capability
@@ -102,7 +102,7 @@ class CapabilityJudge:
         self.scheduled_bytes: dict[str, int] = {}
         """The limits of scheduled messages."""
 
-    def take_news(self, news: AccessNews) -> None:
+    def update_news(self, news: AccessNews) -> None:
         """
         Replace the current news, unless these are older.
 
@@ -196,7 +196,7 @@ class CapabilityJudge:
 
     async def _request_news(self) -> None:
         try:
-            self.take_news(await self._ask_news())
+            self.update_news(await self._ask_news())
         except KeylaneError:
             pass  # the current news stay in force
         finally:

@@ -19,7 +19,7 @@ class AwaitedCall:
         handle: answers a request that is handed on.
     """
 
-    takes_parts = False
+    accepts_parts = False
 
     def __init__(self, handle: Callable[[Request, memoryview], Awaitable[Handled]]) -> None:
         self._handle = handle
@@ -52,7 +52,7 @@ class AwaitedCall:
         if not self._outcome.done():
             self._outcome.set_exception(error)
 
-    def hand_on(self, request: Request) -> None:
+    def hand_to_task(self, request: Request) -> None:
         """See `PromptCall`."""
         self._end(request)
 
@@ -64,6 +64,6 @@ class AwaitedCall:
         """See `PromptCall`."""
         self._cancel_on_disconnect = future
 
-    def take_room(self, _bytes_max: int) -> bool:
+    def reserve_bytes(self, _bytes_max: int) -> bool:
         """See `PromptCall`."""
         return False

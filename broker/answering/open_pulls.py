@@ -34,7 +34,7 @@ from ..partition.partition import Group, HostedPartition
 from ..partition.pull_lock import check_holder
 from ..store.store import Store
 from .request_checks import hold, owned, wanted_tags
-from .stored_batches import batches_up_to, check_read, note_handed, read_batches
+from .stored_batches import batches_up_to, check_read, count_delivered, read_batches
 from .tags import leave_out
 from .waiting import LongPolls
 
@@ -131,7 +131,7 @@ class OpenPulls:
     ) -> None:
         """Record that the owner receives the messages before offset `end`."""
         group.suspects.pulled(end)
-        note_handed(self.store, partition, end - request.offset, size_bytes)
+        count_delivered(self.store, partition, end - request.offset, size_bytes)
 
 
 class OpenPull:
@@ -228,7 +228,7 @@ class OpenPull:
             return
         if not answered:
             self._close()
-            self._call.hand_on(replace(request, wait_ms=0))
+            self._call.hand_to_task(replace(request, wait_ms=0))
 
     def answer(self, partition: HostedPartition, bytes_max: int, now_ms: int) -> bool:
         """Answer from memory. Return False if `OpenPulls.read` must answer instead."""
@@ -238,7 +238,7 @@ class OpenPull:
             if request.tags:
                 return False
             pieces, end = pulls.store.cached(partition, end, bytes_max=bytes_max)
-            if not pieces or not call.take_room(bytes_max):
+            if not pieces or not call.reserve_bytes(bytes_max):
                 return False
             data = b"".join(pieces)
         size = len(data)
@@ -269,7 +269,7 @@ class OpenPull:
             and end == partition.readable_offset
             and not partition.ended
             and now_ms < self._deadline_ms
-            and self._call.takes_parts
+            and self._call.accepts_parts
         )
 
     def end(self) -> None:

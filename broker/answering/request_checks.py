@@ -111,7 +111,7 @@ def owned(state: BrokerState, request: OwnersRequest, now_ms: int) -> tuple[Host
     session = request.session
     partition = state.partition(request.partition_id)
     if partition.fences_lost:
-        partition.check_owners()
+        partition.check_fences_known()
     group = partition.groups.get(request.group)
     if group is None:
         raise TokenUnknownError("the group has never acquired this partition", token=request.token)
@@ -124,7 +124,7 @@ def owned(state: BrokerState, request: OwnersRequest, now_ms: int) -> tuple[Host
     check_holder(lock, token=request.token, session=SHARED if is_shared_request else session)
     renew(lock, now_ms=now_ms)
     if shared:
-        group.handed_out().hear(session, ttl_ms=lock.ttl_ms, now_ms=now_ms)
+        group.current_in_flight().hear(session, ttl_ms=lock.ttl_ms, now_ms=now_ms)
     return partition, group
 
 

@@ -6,7 +6,7 @@ from ...protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from ...protocol.frames import Batches, Pull, Read
 from ...protocol.ids import check_offset
 from ...protocol.limits import PULL_BYTES_MAX
-from ...rpc.answer_room import take_room
+from ...rpc.answer_room import reserve_bytes
 from ..partition.partition import HostedPartition
 from ..store.store import Store
 
@@ -57,13 +57,15 @@ async def read_batches(
     """Read batches at the offset of a request, after waiting for room for the reply."""
     data, end = b"", request.offset
     if request.offset < partition.readable_offset:
-        await take_room(bytes_max)
+        await reserve_bytes(bytes_max)
         data, end = await store.read(partition, request.offset, bytes_max=bytes_max)
     return batches_up_to(partition, end, parked_version), data
 
 
-def note_handed(store: Store, partition: HostedPartition, messages: int, size_bytes: int) -> None:
+def count_delivered(
+    store: Store, partition: HostedPartition, messages: int, size_bytes: int
+) -> None:
     """Count messages that are delivered to a client."""
     if size_bytes:
         subject = partition.facts.subject
-        store.traffic.note_handed(subject, messages=messages, size_bytes=size_bytes)
+        store.traffic.count_delivered(subject, messages=messages, size_bytes=size_bytes)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ...protocol.batch import check_alone, unpacked_bytes
+from ...protocol.batch import check_whole_batch, unpacked_bytes
 from ...protocol.errors import OverloadedError
 from ...protocol.record import COMPRESSION_AT
 from ..store.group_commit import RunBlocking
@@ -64,7 +64,7 @@ class UnpackChecks:
             True if the batch was checked. False if the store must check it, if it is compressed.
 
         Raises:
-            CorruptBatchError, UnpackError: see `check_alone`.
+            CorruptBatchError, UnpackError: see `check_whole_batch`.
             OverloadedError: WAITING_BYTES_MAX bytes are already waiting.
         """
         previous, is_large = self._latest.get(partition_id), self.is_large(data)
@@ -87,7 +87,7 @@ class UnpackChecks:
             if previous is not None:
                 await asyncio.wait([previous])  # which the caller's cancellation does not cancel
             if is_large:
-                await self._run_blocking(check_alone, data)
+                await self._run_blocking(check_whole_batch, data)
         finally:
             self._waiting_bytes -= len(data)
             if previous is None or previous.done():

@@ -21,7 +21,7 @@ from ...protocol.errors import (
     Reason,
     StaleRouteError,
 )
-from ...protocol.groups import TRIES_MAX_MAX
+from ...protocol.groups import TRIES_LIMIT
 from ...protocol.ids import MAX_I64
 from ...protocol.limits import KEY_BYTES_MAX
 from ...protocol.offsets import AckedOffsets, Range
@@ -35,8 +35,7 @@ from ...protocol.parked import (
     RETRIED,
     Adopt,
     AdoptedKey,
-    AncestorTold,
-    AskedChange,
+    AncestorNotified,
     Clear,
     DeadLetterKey,
     Edit,
@@ -49,6 +48,7 @@ from ...protocol.parked import (
     ParkOrDeadLetter,
     ParkState,
     Redrive,
+    RequestedChange,
     Shift,
     Unneeded,
     Unpark,
@@ -62,7 +62,7 @@ from .parked_key import message_count
 
 def park_changes(
     parked: Parked,
-    changes: Iterable[AskedChange],
+    changes: Iterable[RequestedChange],
     acked: AckedOffsets,
     *,
     next_offset: int,
@@ -130,10 +130,10 @@ class _Checks:
             Clear: self._clear,
             Unneeded: lambda change: change if parked.keeps_for_children else None,
             Edit: self._edit,
-            AncestorTold: self._ancestor_told,
+            AncestorNotified: self._ancestor_told,
         }
 
-    def check(self, changes: Iterable[AskedChange]) -> list[ParkChange]:
+    def check(self, changes: Iterable[RequestedChange]) -> list[ParkChange]:
         """Check all changes, and return those that must be written."""
         needed = []
         for change in changes:
@@ -347,7 +347,7 @@ class _Checks:
         self._cleared = True
         return change if self._parked else None
 
-    def _ancestor_told(self, change: AncestorTold) -> AncestorTold | None:
+    def _ancestor_told(self, change: AncestorNotified) -> AncestorNotified | None:
         return change if change.source in self._parked.sources else None
 
     def _has_adopted(self, parent: int) -> bool:
@@ -492,7 +492,7 @@ def count_dead(parked: Parked) -> tuple[int, int]:
 
 
 def _check_key(key: ParkKey) -> None:
-    if isinstance(key, int) and abs(key) > TRIES_MAX_MAX:
+    if isinstance(key, int) and abs(key) > TRIES_LIMIT:
         raise InvalidRequestError(f"invalid number of failed tries: {key}")
     if isinstance(key, bytes) and len(key) > KEY_BYTES_MAX:
         raise InvalidRequestError(f"a key of {len(key)} bytes: at most {KEY_BYTES_MAX}")

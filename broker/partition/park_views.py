@@ -16,7 +16,7 @@ from ...protocol.parked import (
     RETRIED,
     Adopt,
     AdoptedKey,
-    AncestorTold,
+    AncestorNotified,
     ChangeParkedKey,
     FailureMark,
     Fault,
@@ -202,7 +202,7 @@ class _FaultList:
         return index
 
 
-def changes_of(parked: Parked) -> Iterator[ParkChange]:
+def changes_to_rebuild(parked: Parked) -> Iterator[ParkChange]:
     """
     Yield changes that create this state from an empty one, a page each. No other change may come
     between them.
@@ -223,7 +223,7 @@ def changes_of(parked: Parked) -> Iterator[ParkChange]:
         sources = tuple(sorted(parked.sources))
         yield Adopt(0, (), last=False, sources=sources, children_tell=parked.children_tell)
     for source in sorted((parked.adopted | parked.taking) - parked.sources):
-        yield AncestorTold(source)
+        yield AncestorNotified(source)
     if parked.frozen:
         yield Freeze()
 

@@ -24,7 +24,7 @@ from ...protocol.parked import (
     RETRIED,
     Adopt,
     AdoptedKey,
-    AncestorTold,
+    AncestorNotified,
     Clear,
     DeadLetterKey,
     Edit,
@@ -160,7 +160,7 @@ class Parked:
         """True if messages are kept for children, which report when they no longer need them."""
         return bool(self.passed) or (self.frozen and bool(self._keys))
 
-    def note_next_tries(self, tries: Iterable[NextTry]) -> Undo:
+    def set_next_tries(self, tries: Iterable[NextTry]) -> Undo:
         """Record when messages that wait for retry are retried. Return a function that undoes
         it.
         """
@@ -239,7 +239,7 @@ class Parked:
                 return self._clear(change)
             case Unneeded():
                 return self._remove_unneeded(change)
-            case AncestorTold():
+            case AncestorNotified():
                 return self._remove_source(change.source)
             case Edit():
                 return self._edit(change.key, change.message)

@@ -164,7 +164,7 @@ class Group:
         self.attempts = {offset: self.attempts[offset] for offset in unacked[:ATTEMPTS_MAX]}
         self.changed()
 
-    def note_failing(self, failing: FailingMessage | None) -> None:
+    def set_failing(self, failing: FailingMessage | None) -> None:
         """Record the oldest message that fails, or None. The time of its first failure is kept,
         because a new owner does not know it.
         """
@@ -195,7 +195,7 @@ class Group:
         self.suspects.begin(begun, self.acked)
         self.changed()
 
-    def handed_out(self) -> InFlight:
+    def current_in_flight(self) -> InFlight:
         """Return the messages in flight under the current token of a shared group."""
         if self.in_flight is None or self.in_flight.token != self.lock.fence:
             self.in_flight = InFlight(self.lock.fence)
@@ -213,7 +213,7 @@ class Group:
             and (self.in_flight is None or self.in_flight.is_empty(now_ms))
         )
 
-    def skip_to(self, first_offset: int) -> None:
+    def ack_removed(self, first_offset: int) -> None:
         """Mark the offsets below `first_offset`, which retention has removed, as acked."""
         if self.acked.cursor < first_offset:
             self.acked.add(self.acked.cursor, first_offset)
@@ -372,7 +372,7 @@ class HostedPartition:
         if self.lost and self.lost[-1].end == END_UNKNOWN:
             raise self._damaged(self.lost[-1].position, "cannot be sealed")
 
-    def check_owners(self) -> None:
+    def check_fences_known(self) -> None:
         """Raise CorruptLogError if a fence may be lost."""
         if self.fences_lost:
             position = self.lost[0].position if self.lost else -1
@@ -566,7 +566,7 @@ class HostedPartition:
         parked = group.parked_on(self.partition_id)
         for change in body.changes:
             parked.apply(change, at_ms=body.at_ms, acked=group.acked, token=body.token)
-        parked.note_next_tries(body.next_tries)
+        parked.set_next_tries(body.next_tries)
         group.durable_cursor = group.acked.cursor
         group.durable_ranges = group.acked.ranges
         group.kept = True
@@ -581,7 +581,7 @@ class HostedPartition:
     # ── views ─────────────────────────────────────────────────────────────────────────────────────
     def check_same_facts(self, facts: HostPartition) -> None:
         """Raise InvalidRequestError if this partition has other facts."""
-        if stored_facts(facts) != self.facts:
+        if without_volatile(facts) != self.facts:
             raise InvalidRequestError(
                 Reason.PARTITION_IN_USE,
                 f"partition {self.partition_id} is hosted with other facts, "
@@ -656,7 +656,7 @@ def _end_of(end: int) -> int:
     return MAX_I64 if end == END_UNKNOWN else end
 
 
-def stored_facts(facts: HostPartition) -> HostPartition:
+def without_volatile(facts: HostPartition) -> HostPartition:
     """Return the facts that a broker stores: without the address, state, logic start, groups and
     times, which change or are unknown.
     """
@@ -668,7 +668,7 @@ def stored_facts(facts: HostPartition) -> HostPartition:
     )
 
 
-def check_facts(facts: HostPartition) -> None:
+def validate_facts(facts: HostPartition) -> None:
     """
     Check the facts of a new partition.
 

@@ -43,7 +43,7 @@ class BrokerState:
         """Partition id → the position of the first record of a partition whose facts are lost."""
         self.problems: list[str] = []
         """Descriptions of damage, the newest last."""
-        self.until_restart: set[str] = set()
+        self.repaired_by_restart: set[str] = set()
         """The problems that the next start repairs. Snapshots omit them."""
         self.retained = 0
         """The start of the log for which the first offsets are valid. If the log begins later, a
@@ -103,7 +103,7 @@ class BrokerState:
         self.damaged.add(partition.partition_id)
         self.touch(partition)
 
-    def met_damage(self, partition: HostedPartition, error: StorageError) -> None:
+    def record_damage(self, partition: HostedPartition, error: StorageError) -> None:
         """Record damage that a read has found: the partition loses the damaged offsets, as it would
         at a start.
         """
@@ -145,15 +145,15 @@ class BrokerState:
         """
         parents = map(self.partitions.look, partition.facts.partition.parents)
         ends_ms = [parent.appended_at_ms for parent in parents if parent is not None]
-        return max([now_ms, *(at_ms for at_ms in ends_ms if counts_as_end(at_ms, now_ms))])
+        return max([now_ms, *(at_ms for at_ms in ends_ms if is_plausible_end(at_ms, now_ms))])
 
-    def unhost(self, partition_id: int) -> None:
+    def undo_host(self, partition_id: int) -> None:
         """Remove a new partition whose record could not be written."""
         self.hosting.discard(partition_id)
         self.partitions.remove(partition_id)
 
 
-def counts_as_end(at_ms: int, now_ms: int) -> bool:
+def is_plausible_end(at_ms: int, now_ms: int) -> bool:
     """Return True if a partition that ended at `at_ms` is plausible as a lower bound for the times
     of its children: not too far ahead of `now_ms`, the time of the broker's calendar.
     """

@@ -32,13 +32,13 @@ from itertools import islice, pairwise
 from ...protocol.clock import Clock
 from ...protocol.control import Retention
 from ...protocol.errors import BrokerReadOnlyError, CorruptIndexError, KeylaneError, StorageError
-from ...protocol.limits import UNTOLD_MAX
+from ...protocol.limits import GROUPLESS_PARTITIONS_MAX
 from ...protocol.log_filter import LogFilter
 from ...protocol.record import Kind
 from ...protocol.text import counted
 from ..partition.partition import HostedPartition
 from ..settings import BrokerSettings
-from ..standing import Standing
+from ..standing import FolderOwnership
 from ..storage.files import Files
 from ..storage.log.log_reader import segment_headers
 from ..storage.reserve import Reserve
@@ -92,7 +92,7 @@ class _MessageTimes:
         """True if the whole segment was read after it was sealed."""
 
 
-class Cleaning:
+class RetentionLoop:
     """The retention loop. `problem` tells why segments are kept that should be removed."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Cleaning:
         clock: Clock,
         run_commit: RunBlocking,
         run_read: RunBlocking,
-        standing: Standing | None = None,
+        standing: FolderOwnership | None = None,
         calendar: WallClock | None = None,
     ) -> None:
         """
@@ -138,8 +138,8 @@ class Cleaning:
         """Base of a segment → the times of its messages."""
         self.problem = ""
         self.untold: tuple[int, ...] = ()
-        """Ids of at most UNTOLD_MAX partitions whose messages are kept only because the metaserver
-        never sent their groups.
+        """Ids of at most GROUPLESS_PARTITIONS_MAX partitions whose messages are kept only because
+        the metaserver never sent their groups.
         """
         self._untold: list[int] = []
         """Ids of partitions whose groups were never sent, except those of hidden subjects, as found
@@ -296,7 +296,7 @@ class Cleaning:
         self._hidden = {}
         self._held = []
         floor = await self._floor(wanted, list(self._store.state.partitions))
-        self.untold = (*self._untold, *self._hidden)[:UNTOLD_MAX]
+        self.untold = (*self._untold, *self._hidden)[:GROUPLESS_PARTITIONS_MAX]
         allowed = self._allowed(segments, wanted, floor)
         if allowed <= segments[0].base:
             return 0

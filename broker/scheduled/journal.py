@@ -32,7 +32,7 @@ from ...protocol.errors import (
     KeylaneError,
     StorageError,
 )
-from ..storage.files import AppendFile, Files, write_again
+from ..storage.files import AppendFile, Files, rewrite_in_place
 from ..store.group_commit import RunBlocking
 from .records import Place, Record, encode_frame, read_frame, scan, size_of
 
@@ -131,7 +131,7 @@ class ScheduledJournal:
         file = self._files.open_append(path)
         try:
             end = place.position + place.length
-            write_again(self._files, path, file, start=place.position, end=end)
+            rewrite_in_place(self._files, path, file, start=place.position, end=end)
             file.fdatasync()
         finally:
             file.close()

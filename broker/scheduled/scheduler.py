@@ -36,7 +36,7 @@ from ...protocol.http.posted import PostedMessage
 from ...protocol.scheduled.receipt import CancelOutcome
 from ...protocol.text import LISTED_MAX, counted, listed
 from ...rpc.race import shield
-from ..standing import Standing
+from ..standing import FolderOwnership
 from ..storage.files import Files
 from ..store.group_commit import RunBlocking
 from ..wall_clock import WallClock
@@ -362,7 +362,7 @@ class Scheduler:
         return is_complete
 
     # ── deliveries ────────────────────────────────────────────────────────────────────────────────
-    async def run(self, target: Subjects, standing: Standing) -> None:
+    async def run(self, target: Subjects, standing: FolderOwnership) -> None:
         """Deliver messages at their times until cancelled, but not before a metaserver has
         accepted the data folder.
         """
@@ -397,7 +397,7 @@ class Scheduler:
             log.error("scheduled messages could not be delivered", exc_info=task.exception())
 
     async def _deliver(
-        self, batch: list[ScheduledEntry], target: Subjects, standing: Standing
+        self, batch: list[ScheduledEntry], target: Subjects, standing: FolderOwnership
     ) -> None:
         """Store a batch of due messages in their subject, or requeue them."""
         subject = batch[0].subject
@@ -424,7 +424,7 @@ class Scheduler:
         await self._store(delivery, messages, target, standing, doubtful=False)
 
     async def _resume(
-        self, delivery: ScheduledDelivery, target: Subjects, standing: Standing
+        self, delivery: ScheduledDelivery, target: Subjects, standing: FolderOwnership
     ) -> None:
         """Store the batch of a delivery that began before a restart, and may be stored already."""
         entries = [self._schedule_index.entries[each] for each in delivery.scheduled_ids]
@@ -465,7 +465,7 @@ class Scheduler:
         delivery: ScheduledDelivery,
         messages: Sequence[Waits],
         target: Subjects,
-        standing: Standing,
+        standing: FolderOwnership,
         *,
         doubtful: bool,
     ) -> None:

@@ -210,7 +210,7 @@ class _OperatorsFile(msgspec.Struct, frozen=True, kw_only=True):
     operators: dict[str, str] = {}
 
 
-def keep_operators(files: Files, operators: dict[str, str]) -> None:
+def save_operators(files: Files, operators: dict[str, str]) -> None:
     """Replace the stored operators, durably. If the disk rejects writes, the old ones stay."""
     try:
         replace_file(

@@ -194,7 +194,7 @@ def ignore_fail_point(_name: str) -> None:
     """Do nothing: no fail point is configured."""
 
 
-def files_of(root: str, environment: Mapping[str, str] | None = None) -> RealFiles:
+def make_files(root: str, environment: Mapping[str, str] | None = None) -> RealFiles:
     """
     Return the files of the folder `root`, with fail points if KEYLANE_FAIL_AT is set.
 

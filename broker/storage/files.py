@@ -136,7 +136,7 @@ class Files(Protocol):
         """Return the result of `pread` for each (position, length) of a file."""
         ...
 
-    def will_read(self, path: str, position: int, length: int) -> None:
+    def read_ahead(self, path: str, position: int, length: int) -> None:
         """Ask the kernel to read ahead bytes that will be needed soon."""
         ...
 
@@ -213,7 +213,7 @@ def replace_large_file(files: Files, path: str, parts: Iterable[Sequence[Buffer]
     files.sync_folder(path.rpartition("/")[0])
 
 
-def write_again(files: Files, path: str, file: AppendFile, *, start: int, end: int) -> None:
+def rewrite_in_place(files: Files, path: str, file: AppendFile, *, start: int, end: int) -> None:
     """
     Rewrite the bytes `[start, end)` of a file in place. `file` is the open file of `path`; the
     caller syncs it.
@@ -258,7 +258,7 @@ def is_locked(root: str) -> bool:
     return False
 
 
-def narrow_rights(root: str) -> None:
+def restrict_permissions(root: str) -> None:
     """
     Revoke other users' permissions on a data folder and its files, and log a warning on failure.
 
@@ -433,8 +433,8 @@ class RealFiles:
         if cached is not None and not cached[1]:
             os.close(cached[0])
 
-    def will_read(self, path: str, position: int, length: int) -> None:
-        """See `Files.will_read`."""
+    def read_ahead(self, path: str, position: int, length: int) -> None:
+        """See `Files.read_ahead`."""
         try:
             with self._descriptor(path) as descriptor:
                 os.posix_fadvise(descriptor, position, length, os.POSIX_FADV_WILLNEED)

@@ -20,7 +20,7 @@ import asyncio
 from ...protocol.errors import StorageError
 from ...protocol.record import Kind, encode_record
 from ..partition.image import image_of, images_of_parts
-from ..partition.park_views import changes_of
+from ..partition.park_views import changes_to_rebuild
 from ..partition.partition import HostedPartition
 from ..partition.records import DroppedBody, FenceBody, ParkedBody, encode_body
 from ..partition.state import BrokerState
@@ -158,7 +158,7 @@ class CarryOver:
                             group.name, group.parked.token_of(change, lock.fence), 0, (change,)
                         ),
                     )
-                    for change in changes_of(group.parked)
+                    for change in changes_to_rebuild(group.parked)
                 ]
         return records
 

@@ -71,7 +71,7 @@ from ...protocol.errors import (
 )
 from ...protocol.ids import check_name
 from ...protocol.offsets import AckedOffsets
-from ...protocol.parked import Adopt, AskedChange, Clear
+from ...protocol.parked import Adopt, Clear, RequestedChange
 from ...protocol.progress import ForgetGroup, SetCursor
 from ..partition.park_views import passed_on
 from ..partition.partition import Group, HostedPartition
@@ -200,7 +200,7 @@ def set_cursor(
         InvalidRequestError, OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing was
             changed.
     """
-    partition.check_owners()
+    partition.check_fences_known()
     store.firsts.rise(partition.partition_id)
     group = partition.group_for_acquire(request.group)
     partition.check_not_forgotten(request.group, request.token)
@@ -228,7 +228,7 @@ def set_cursor(
     is_partial = bool(request.kept_children or request.kept_parents)
     children_tell = is_partial and (parked.frozen or parked.children_tell)
     passed = passed_on(parked, request.kept_children, partition.facts.partition.range_start)
-    changes: list[AskedChange] = [Clear(request.kept_parents)]
+    changes: list[RequestedChange] = [Clear(request.kept_parents)]
     if passed or children_tell:
         changes.append(Adopt(0, (), last=False, passed=passed, children_tell=children_tell))
     return change_parked(store, partition, group, changes, at_ms=0)
@@ -244,7 +244,7 @@ def _submit_cursor(
     group.acked = AckedOffsets(cursor)
     group.attempts = {}
     group.suspects = Suspects()
-    group.note_failing(None)
+    group.set_failing(None)
     group.changed()
 
     def undo() -> None:

@@ -73,7 +73,7 @@ class FirstOffsets:
         previous, partition.first_offset = partition.first_offset, first
         for group in partition.groups.values():
             unread = group.acked.unacked(previous, first)
-            group.skip_to(first)
+            group.ack_removed(first)
             if group.unsaved:
                 self._unsaved[partition_id, group.name] = partition, group
             if unread:

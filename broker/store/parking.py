@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Sequence
 
 from ...protocol.offsets import AckedOffsets
-from ...protocol.parked import AskedChange, DeadLetterKey, Park
+from ...protocol.parked import DeadLetterKey, Park, RequestedChange
 from ..partition.offset_runs import OffsetRuns
 from ..partition.park_checks import park_changes
 from ..partition.parked import NextTry
@@ -26,7 +26,7 @@ def change_parked(
     store: Store,
     partition: HostedPartition,
     group: Group,
-    changes: Sequence[AskedChange],
+    changes: Sequence[RequestedChange],
     *,
     at_ms: int,
     next_tries: Sequence[NextTry] = (),
@@ -52,7 +52,7 @@ def change_parked(
     store.commit.check_room(CONTROL_RECORD_BYTES + len(record), own=True)
     store.state.touch(partition)
     undos = [parked.apply(change, at_ms=at_ms, acked=group.acked, token=fence) for change in needed]
-    undos.append(parked.note_next_tries(next_tries))
+    undos.append(parked.set_next_tries(next_tries))
     group.changing += 1
     acked = [
         range_

@@ -116,7 +116,7 @@ class Snapshotter:
         try:
             chunks = await self._encode_chunks(table.ids() if full else list(dirty))
             state = self._state
-            problems = [text for text in state.problems if text not in state.until_restart]
+            problems = [text for text in state.problems if text not in state.repaired_by_restart]
             if state.dropped.too_many:
                 await self._merge_dropped()
             dropped = [(body.ranges, body.subjects) for body in state.dropped.bodies()]

@@ -33,9 +33,9 @@ from ...protocol.errors import (
 from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.record import HEADER_BYTES
 from ..partition.appends import Duplicate
-from ..partition.partition import Group, HostedPartition, check_facts, stored_facts
+from ..partition.partition import Group, HostedPartition, validate_facts, without_volatile
 from ..partition.records import CursorBody, FenceBody, encode_body
-from ..partition.state import BrokerState, counts_as_end
+from ..partition.state import BrokerState, is_plausible_end
 from ..settings import BrokerSettings
 from ..storage.append_file import Buffer
 from ..storage.files import Files
@@ -70,12 +70,12 @@ class IndexDamage:
 
     async def report(self, error: CorruptIndexError) -> None:
         """Report the damage in health, and mark the index to be rebuilt at the next start."""
-        if self._state.until_restart:
+        if self._state.repaired_by_restart:
             return
         text = f"{error.message}; the next start rebuilds the index"
         log.error("%s", text)
         self._state.problems.append(text)
-        self._state.until_restart.add(text)
+        self._state.repaired_by_restart.add(text)
         try:
             await self._run_blocking(mark_incomplete, self._files, self._kind)
         except StorageError as failure:
@@ -304,8 +304,8 @@ class Store:
                 or was dropped.
             BrokerReadOnlyError, OverloadedError: nothing was changed.
         """
-        facts = stored_facts(facts)
-        check_facts(facts)
+        facts = without_volatile(facts)
+        validate_facts(facts)
         partition_id: int = facts.partition.partition_id
         known = self.state.partitions.get(partition_id)
         if known is not None:
@@ -328,7 +328,7 @@ class Store:
             encode_body(partition_id, facts),
             partition_id=partition_id,
             on_durable=on_durable,
-            undo=partial(self.state.unhost, partition_id),
+            undo=partial(self.state.undo_host, partition_id),
         )
         return partition, self.commit.submit(entry)
 
@@ -349,7 +349,7 @@ class Store:
             return self.commit.flushed()
         ahead_ms = from_ms - now_ms
         partition_id, subject = partition.partition_id, partition.facts.subject
-        if not counts_as_end(from_ms, now_ms):
+        if not is_plausible_end(from_ms, now_ms):
             log.warning(
                 "partition %d of %s starts with this broker's clock, which is %d s behind the "
                 "clock of the partition it continues; reads by time may skip messages in between",
@@ -528,7 +528,7 @@ class Store:
                 if isinstance(error, CorruptIndexError):
                     await self.index_damage.report(error)
                 else:
-                    self.state.met_damage(partition, error)
+                    self.state.record_damage(partition, error)
                 raise
             # Retention has removed the offset during the read.
             raise OffsetOutOfRangeError(

@@ -1,11 +1,11 @@
 """Counts the messages that a broker stores and delivers, by subject, since the start of the broker
 or the creation of the subject. Pure.
 
-    a partition is dropped ─▶ `note_dropped` ─▶ GONE_MS later, if the broker hosts no partition of
-        the subject ─▶ `free`
+    a partition is dropped ─▶ `note_dropped` ─▶ SERIES_KEPT_MS later, if the broker hosts no
+        partition of the subject ─▶ `free`
 
-The metrics of a deleted subject are exported for another GONE_MS, so that its last messages are
-scraped. Then its series end. A new subject of the same name continues the series if it is created
+The metrics of a deleted subject are exported for another SERIES_KEPT_MS, so that its last messages
+are scraped. Then its series end. A new subject of the same name continues the series if it is created
 before that; otherwise its series begin at 0.
 """
 
@@ -20,7 +20,7 @@ SUBJECTS_MAX = 10_000
 as OTHER.
 """
 OTHER = "(other)"
-GONE_MS = 300_000
+SERIES_KEPT_MS = 300_000
 """The time, in milliseconds, for which a subject's series continue after its last partition was
 dropped. It is Prometheus' look-back of 5 minutes.
 """
@@ -63,7 +63,7 @@ class Traffic:
         flow.messages += messages
         flow.bytes += size_bytes
 
-    def note_handed(self, subject: str, *, messages: int, size_bytes: int) -> None:
+    def count_delivered(self, subject: str, *, messages: int, size_bytes: int) -> None:
         """Count the messages of a reply."""
         flow = self.handed.get(subject) or _add_flow(self.handed, subject)
         flow.batches += 1
@@ -76,9 +76,11 @@ class Traffic:
             self._dropped_ms[subject] = now_ms
 
     def due(self, now_ms: int) -> set[str]:
-        """Return the subjects whose last drop of a partition was at least GONE_MS ago."""
+        """Return the subjects whose last drop of a partition was at least SERIES_KEPT_MS ago."""
         return {
-            name for name, dropped_ms in self._dropped_ms.items() if now_ms - dropped_ms >= GONE_MS
+            name
+            for name, dropped_ms in self._dropped_ms.items()
+            if now_ms - dropped_ms >= SERIES_KEPT_MS
         }
 
     def free(self, due: Collection[str], hosted: Collection[str]) -> None:

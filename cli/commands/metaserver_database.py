@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ...metaserver.backup.service import backup_database, restore_database
-from ...metaserver.rebuild.rights import KeptRights
+from ...metaserver.rebuild.rights import ImportedRights
 from ...metaserver.rebuild.rows import RebuildOptions, RebuiltSubject
 from ...metaserver.rebuild.service import (
+    read_rights_database,
+    read_rights_file,
     rebuild_database,
-    rights_of_database,
-    rights_of_file,
 )
 from ...metaserver.settings import (
     DATABASE_URL_VARIABLE,
@@ -69,14 +69,14 @@ def database_settings(data: Path | None, database_url: str | None) -> Metaserver
     return metaserver_settings({"data": data, "database_url": database_url})
 
 
-async def _kept_rights(settings: MetaserverSettings, source: str) -> KeptRights:
+async def _kept_rights(settings: MetaserverSettings, source: str) -> ImportedRights:
     """Return the rights in a backup file, in the folder of an embedded database, or in the database
     of a URL.
     """
     other = _other_database(settings, source)
     if other is not None:
-        return await rights_of_database(other)
-    return rights_of_file(settings, backup_content(Path(source)), source)
+        return await read_rights_database(other)
+    return read_rights_file(settings, backup_content(Path(source)), source)
 
 
 def _other_database(settings: MetaserverSettings, source: str) -> MetaserverSettings | None:
@@ -145,7 +145,7 @@ async def rebuild(
         show_line(line)
 
 
-def _rights_line(rights: KeptRights | None, source: str | None) -> str:
+def _rights_line(rights: ImportedRights | None, source: str | None) -> str:
     """Return the line about tokens, grants and quotas."""
     if rights is None or source is None:
         return NO_RIGHTS

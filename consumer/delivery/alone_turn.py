@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class AloneTurn:
+class SuspectLock:
     """Serializes messages that may end the process: if it dies, the message that held the turn is
     probably the cause.
     """

@@ -10,7 +10,7 @@ from ...protocol.parked import Failure
 from .user_acks import UserAcks
 
 
-class DeliveringClient(Protocol):
+class DeliveryClient(Protocol):
     """The part of a pull client that its deliveries use."""
 
     deadline_ns: int
@@ -27,12 +27,12 @@ class DeliveringClient(Protocol):
         ...
 
     @property
-    def note_failed(self) -> Callable[[Message, Failure], None]:
+    def report_failure(self) -> Callable[[Message, Failure], None]:
         """Return the callback that makes the broker record a failed attempt and its error."""
         ...
 
     @property
-    def note_hangs(self) -> Callable[[Message, Failure, int], None]:
+    def report_hang(self) -> Callable[[Message, Failure, int], None]:
         """Return the callback that makes the broker show for how many milliseconds a message has
         been with its handler or the program.
         """
@@ -52,7 +52,7 @@ class DeliveringClient(Protocol):
         """Park a message together with the later messages of its key in `waiting`."""
         ...
 
-    def bury(self, message: Message, failure: Failure) -> None:
+    def dead_letter(self, message: Message, failure: Failure) -> None:
         """Make a message a dead letter; later messages of its key continue."""
         ...
 
@@ -74,9 +74,9 @@ class ClientDelivery(UserAcks):
 
     __slots__ = ("client", "codec", "exclusive", "group", "leased_id", "logic_start", "queue")
 
-    client: DeliveringClient
+    client: DeliveryClient
 
-    def __init__(self, client: DeliveringClient) -> None:
+    def __init__(self, client: DeliveryClient) -> None:
         super().__init__()
         self.client = client
         self.codec = client.codec
@@ -104,13 +104,13 @@ class ClientDelivery(UserAcks):
         """Stop counting `count` messages that will not be handled by this consumer."""
         self.client.forget(count)
 
-    def note_failed(self, message: Message, failure: Failure) -> None:
+    def report_failure(self, message: Message, failure: Failure) -> None:
         """Make the broker record a failed attempt of a message, and its error."""
-        self.client.note_failed(message, failure)
+        self.client.report_failure(message, failure)
 
-    def note_hangs(self, message: Message, failure: Failure, running_ms: int) -> None:
+    def report_hang(self, message: Message, failure: Failure, running_ms: int) -> None:
         """Make the broker show for how long a message has been with its handler or the program."""
-        self.client.note_hangs(message, failure, running_ms)
+        self.client.report_hang(message, failure, running_ms)
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
         """Park a message that failed too often together with the later messages of its key in
@@ -118,9 +118,9 @@ class ClientDelivery(UserAcks):
         """
         self.client.park(message, failure, waiting)
 
-    def bury(self, message: Message, failure: Failure) -> None:
+    def dead_letter(self, message: Message, failure: Failure) -> None:
         """Make a message a dead letter, so that later messages of its key continue."""
-        self.client.bury(message, failure)
+        self.client.dead_letter(message, failure)
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
         """Set a message aside and try it again after `pause_ms`, so that later messages of its key

@@ -112,7 +112,7 @@ class MessageFilter:
             return False
 
 
-def filter_of(tags: Collection[str] | None, wanted: Filter | None) -> MessageFilter | None:
+def build_filter(tags: Collection[str] | None, wanted: Filter | None) -> MessageFilter | None:
     """Return the filter for a program's arguments, or None if both are None. Raises ConfigError."""
     return None if tags is None and wanted is None else MessageFilter(tags, wanted)
 

@@ -73,7 +73,7 @@ class PulledBatch:
 class CutOpener(Protocol):
     """The part of a pull client that opens its cut batches."""
 
-    def open_cut(self, batch: CutBatch) -> list[Message[Any]]:
+    def decode_cut_batch(self, batch: CutBatch) -> list[Message[Any]]:
         """Return the messages of a batch that are to be handled now."""
         ...
 
@@ -84,10 +84,10 @@ class CutBatch:
     comes.
 
     Attributes:
-        is_plain: True if, once opened, all its messages are first attempts.
+        has_only_first_attempts: True if, once opened, all its messages are first attempts.
     """
 
-    __slots__ = ("client", "columns", "count", "header", "is_plain", "ranges")
+    __slots__ = ("client", "columns", "count", "header", "has_only_first_attempts", "ranges")
 
     def __init__(
         self, client: CutOpener, columns: Columns[memoryview], header: Header, ranges: list[Range]
@@ -99,7 +99,7 @@ class CutBatch:
         self.count = 0
         for start, end in ranges:
             self.count += end - start
-        self.is_plain = False
+        self.has_only_first_attempts = False
 
     def wanted(self, messages: list[Message[Any]]) -> list[Message[Any]]:
         """Return the messages to handle from `messages`, which are all messages of the batch."""
@@ -107,7 +107,7 @@ class CutBatch:
 
     def messages(self) -> list[Message[Any]]:
         """Return the messages to handle, in offset order."""
-        return self.client.open_cut(self)
+        return self.client.decode_cut_batch(self)
 
 
 def _in_ranges(

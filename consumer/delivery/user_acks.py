@@ -132,7 +132,7 @@ class UserAcks(ABC):
             LeaseLostError: the message is delivered to another consumer.
         """
         client, offset = self.client, message.offset
-        client.check_takes_acks(offset)
+        client.check_can_ack(offset)
         unregistered = self.unregistered
         if unregistered is not None:
             if unregistered.message is message and not client.acks_each:
@@ -144,7 +144,7 @@ class UserAcks(ABC):
             self._taken.remove(offset)
             self.done(offset)
             if not client.acks_each:
-                client.owner.acked_again((message,))
+                client.owner.release_acked_keys((message,))
                 return
         else:
             self.check_not_given_back((message,))
@@ -185,7 +185,7 @@ class UserAcks(ABC):
     async def _release_when_durable(self, messages: list[Message]) -> bool:
         durable = await self.acked(max(message.offset for message in messages))
         if durable:
-            self.client.owner.acked_again(messages)
+            self.client.owner.release_acked_keys(messages)
         return durable
 
     def take_acks(self, messages: list[Message]) -> bool:
@@ -203,7 +203,7 @@ class UserAcks(ABC):
         messages.sort(key=_by_offset)
         self.done_all(messages)
         if not self.client.acks_each:
-            self.client.owner.acked_again(messages)
+            self.client.owner.release_acked_keys(messages)
         return True
 
     def check_not_given_back(self, messages: Iterable[Message]) -> None:
@@ -228,7 +228,7 @@ class UserAcks(ABC):
             LeaseLostError: it is delivered to another consumer.
         """
         client = self.client
-        client.check_takes_acks(message.offset)
+        client.check_can_ack(message.offset)
         self._register_messages()
         if message.offset not in self._taken:
             raise InvalidRequestError(

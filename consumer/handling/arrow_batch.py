@@ -102,7 +102,7 @@ class ArrowBatch:
             InvalidRequestError: the batch was given back, and will be handed out again.
         """
         client = self._client
-        client.check_takes_acks(self.start_offset)
+        client.check_can_ack(self.start_offset)
         if self._acking is None and self._owner.is_in_hand(self):
             client.done_range(self.start_offset, self.next_offset)
             if not client.acks_each:
@@ -136,7 +136,7 @@ class ArrowBatch:
                 number from 0 to a day.
             LeaseLostError: another consumer owns the partition now, and gets the messages again.
         """
-        self._client.check_takes_acks(self.start_offset)
+        self._client.check_can_ack(self.start_offset)
         wait_ms = limited_wait_ms(parse_wait_ms(after_s), self.attempt)
         if self._acking is not None or not self._owner.is_in_hand(self):
             raise InvalidRequestError(f"{self!r} is already acked or given back")

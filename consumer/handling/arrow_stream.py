@@ -55,7 +55,7 @@ class ArrowStream:
         parked.
         """
         client: PullClient = batch.client  # type: ignore[assignment]
-        client.leave_out_parked(batch)
+        client.park_rows_of_parked_keys(batch)
         if not batch.count:
             return
         if client not in self._partitions:

@@ -177,19 +177,19 @@ class Batch:
         """Return the last offset of each delivery."""
         return {message.delivery: message.offset for message in self.messages}
 
-    def note_failed(self, _message: Message, failure: Failure) -> None:
+    def report_failure(self, _message: Message, failure: Failure) -> None:
         """Make the broker record a failed attempt of each message, and its error."""
         for message in self.messages:
             own_failure = replace(failure, attempts=message.attempt)
-            message.delivery.note_failed(message, own_failure)  # type: ignore[union-attr]
+            message.delivery.report_failure(message, own_failure)  # type: ignore[union-attr]
 
-    def note_hangs(self, _message: Message, failure: Failure, running_ms: int) -> None:
+    def report_hang(self, _message: Message, failure: Failure, running_ms: int) -> None:
         """Make the broker show, at the first message, for how long the batch has been with its
         handler.
         """
         first = self.messages[0]
         first_failure = replace(failure, attempts=first.attempt - 1)
-        first.delivery.note_hangs(first, first_failure, running_ms)  # type: ignore[union-attr]
+        first.delivery.report_hang(first, first_failure, running_ms)  # type: ignore[union-attr]
 
     def forget(self, _count: int) -> None:
         """Stop counting all messages: none will be handled by this consumer."""

@@ -129,7 +129,7 @@ class BatchWorkers(Workers):
         self._batch_lanes.fail(batch)
         if other_half is not None:
             failure = self._failing.failure(only_retry(error) or error, other_half.attempt)
-            other_half.note_failed(cast(Message, other_half), failure)
+            other_half.report_failure(cast(Message, other_half), failure)
             self._batch_lanes.fail(other_half)
             self._schedule_soon(other_half)
 
@@ -177,7 +177,7 @@ class BatchWorkers(Workers):
         now_ms = self._now_ms()
         failed = self._retries.drop(lambda batch: cast(Batch, batch).client is client)
         self._retries.resume(client.partition_id)
-        count, due = self._batch_lanes.drop(client.partition_id, client.is_of)
+        count, due = self._batch_lanes.drop(client.partition_id, client.has_handed_out)
         for message in failed:
             self._count_retrying(message, -1)
             self._batch_lanes.release(cast(Batch, message))

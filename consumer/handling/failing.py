@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 
 from ...protocol.backoff import Backoff
 from ...protocol.message import Message
-from ...protocol.parked import Failure, failure_of, nack_of, passed_over_of, running_of
+from ...protocol.parked import (
+    Failure,
+    ack_timeout_failure,
+    failure_of,
+    hanging_failure,
+    nack_failure,
+)
 from ..settings import ConsumerSettings, FailurePolicy
 from .not_acked import Retry, limited_wait_ms, only_retry
 
@@ -106,14 +112,14 @@ class Failing:
         """
         if error is not None:
             return self.failure(error, attempts)
-        return nack_of(client=self.client, at_ms=self.wall_ms(), attempts=attempts)
+        return nack_failure(client=self.client, at_ms=self.wall_ms(), attempts=attempts)
 
     def passed_over(self, attempts: int) -> Failure:
         """Return the record of a message of a shared group that the program neither acked nor gave
         back in time.
         """
-        return passed_over_of(client=self.client, at_ms=self.wall_ms(), attempts=attempts)
+        return ack_timeout_failure(client=self.client, at_ms=self.wall_ms(), attempts=attempts)
 
     def hang_failure(self, what: str, attempt: int) -> Failure:
         """Return the record of a message whose attempt number `attempt` does not end."""
-        return running_of(what, client=self.client, at_ms=self.wall_ms(), attempts=attempt - 1)
+        return hanging_failure(what, client=self.client, at_ms=self.wall_ms(), attempts=attempt - 1)

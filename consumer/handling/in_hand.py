@@ -82,7 +82,9 @@ class InHand:
             or unregistered.messages
         )
 
-    def take_alone(self, arrived: deque[Message], boot_ns: Callable[[], int]) -> Message | None:
+    def take_unregistered(
+        self, arrived: deque[Message], boot_ns: Callable[[], int]
+    ) -> Message | None:
         """Take the first arrived message without registering it; None if others are in hand or it
         must be registered.
         """
@@ -107,7 +109,7 @@ class InHand:
         self, arrived: deque[Message], count: int, now_ns: int
     ) -> list[Message] | None:
         """Take up to `count` messages, which arrived in offset order within each partition, without
-        registering them; None as in `take_alone`.
+        registering them; None as in `take_unregistered`.
         """
         if not arrived or not self.is_free:
             return None
@@ -129,7 +131,7 @@ class InHand:
         self.unregistered.runs = runs
         return messages.copy()
 
-    def ack_hand(self, messages: list[Message]) -> bool:
+    def ack_unregistered(self, messages: list[Message]) -> bool:
         """Ack the unregistered messages if they are exactly `messages`; otherwise return False, and
         they must be acked in another way.
         """
@@ -138,7 +140,7 @@ class InHand:
             return False
         try:
             for delivery, run in unregistered.runs:
-                delivery.check_takes_acks(run[0].offset)
+                delivery.check_can_ack(run[0].offset)
         except LeaseLostError:
             return False
         if any(delivery.acks_each for delivery, _ in unregistered.runs):

@@ -43,7 +43,7 @@ class UnopenedBatch(Protocol):
 
     client: Any
     count: int
-    is_plain: bool
+    has_only_first_attempts: bool
     """True if, once opened, all its messages are first attempts."""
 
     def messages(self) -> list[Message]:
@@ -153,7 +153,7 @@ class Lanes:
         A suspect goes before all arrived messages: all other suspects wait for it, and nothing of
         its own partition does.
         """
-        if messages and getattr(messages[0].delivery, "goes_first", False) and not self._paused:
+        if messages and getattr(messages[0].delivery, "has_priority", False) and not self._paused:
             self.register_running()
             self._requeue_front(messages)
             return
@@ -180,7 +180,7 @@ class Lanes:
             self._run_client = None
             self._put_unless_paused(messages)
         else:
-            self._run_client = batch.client if batch.is_plain else None
+            self._run_client = batch.client if batch.has_only_first_attempts else None
             self.arrived.extend(messages)
 
     def take_single(self) -> Message | None:

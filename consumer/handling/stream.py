@@ -118,8 +118,8 @@ class Stream:
         """
         self._is_fast_path = self._may_take_unregistered = False
         """`_is_fast_path`: `next`, if called by the same task again, need not set `_requesting`.
-        `_may_take_unregistered`: also, `take_alone` may return messages, because there is no filter
-        and no partition is paused.
+        `_may_take_unregistered`: also, `take_unregistered` may return messages, because there is no
+        filter and no partition is paused.
         """
         self._turn_remaining = MESSAGES_PER_TURN
         self._error: BaseException | None = None
@@ -297,7 +297,7 @@ class Stream:
         if self._closed:
             raise StopAsyncIteration
 
-    def take_alone(self) -> Message | None:
+    def take_unregistered(self) -> Message | None:
         """Return the next message if the same task calls again and the last message is acked; None
         if `next` must be used.
         """
@@ -306,15 +306,15 @@ class Stream:
             return None
         if current_task(self._loop) is not self._task:
             return None
-        message = self._in_hand.take_alone(self._waiting, self._boot_ns)
+        message = self._in_hand.take_unregistered(self._waiting, self._boot_ns)
         if message is not None:
             self._turn_remaining = remaining
             self.current = message
         return message
 
-    def ack_hand(self, messages: list[Message]) -> bool:
+    def ack_unregistered(self, messages: list[Message]) -> bool:
         """Ack the unregistered messages; see `InHand`."""
-        return self._in_hand.ack_hand(messages)
+        return self._in_hand.ack_unregistered(messages)
 
     def _take_one(self) -> Message | None:
         """Take a message that may be handed out now; None if all that were examined must wait."""
@@ -383,7 +383,7 @@ class Stream:
                 messages = self._filter(messages, client, self._filtering)
             client.taken_all(messages)
             return messages
-        self.acked_again(messages)  # so that messages waiting for them are skipped next
+        self.release_acked_keys(messages)  # so that messages waiting for them are skipped next
         return []
 
     def _filter(
@@ -409,7 +409,7 @@ class Stream:
             self._retry_filter(message, client, error, filtering)
             return False
         client.done(message.offset)
-        self.acked_again([message])
+        self.release_acked_keys([message])
         return False
 
     def _retry_filter(
@@ -420,7 +420,7 @@ class Stream:
             _, *later = self._set_aside(message, failure)
             self._blocked_ids.update(map(id, later))
             return
-        client.note_failed(message, failure)
+        client.report_failure(message, failure)
         wait_ms = filtering.backoff.wait_ms(message.attempt, filtering.rng)
         now_ns = self._boot_ns()
         kind = type(error).__name__
@@ -469,11 +469,11 @@ class Stream:
             self._set_aside(message, failure)
             return
         client: PullClient = message.delivery  # type: ignore[assignment]
-        client.note_failed(message, failure)
+        client.report_failure(message, failure)
         now_ms = self._boot_ns() // 1_000_000
         warn(self._handler_log.failed(message, failure.kind, now_ms, 0, asked_for=failure.text))
         client.forget(1)
-        self.acked_again([message])
+        self.release_acked_keys([message])
 
     # ── messages given back ───────────────────────────────────────────────────────────────────────
     def nack(
@@ -491,7 +491,7 @@ class Stream:
         failure = self._failing.given_back(message.attempt, error)
         if self._failing.is_last_try(message):
             return self._set_aside(message, failure, wait_ms)
-        message.delivery.note_failed(message, failure)  # type: ignore[union-attr]
+        message.delivery.report_failure(message, failure)  # type: ignore[union-attr]
         now_ns, sealed = self._boot_ns(), client_of(message).sealed
         reason = None if error else failure.text
         log_arguments = (message, failure.kind, now_ns // 1_000_000, wait_ms)
@@ -524,11 +524,11 @@ class Stream:
         self._work.set()
         if not parks:
             if pause_ms is None:
-                client.bury(message, failure)
+                client.dead_letter(message, failure)
             else:
                 client.retry(message, failure, pause_ms)
             later = self._in_hand.give_back_after(message)
-            self.acked_again([message])
+            self.release_acked_keys([message])
             return [message, *later]
 
         def is_behind(other: Message) -> bool:
@@ -543,7 +543,7 @@ class Stream:
         client.park(message, failure, sorted([*returned[1:], *waiting], key=_by_offset))
         return [*returned, *others]
 
-    def acked_again(self, messages: Sequence[Message]) -> None:
+    def release_acked_keys(self, messages: Sequence[Message]) -> None:
         """Allow later messages of their keys to be handed out."""
         if self._handler_log.in_trouble:
             now_ms = self._boot_ns() // 1_000_000
@@ -589,7 +589,7 @@ class Stream:
                 Reason.OTHER_TASK, "another task waits for the next message of this consumer"
             )
         if self._task is not None and not self._task.done():
-            if task is not None and getattr(task.get_coro(), "cr_code", None) in NEXTS:
+            if task is not None and getattr(task.get_coro(), "cr_code", None) in NEXT_CODES:
                 return
             if unacked := self.unacked:
                 raise UsageError(
@@ -611,13 +611,15 @@ class Stream:
         kept = deque(each for each in self._waiting if client_of(each) is not client)
         stored = deque(batch for batch in self._stored if batch.client is not client)
         opened = sum(batch.count for batch in self._stored if batch.client is client)
-        given_back = self._in_hand.drop(client.is_of)
+        given_back = self._in_hand.drop(client.has_handed_out)
         paused = len(self._paused.pop(client.partition_id, ()))
         client.forget(len(self._waiting) - len(kept) + opened + given_back + paused)
         self._waiting = kept
         self._stored = stored
         self._arrow.drop(client)
-        for line in self._handler_log.given_up_all(client.is_of, self._boot_ns() // 1_000_000):
+        for line in self._handler_log.given_up_all(
+            client.has_handed_out, self._boot_ns() // 1_000_000
+        ):
             warn(line)
         try:
             await self._wait_for_acks(client)
@@ -703,5 +705,5 @@ class Stream:
 
 _by_offset = attrgetter("offset")
 _delivery = attrgetter("delivery")
-NEXTS = {Stream.next.__code__}
+NEXT_CODES = {Stream.next.__code__}
 """The code objects of coroutines that take a message for the task that awaits them."""

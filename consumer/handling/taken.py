@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from ...protocol.errors import InvalidRequestError, LeaseLostError
-from ...protocol.message import Message, not_handed_out
+from ...protocol.message import Message, not_delivered_error
 from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted
 from ...rpc.home import Home
@@ -55,7 +55,7 @@ class _MessageSource(Protocol):
     ) -> list[Message[Any]]: ...
 
 
-def count_try(stream: _MessageSource, error: BaseException) -> None:
+def count_failed_attempt(stream: _MessageSource, error: BaseException) -> None:
     """
     Count a failed attempt for the only message that a program has in hand, because `error` has left
     the consumer's `async with` block.
@@ -188,7 +188,7 @@ class LongUnacked:
             running_ms = now_ms - observation.since_ms
             if running_ms >= HANGS_MS:
                 failure = failing.hang_failure("the program has not acked it", message.attempt)
-                message.delivery.note_hangs(message, failure, running_ms)  # type: ignore[union-attr]
+                message.delivery.report_hang(message, failure, running_ms)  # type: ignore[union-attr]
 
 
 async def ack_all(messages: list[Message[Any]], home: Home) -> None:
@@ -209,7 +209,7 @@ async def ack_all(messages: list[Message[Any]], home: Home) -> None:
     for delivery, run in runs:
         client: PullClient = delivery.client
         try:
-            client.check_takes_acks(run[0].offset)
+            client.check_can_ack(run[0].offset)
             delivery.take_acks(run)
         except LeaseLostError as error:
             errors.append(error)
@@ -272,7 +272,7 @@ def check_handed_out(messages: Iterable[Message[Any]], home: Home) -> None:
                 raise checked.refusal(message)
             client = getattr(checked, "client", None)
             if not isinstance(client, PullClient):
-                raise not_handed_out("this message")
+                raise not_delivered_error("this message")
             if client.home is not home:
                 raise InvalidRequestError(f"{message!r} was handed out by another consumer")
             check_not_in_handler(message)

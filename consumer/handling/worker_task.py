@@ -170,7 +170,7 @@ def check_worker(
         running_ms = now_ms - worker.checked_since_ms
         if running_ms >= HANGS_MS:
             failure = failing.hang_failure(_describe_hang(message), message.attempt)
-            message.delivery.note_hangs(message, failure, running_ms)  # type: ignore[union-attr]
+            message.delivery.report_hang(message, failure, running_ms)  # type: ignore[union-attr]
         return handler_log.running(message, worker.checked_since_ms, now_ms)
     worker.checked_message = message
     worker.checked_since_ms = now_ms

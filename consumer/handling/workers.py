@@ -342,7 +342,7 @@ class Workers:
             self._set_aside(message, error)
         else:
             failure = self._failing.failure(error, message.attempt)
-            message.delivery.note_failed(message, failure)  # type: ignore[union-attr]
+            message.delivery.report_failure(message, failure)  # type: ignore[union-attr]
 
     def _on_cancelled(self) -> None:
         if not self._closed:
@@ -587,7 +587,7 @@ class Workers:
         if now_ns >= client.deadline_ns:
             if now_ns < client_of(message).deadline_ns:
                 # It may be handed out elsewhere, where this attempt must count.
-                client.note_failed(message, self._failing.failure(error, message.attempt))
+                client.report_failure(message, self._failing.failure(error, message.attempt))
             self._drop_message(message)
             return False
         if self._is_last(message, error):
@@ -600,7 +600,7 @@ class Workers:
         client: PullClient = message.delivery  # type: ignore[assignment]
         error = only_retry(error) or error
         failure = self._failing.failure(error, message.attempt)
-        client.note_failed(message, failure)
+        client.report_failure(message, failure)
         wait_ms = self._backoff.wait_ms(message.attempt, self._rng)
         reason = None
         if isinstance(error, Retry):
@@ -651,7 +651,7 @@ class Workers:
             client.retry(failed, failure, pause_ms)
             return False
         if not parks:
-            client.bury(failed, failure)
+            client.dead_letter(failed, failure)
             return False
         waiting = self._lanes.collect(message, lambda other: are_parked_together(failed, other))
         client.park(failed, failure, waiting)
@@ -734,7 +734,7 @@ class Workers:
             worker.cancel_handler()
         else:
             failure = self._failing.failure(self._timeout_error(), message.attempt)
-            message.delivery.note_failed(message, failure)  # type: ignore[union-attr]
+            message.delivery.report_failure(message, failure)  # type: ignore[union-attr]
             log.warning(
                 "%s has been in a thread for longer than handler_timeout_ms (%d ms); a thread "
                 "cannot be cancelled, so its key and its thread wait until the handler returns",
@@ -809,10 +809,10 @@ class Workers:
     def _drop(self, client: PullClient) -> None:
         """Drop the queued messages of `client`'s partition: first attempts and retries."""
         now_ms = self._now_ms()
-        failed = self._retries.drop(client.is_of)
+        failed = self._retries.drop(client.has_handed_out)
         self._retries.resume(client.partition_id)
         client.add_retrying(-len(failed))
-        waiting = self._lanes.drop(client.partition_id, client.is_of)
+        waiting = self._lanes.drop(client.partition_id, client.has_handed_out)
         for message in failed:
             self._lanes.release(message)
             self._log_line(self._handler_log.given_up(message, now_ms))

@@ -25,7 +25,7 @@ from ...protocol.errors import (
     UnreachableError,
 )
 from ...protocol.frames import Acquired, LeaveParked, ParkedTaken, TakeParked
-from ...protocol.parked import Adopt, AncestorTold, decode_adopted
+from ...protocol.parked import Adopt, AncestorNotified, decode_adopted
 from ...protocol.routing import Partition, PartitionState
 from .context import ParkContext
 from .park_sender import ParkSender
@@ -176,7 +176,7 @@ class Ancestors:
                             error.message,
                         )
                         continue
-                await self._sender.send_now([AncestorTold(source)])
+                await self._sender.send_now([AncestorNotified(source)])
         except FencedError:
             raise
         except KeylaneError as error:

@@ -17,15 +17,15 @@ from ...protocol.parked import Failure
 from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
 from ...rpc.race import start_task
-from ..delivery.alone_turn import AloneTurn
-from ..delivery.client_delivery import DeliveringClient
+from ..delivery.alone_turn import SuspectLock
+from ..delivery.client_delivery import DeliveryClient
 from ..log_names import partition_name
 from ..settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
 
 
-class ParkingClient(DeliveringClient, Protocol):
+class ParkingClient(DeliveryClient, Protocol):
     """The interface of a pull client to parking; the client is in `pulling/`, above this folder."""
 
     @property
@@ -79,7 +79,7 @@ class ParkingClient(DeliveringClient, Protocol):
 class ParkingOwner(Protocol):
     """The interface of the consumer to parking."""
 
-    alone: AloneTurn
+    alone: SuspectLock
     """Lets messages that may kill the process run alone."""
 
     @property

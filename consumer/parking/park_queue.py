@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from ...protocol.offsets import IntervalSet, Range
 from ...protocol.parked import (
     PARKED_ROWS_MAX,
-    AskedChange,
     Failure,
     Free,
     Park,
     ParkChange,
     ParkKey,
     ParkOrDeadLetter,
+    RequestedChange,
     Shift,
     Unpark,
     is_loose,
@@ -212,7 +212,7 @@ def _do_nothing() -> None:
     pass
 
 
-def or_dead_letter(change: ParkChange) -> AskedChange:
+def or_dead_letter(change: ParkChange) -> RequestedChange:
     """Return the change that makes a key dead letters if the broker can park no more. A message
     that waits for a retry has no parked key, and waits for space.
     """

@@ -26,7 +26,7 @@ from ...protocol.frames import (
 )
 from ...protocol.log_filter import LogFilter
 from ...protocol.message import Message
-from ...protocol.parked import AskedChange, FailAgain, Failure, ParkKey, Shift, encode_parked
+from ...protocol.parked import FailAgain, Failure, ParkKey, RequestedChange, Shift, encode_parked
 from .context import ParkContext
 from .park_queue import ParkQueue, or_dead_letter
 
@@ -148,7 +148,7 @@ class ParkSender:
                     message.value = bytes(value)
                     message.packed_properties = answer.properties
 
-    async def send_now(self, changes: Iterable[AskedChange], next_tries: NextTries = ()) -> int:
+    async def send_now(self, changes: Iterable[RequestedChange], next_tries: NextTries = ()) -> int:
         """Send changes that need not wait for queued ones. Return the broker's version once they
         are durable. Raises KeylaneError.
         """
@@ -199,7 +199,7 @@ class ParkSender:
         """
         changes = self._queue.take()
         try:
-            requested: Iterable[AskedChange] = changes
+            requested: Iterable[RequestedChange] = changes
             if self._context.owner.dead_letters_when_full:
                 requested = [or_dead_letter(change) for change in changes]
             await self.send_now(requested, self._queue.next_tries(self._context.partition_id))

@@ -50,7 +50,7 @@ from ...protocol.parked import (
     Park,
     ParkKey,
     Shift,
-    crash_of,
+    crash_failure,
     is_loose,
 )
 from ...protocol.record import Header, read_header
@@ -213,7 +213,7 @@ class RedriveDelivery(ClientDelivery):
         self._subtract(count)
         self.client.forget(count)
 
-    def bury(self, message: Message, failure: Failure) -> None:
+    def dead_letter(self, message: Message, failure: Failure) -> None:
         """Keep a message that failed too often parked."""
         self.park(message, failure, [])
 
@@ -221,12 +221,12 @@ class RedriveDelivery(ClientDelivery):
         """Keep a message that failed again parked, until an operator redrives it again."""
         self.park(message, failure, [])
 
-    def note_failed(self, message: Message, failure: Failure) -> None:
+    def report_failure(self, message: Message, failure: Failure) -> None:
         """Report the failure to the broker; its tries are stored only when it is parked again."""
         self._failed.add(message.offset)
         self.client.report_redriven_failure(self._source, message, failure)
 
-    def note_hangs(self, message: Message, failure: Failure, running_ms: int) -> None:
+    def report_hang(self, message: Message, failure: Failure, running_ms: int) -> None:
         """Report to the broker that a message hangs in its handler or the program."""
         self._failed.add(message.offset)
         self.client.report_redriven_hang(self._source, message, failure, running_ms)
@@ -311,7 +311,7 @@ class Redrives:
 
     async def _park_again(self, key: ParkKey) -> None:
         """Park a key again before it is redriven, so that it stays parked if this process ends."""
-        crash = crash_of("again", at_ms=self._client.wall_ms(), attempts=1)
+        crash = crash_failure("again", at_ms=self._client.wall_ms(), attempts=1)
         if key != RETRIED:
             await self._sender.send_now([Park(key, (), crash, self._context.lease[3])])
             return

@@ -30,7 +30,7 @@ from ...protocol.ids import MAX_I64
 from ...protocol.log_filter import LogFilter
 from ...protocol.message import Message
 from ...protocol.offsets import Range
-from ...protocol.parked import RETRIED, Failure, ParkedKeyRow, Shift, crash_of
+from ...protocol.parked import RETRIED, Failure, ParkedKeyRow, Shift, crash_failure
 from ...protocol.text import counted
 from .context import ParkContext
 from .due_tries import DueTry, RetrySchedule
@@ -57,13 +57,13 @@ class RetryDelivery(RedriveDelivery):
         """Schedule another retry for a message that failed again."""
         self._reschedule(message, failure, failure.attempts, pause_ms)
 
-    def bury(self, message: Message, failure: Failure) -> None:
+    def dead_letter(self, message: Message, failure: Failure) -> None:
         """Make a message that failed too often a dead letter."""
         self._reschedule(message, failure, None, 0)
 
     def park(self, message: Message, failure: Failure, _waiting: list[Message]) -> None:
-        """Make the message a dead letter, as `bury` does; no later message waits for it."""
-        self.bury(message, failure)
+        """Make the message a dead letter, as `dead_letter` does; no later one waits for it."""
+        self.dead_letter(message, failure)
 
     def _reschedule(
         self, message: Message, failure: Failure, next_key: int | None, pause_ms: int
@@ -162,7 +162,7 @@ class RetryRunner:
             source,
             offset_range[0],
         )
-        failure = crash_of("again", at_ms=self._client.wall_ms(), attempts=attempts)
+        failure = crash_failure("again", at_ms=self._client.wall_ms(), attempts=attempts)
         self._sender.shift(Shift(-attempts, None, source, (offset_range,), failure), _do_nothing)
 
     def put(self, offset: int, failure: Failure, pause_ms: int) -> None:

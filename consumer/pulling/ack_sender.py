@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from ...protocol.clock import TICK_S, TICKED_S_MIN, at_a_tick
+from ...protocol.clock import ALIGNED_S_MIN, TICK_S, at_a_tick
 from ...protocol.errors import FencedError, KeylaneError, OverloadedError
 from ...protocol.frames import Ack, Acked
 from ...protocol.log_filter import LogFilter
@@ -296,7 +296,7 @@ class AckSender:
         """
         now_s = self._loop.time()
         delay_s = self._sent_s + self._idle_s - now_s
-        if delay_s < (CLOCK_S if self._idle_s < TICKED_S_MIN else TICK_S):
+        if delay_s < (CLOCK_S if self._idle_s < ALIGNED_S_MIN else TICK_S):
             delay_s = self._idle_s
             partition, idle = self._partition, not (self.handled or self.tries or self._begun)
             if idle and partition.is_idle:

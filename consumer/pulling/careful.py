@@ -19,9 +19,9 @@ from ...protocol.clock import Clock
 from ...protocol.errors import CorruptBatchError
 from ...protocol.frames import Acquired
 from ...protocol.message import Message
-from ...protocol.parked import Failure, crash_of
+from ...protocol.parked import Failure, crash_failure
 from ...protocol.text import counted
-from ..delivery.client_delivery import ClientDelivery, DeliveringClient
+from ..delivery.client_delivery import ClientDelivery, DeliveryClient
 from ..delivery.pulled_batch import PulledBatch
 from ..log_names import message_name
 from ..parking.key_parking import KeyParking
@@ -39,7 +39,7 @@ LONG_MS = 1_000
 """The milliseconds to wait for a suspect at least, even if the careful part ends earlier."""
 
 
-class CarefulClient(DeliveringClient, Protocol):
+class CarefulClient(DeliveryClient, Protocol):
     """The interface of a pull client to its careful hand-out."""
 
     owner: PullOwner
@@ -64,7 +64,7 @@ class CarefulClient(DeliveringClient, Protocol):
         """Park messages in flight whose keys are parked, and return the others."""
         ...
 
-    def leave_out_parked(self, batch: PulledBatch) -> None:
+    def park_rows_of_parked_keys(self, batch: PulledBatch) -> None:
         """Park the batch's rows in flight whose keys are parked, and remove them from it."""
         ...
 
@@ -94,7 +94,7 @@ class CarefulHandOut(ClientDelivery):
         "_queue",
         "_settings",
         "_undecoded",
-        "goes_first",
+        "has_priority",
         "is_over",
     )
 
@@ -135,7 +135,7 @@ class CarefulHandOut(ClientDelivery):
         self._acquired = answer
         self.is_over = False
         """True once messages are handed out as they are pulled."""
-        self.goes_first = True
+        self.has_priority = True
         """True if lanes take its messages before all others, so that a suspect reaches a handler
         soon, however many messages of other partitions wait. False once a suspect was not waited
         for, because no later message of its key may overtake it.
@@ -233,12 +233,12 @@ class CarefulHandOut(ClientDelivery):
             client.owner.hand_out_batch(batch)
 
     def _put_columns(self, columns: ColumnSuspects, batch: PulledBatch) -> None:
-        self.client.leave_out_parked(batch)
+        self.client.park_rows_of_parked_keys(batch)
         columns.put(batch)
 
     async def _try_part(self, part: SuspectPart, until_ms: int) -> None:
         client = self.client
-        handed_out = False
+        current_in_flight = False
         try:
             if client.gate.reasons:
                 await client.gate.wait_open()
@@ -248,12 +248,12 @@ class CarefulHandOut(ClientDelivery):
                 await self._acks.begin(part.last, part.crashes + 1)
                 self._suspect_done.clear()
                 self._suspect_offset = part.last
-                handed_out = True
+                current_in_flight = True
                 for batch in part.batches:
                     client.owner.hand_out_batch(batch)
                 await self._wait_for_end(until_ms)
         finally:
-            if not handed_out:
+            if not current_in_flight:
                 client.forget(part.count)
 
     def done_range(self, start: int, end: int) -> None:
@@ -276,7 +276,7 @@ class CarefulHandOut(ClientDelivery):
 
     def _crash(self, message: Message, crashes: int) -> Failure:
         times, now_ms = counted(crashes, "time"), self._clock.wall_ms()
-        return crash_of(times, at_ms=now_ms, attempts=message.attempt - 1)
+        return crash_failure(times, at_ms=now_ms, attempts=message.attempt - 1)
 
     async def _wait_for_end(self, until_ms: int) -> None:
         remaining_ms = until_ms - self._clock.boot_ms()
@@ -293,17 +293,17 @@ class CarefulHandOut(ClientDelivery):
             self._set_aside(message, crashes)
         elif step is SuspectStep.PLAIN or message.key in self.client.parking.keys:
             message.delivery = self  # so that its end unblocks its key
-            goes_first = self.goes_first
-            self.goes_first = False
+            has_priority = self.has_priority
+            self.has_priority = False
             self._hand_out([message])
-            self.goes_first = goes_first
+            self.has_priority = has_priority
         else:
             await self._try_alone(message)
 
     async def _try_alone(self, message: Message) -> None:
         client, queue, offset = self.client, self._queue, message.offset
         message.delivery = self
-        handed_out = False
+        current_in_flight = False
         try:
             if client.gate.reasons:
                 await client.gate.wait_open()
@@ -311,16 +311,16 @@ class CarefulHandOut(ClientDelivery):
                 await self._acks.begin(offset, queue.crashes_if_alone(offset))
                 self._suspect_done.clear()
                 self._suspect_offset = offset
-                handed_out = True
+                current_in_flight = True
                 if not self._hand_out([message]):
                     return  # its key has been parked
                 await self._wait_for_end(queue.until_ms)
-                self.goes_first &= self._suspect_done.is_set()
+                self.has_priority &= self._suspect_done.is_set()
                 crashes = queue.crashes_if_shared(offset)
                 if not self._suspect_done.is_set() and crashes < queue.crashes_if_alone(offset):
                     await self._acks.begin(offset, crashes)
         finally:
-            if not handed_out:
+            if not current_in_flight:
                 client.forget(1)
 
     def _set_aside(self, message: Message, crashes: int) -> None:
@@ -328,7 +328,7 @@ class CarefulHandOut(ClientDelivery):
         if message.key and self._settings.on_failure is FailurePolicy.PARK:
             self.client.park(message, failure, [])
         else:
-            self.client.bury(message, failure)
+            self.client.dead_letter(message, failure)
 
     def _hand_out(self, messages: list[Message]) -> bool:
         """Hand out messages, and park those of parked keys instead. Return True if any were handed
@@ -350,9 +350,9 @@ class CarefulHandOut(ClientDelivery):
         super().forget(count)
         self._suspect_done.set()
 
-    def note_failed(self, message: Message, failure: Failure) -> None:
+    def report_failure(self, message: Message, failure: Failure) -> None:
         """Report a failed try to the broker: the message did not kill the process."""
-        super().note_failed(message, failure)
+        super().report_failure(message, failure)
         self._queue.block_key(message)
         if message.offset == self._suspect_offset:
             self._suspect_done.set()
@@ -364,9 +364,9 @@ class CarefulHandOut(ClientDelivery):
         super().park(message, failure, waiting)
         self._note_ended(message.offset)
 
-    def bury(self, message: Message, failure: Failure) -> None:
+    def dead_letter(self, message: Message, failure: Failure) -> None:
         """Make a message a dead letter; later ones of its key continue."""
-        super().bury(message, failure)
+        super().dead_letter(message, failure)
         self._note_ended(message.offset)
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:

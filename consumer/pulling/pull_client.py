@@ -184,9 +184,9 @@ class PullClient(UserAcks):
         self._tries = sender.tries
         self.acks_each = sender.acks_each
         """True if the next message of a key waits for the previous one's ack."""
-        self.note_failed = sender.record_failure
+        self.report_failure = sender.record_failure
         """Reports a message's failed try to the broker."""
-        self.note_hangs = sender.record_hang
+        self.report_hang = sender.record_hang
         self._careful: CarefulHandOut | None = None
         """Hands out messages one at a time while some may have killed an earlier owner's
         process.
@@ -248,7 +248,7 @@ class PullClient(UserAcks):
         """Report that the partition is drained, if only parked messages prevented it."""
         self._report_drained(was_drained=False)
 
-    def is_of(self, message: Message) -> bool:
+    def has_handed_out(self, message: Message) -> bool:
         """Return True if this client handed out the message, even for an ancestor partition."""
         return message.delivery is self or client_of(message) is self
 
@@ -268,7 +268,7 @@ class PullClient(UserAcks):
         self.forget(len(messages) - len(remaining))
         return remaining
 
-    def leave_out_parked(self, batch: PulledBatch) -> None:
+    def park_rows_of_parked_keys(self, batch: PulledBatch) -> None:
         """Park the batch's rows in flight whose keys are parked, and remove them from it."""
         if self.parking.keys:
             # Without their failed tries, which are added when the batch is decoded for handling.
@@ -302,7 +302,7 @@ class PullClient(UserAcks):
         self.parking.park(message.key, offsets, failure)
         self.forget(len(offsets))
 
-    def bury(self, message: Message, failure: Failure) -> None:
+    def dead_letter(self, message: Message, failure: Failure) -> None:
         """Make a message a dead letter; later ones of its key continue."""
         self._tries.remove([(message.offset, message.offset + 1)])
         self.parking.park(None, [message.offset], failure)
@@ -386,7 +386,7 @@ class PullClient(UserAcks):
         """Change the number of messages in flight that wait for a retry by `count`."""
         self._in_flight.add_retrying(count)
 
-    def check_takes_acks(self, offset: int) -> None:
+    def check_can_ack(self, offset: int) -> None:
         """
         Check that the user may ack the message at `offset`.
 
@@ -555,12 +555,12 @@ class PullClient(UserAcks):
         await self._wait_while_held()
         if answer.sealed:
             self._set_end(answer.next_offset)
-        handed_out = 0
+        current_in_flight = 0
         for header in self._open_batches(answer, payload):
-            handed_out += header.length
+            current_in_flight += header.length
             # An owner that keeps batches does not decode them here, so they need no pause.
-            if handed_out >= AT_ONCE_BYTES and not self.owner.keeps_batches:
-                handed_out = 0
+            if current_in_flight >= AT_ONCE_BYTES and not self.owner.keeps_batches:
+                current_in_flight = 0
                 await asyncio.sleep(0)
 
     def _record_answer(self, answer: Batches, payload: memoryview) -> None:
@@ -660,7 +660,7 @@ class PullClient(UserAcks):
             self._budget_share.add_buffered(header.length)
         self.owner.hand_out_batch(opened)
 
-    def open_cut(self, batch: CutBatch) -> list[Message]:
+    def decode_cut_batch(self, batch: CutBatch) -> list[Message]:
         """Decode a batch that handlers are about to get. Messages of parked keys are parked
         instead.
         """
@@ -669,8 +669,8 @@ class PullClient(UserAcks):
         messages = decode_messages(batch.columns, batch.header, *source, self)
         if batch.count != batch.header.count:
             messages = batch.wanted(messages)
-        batch.is_plain = not self._tries.earlier
-        if not batch.is_plain:
+        batch.has_only_first_attempts = not self._tries.earlier
+        if not batch.has_only_first_attempts:
             self._tries.add_earlier_tries(messages)
         return self.divert(messages) if self.parking.keys else messages
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from ...protocol.codecs.codec import Codec
 from ...protocol.message import Message
 from ...protocol.operations import SubjectHistory
-from ..delivery.alone_turn import AloneTurn
+from ..delivery.alone_turn import SuspectLock
 from ..delivery.filter import MessageFilter
 from ..pull_room import PrefetchBudget
 
@@ -16,7 +16,7 @@ from ..pull_room import PrefetchBudget
 class PullOwner(Protocol):
     """Receives pulled messages, and is notified of changes of their partitions."""
 
-    alone: AloneTurn
+    alone: SuspectLock
     """Lets messages that may kill the process run alone."""
     budget: PrefetchBudget
     """The prefetch budget of its partitions."""
@@ -89,7 +89,7 @@ class PullOwner(Protocol):
         """
         ...
 
-    def acked_again(self, messages: Sequence[Message]) -> None:
+    def release_acked_keys(self, messages: Sequence[Message]) -> None:
         """Release the keys of messages that were acked after a nack, so that later ones follow."""
         ...
 

@@ -30,7 +30,7 @@ from ...protocol.errors import OffsetOutOfRangeError
 from ...protocol.frames import AcquireShared, Handed, PullShared
 from ...protocol.message import Message
 from ...protocol.offsets import Range
-from ...protocol.parked import crash_of
+from ...protocol.parked import crash_failure
 from ...protocol.record import Header
 from ...protocol.text import counted
 from ..delivery.client_delivery import ClientDelivery
@@ -140,7 +140,7 @@ class HandOut(ClientDelivery):
     async def _take_ack(self, message: Message) -> None:
         """Accept an ack, even a late one; see `UserAcks`."""
         if message.offset in self._expired:
-            self.client.check_takes_acks(message.offset)
+            self.client.check_can_ack(message.offset)
             self._ack_late([message])
             return
         await super()._take_ack(message)
@@ -352,11 +352,11 @@ class SharedClient(PullClient):
             counted(crash_count, "time"),
             "it is set aside" if sets_aside else "it is handled alone",
         )
-        failure = crash_of(
+        failure = crash_failure(
             counted(crash_count, "time"), at_ms=self._clock.wall_ms(), attempts=message.attempt - 1
         )
         if sets_aside:
-            self.bury(message, failure)
+            self.dead_letter(message, failure)
         else:
             self._tries.record_blocking(message, failure)
             self._acks.send_soon()

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from ...protocol.ids import check_offset
-from ...protocol.reading.bounds import OwnPlace, place_in_order
+from ...protocol.reading.bounds import LocalPoint, order_points
 from ...protocol.reading.instants import instant_ms
 from ...protocol.routing import Partition
 
@@ -187,12 +187,12 @@ def ranges_to_read(
     begins, ends = {}, {}
     for entry in partitions:
         partition_id, first, end = int(entry.partition.partition_id), entry.first, entry.end
-        begins[partition_id] = OwnPlace(
+        begins[partition_id] = LocalPoint(
             first,
             end,
             resolve_start(start, partition_id, first=first, end=end, at_time=entry.start_at),
         )
-        ends[partition_id] = OwnPlace(
+        ends[partition_id] = LocalPoint(
             first,
             end,
             resolve_stop(stop, partition_id, first=first, end=end, at_time=entry.stop_at),
@@ -206,11 +206,11 @@ def ranges_to_read(
 
 
 def _in_lineage_order(
-    bound: Bound, own: Mapping[int, OwnPlace], parents: Mapping[int, Collection[int]]
+    bound: Bound, own: Mapping[int, LocalPoint], parents: Mapping[int, Collection[int]]
 ) -> list[int]:
     if bound.kind is not BoundKind.TIME:
         return [place.at for place in own.values()]
-    places = place_in_order(own, parents)
+    places = order_points(own, parents)
     return [places[partition_id] for partition_id in own]
 
 

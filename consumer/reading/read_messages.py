@@ -8,7 +8,7 @@ from typing import Any
 
 from ...protocol.batch import batch_starts, columns
 from ...protocol.codecs.codec import Codec
-from ...protocol.message import Message, not_handed_out
+from ...protocol.message import Message, not_delivered_error
 from ...protocol.routing import Partition
 from ..delivery.decode import decode_messages
 
@@ -32,7 +32,7 @@ class ReadFrom:
 
     def ack(self, message: Message) -> Coroutine[Any, Any, None]:
         """Raise ClosedError: a reader's messages cannot be acked."""
-        raise not_handed_out(f"message {message.offset}")
+        raise not_delivered_error(f"message {message.offset}")
 
     def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
         """Raise ClosedError: a reader's messages cannot be given back."""

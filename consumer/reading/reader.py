@@ -222,7 +222,7 @@ class Reader(LoopBoundClient, Generic[V]):
 
     async def close(self) -> None:
         """Close all connections. A cancellation is re-raised afterwards."""
-        self._connections.wait_no_more()
+        self._connections.request_close()
         await clean_up(self._close)
 
     async def _close(self) -> None:
@@ -279,7 +279,7 @@ class Reader(LoopBoundClient, Generic[V]):
     def _passes(self, message: Message[V]) -> bool:
         if self._key is not None and message.key != self._key:
             return False
-        if self._replacing_ids and self._replacing_rows.needs_no(message, self._was_read):
+        if self._replacing_ids and self._replacing_rows.is_source_read(message, self._was_read):
             return False
         if self._tags is not None and self._tags.rejects(message):
             return False

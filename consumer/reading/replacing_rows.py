@@ -48,7 +48,7 @@ class ReplacingRows:
         if self.ids:
             self._history = by_id
 
-    def needs_no(self, row: Message[Any], was_read: WasRead) -> bool:
+    def is_source_read(self, row: Message[Any], was_read: WasRead) -> bool:
         """Return True if a message is a row whose source the reader has read; False if the row does
         not name its source.
         """

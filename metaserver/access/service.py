@@ -63,7 +63,7 @@ from ...protocol.http.access import (
     UnsetQuota,
 )
 from ...rpc.access.caller import Caller
-from ...rpc.access.credentials import ShownCapability
+from ...rpc.access.credentials import CapabilityCredential
 from ...rpc.access.guard import CALLER
 from ...rpc.access.peers import Peer
 from ...rpc.access.signing import OwnKey
@@ -244,17 +244,17 @@ class AccessService:
         latest_ms = self._clock.wall_ms() + CAPABILITY_MS
         return min(latest_ms, caller.ends_at_ms) if caller.ends_at_ms else latest_ms
 
-    def know_metaservers(self, addresses: Sequence[str]) -> None:
+    def add_metaservers(self, addresses: Sequence[str]) -> None:
         """Do nothing: a metaserver calls no other metaserver."""
 
     async def bearer(self, _address: str) -> str | None:
         """Return the metaserver's own capability; see `Credentials`."""
         return self.sign(Caller(METASERVER, CLUSTER_GRANTS))
 
-    async def held(self) -> ShownCapability | None:
+    async def held(self) -> CapabilityCredential | None:
         """See `Credentials`."""
         text = self.sign(Caller(METASERVER, CLUSTER_GRANTS), self._holder_key.public)
-        return ShownCapability(text, self._holder_key, CAPABILITY_MS / 2_000)
+        return CapabilityCredential(text, self._holder_key, CAPABILITY_MS / 2_000)
 
     def refused(self, _text: str) -> bool:
         """See `Credentials`: each capability is new."""

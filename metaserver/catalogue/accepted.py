@@ -23,12 +23,12 @@ from ...protocol.operations import StepAction
 from ...protocol.routing import PartitionState
 from ...protocol.text import listed
 from ..cluster.brokers import (
-    known_broker,
     last_report,
-    refused_now,
+    lock_broker_query,
+    refused_query,
     refused_view,
     unknown_group,
-    wait_turn,
+    wait_for_broker_locks,
 )
 from ..cluster.heard import forget_heard
 from ..groups.locked_group import (
@@ -66,8 +66,8 @@ def accept_folder(
     """
     check_name("broker group", broker_group)
     parameters = {"of_group": broker_group, "for_ms": 0}
-    wait_turn(connection, alone=True)
-    row = connection.execute(known_broker, parameters).one_or_none()
+    wait_for_broker_locks(connection, alone=True)
+    row = connection.execute(lock_broker_query, parameters).one_or_none()
     if row is None:
         raise unknown_group(connection, broker_group)
     if row.alive:
@@ -76,7 +76,7 @@ def accept_folder(
             f"broker group {broker_group!r} {report.age}, from {row.address}, so no copy is "
             f"accepted. If that broker is dead, {report.ask_again}"
         )
-    refused_copies = refused_now.where(
+    refused_copies = refused_query.where(
         refused_brokers.c.broker_group == broker_group,
         refused_brokers.c.broker_id == brokers.c.broker_id,
     )

@@ -67,9 +67,9 @@ from ..cluster.brokers import (
     report_broker,
 )
 from ..cluster.heard import groups_missed
-from ..cluster.lost_database import database_lost, has_higher_id, is_empty
+from ..cluster.lost_database import database_lost_error, has_higher_id, is_empty
 from ..cluster.queues import read_queues
-from ..cluster.removals import is_ageing, remember_longer
+from ..cluster.removals import deletion_expires, extend_deletion_record
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import (
     check_not_deleted,
@@ -194,7 +194,7 @@ class Catalogue:
         if not renewed:
             try:
                 await self._check_no_copy(report)
-                changed = await self._database.write_first(report_broker, report, ttl_ms=ttl_ms)
+                changed = await self._database.write_urgent(report_broker, report, ttl_ms=ttl_ms)
             except FolderRefusedError as error:
                 if not await self._is_outdated(report):
                     await self._database.write(note_refused, report, error.message, ttl_ms=ttl_ms)
@@ -326,7 +326,7 @@ class Catalogue:
         """Return an error if brokers have partitions but the database has no subject, else
         None.
         """
-        return await self._database.read(database_lost)
+        return await self._database.read(database_lost_error)
 
     async def refused(self) -> list[RefusedBroker]:
         """Return the refused brokers that report themselves, by broker group."""
@@ -407,8 +407,8 @@ class Catalogue:
         try:
             return await self._database.read(check_not_deleted, name)
         except SubjectDeletedError:
-            if await self._database.read(is_ageing, name):
-                await self._database.write(remember_longer, name)
+            if await self._database.read(deletion_expires, name):
+                await self._database.write(extend_deletion_record, name)
             raise
 
     async def repair(self) -> None:

@@ -86,7 +86,7 @@ def _report_parameters(report: BrokerHeartbeat, ttl_ms: int) -> dict[str, Any]:
     }
 
 
-known_broker = (
+lock_broker_query = (
     sa.select(
         brokers.c.broker_id,
         brokers.c.address,
@@ -113,14 +113,14 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
     """
     parameters = {"of_group": report.broker_group, "for_ms": ttl_ms}
     identity = {"broker_id": report.broker_id, "address": report.address}
-    wait_turn(connection, alone=True)
-    row = connection.execute(known_broker, parameters).one_or_none()
+    wait_for_broker_locks(connection, alone=True)
+    row = connection.execute(lock_broker_query, parameters).one_or_none()
     if row is None:
         defaults = {"readable": False, "writable": False, "seen_at": 0, "expires_at": 0}
         insert_new(
             connection, brokers, {"broker_group": report.broker_group, **identity, **defaults}
         )
-        row = connection.execute(known_broker, parameters).one()
+        row = connection.execute(lock_broker_query, parameters).one()
     _check_not_given_up(
         connection, report
     )  # under the lock, because its loss may be accepted concurrently
@@ -242,7 +242,7 @@ def note_refused(
     )
 
 
-refused_now = (
+refused_query = (
     sa.select(
         refused_brokers,
         brokers.c.opening.label("known_opening"),
@@ -261,11 +261,11 @@ refused_now = (
 
 def refused_views(connection: Connection) -> list[RefusedBroker]:
     """Return the refused brokers that still report themselves, by broker group."""
-    return [refused_view(row) for row in connection.execute(refused_now)]
+    return [refused_view(row) for row in connection.execute(refused_query)]
 
 
 def refused_view(row: sa.Row[Any]) -> RefusedBroker:
-    """Build the operators' view of a row of `refused_now`."""
+    """Build the operators' view of a row of `refused_query`."""
     return RefusedBroker(
         broker_group=row.broker_group,
         address=row.address,
@@ -277,7 +277,7 @@ def refused_view(row: sa.Row[Any]) -> RefusedBroker:
 
 
 def _advice_for(row: sa.Row[Any]) -> str:
-    """Return advice for an operator about a row of `refused_now`."""
+    """Return advice for an operator about a row of `refused_query`."""
     if row.given_up:
         return "start the broker with an empty folder"
     if row.own and row.alive:
@@ -391,7 +391,7 @@ def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> 
     """
     check_name("broker group", broker_group)
     condition = brokers.c.broker_group == broker_group
-    wait_turn(connection, alone=True)
+    wait_for_broker_locks(connection, alone=True)
     # FOR UPDATE waits for concurrent plans, see `lock_brokers`; the UPDATE alone would not.
     connection.execute(sa.select(brokers.c.broker_group).where(condition).with_for_update()).all()
     if not connection.execute(
@@ -412,16 +412,16 @@ def lock_brokers(connection: Connection, *, alone: bool = False) -> None:
     Args:
         alone: exclude other plans, too.
     """
-    wait_turn(connection, alone=alone)
+    wait_for_broker_locks(connection, alone=alone)
     query = sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group)
     connection.execute(query.with_for_update(read=not alone, key_share=not alone)).all()
 
 
 ADVISORY_LOCK_KEY = 0x6B65796C616E6562
-"""Key of the advisory lock of `wait_turn`; migrations use a different one."""
+"""Key of the advisory lock of `wait_for_broker_locks`; migrations use a different one."""
 
 
-def wait_turn(connection: Connection, *, alone: bool) -> None:
+def wait_for_broker_locks(connection: Connection, *, alone: bool) -> None:
     """
     Wait in line for the locks of broker rows. Must be called before any other lock is taken.
 
@@ -449,7 +449,7 @@ def read_openings(
             older copies, but not renewals. Must be called before a subject is locked.
     """
     if lock:  # even without ids: later writes of the transaction may lock broker rows
-        wait_turn(connection, alone=False)
+        wait_for_broker_locks(connection, alone=False)
     if not ids:
         return {}
     rows = connection.execute(
@@ -494,7 +494,7 @@ def broker_views(connection: Connection) -> list[BrokerView]:
     ]
 
 
-def no_host(connection: Connection, *, excluded: str = "") -> UnavailableError:
+def no_host_error(connection: Connection, *, excluded: str = "") -> UnavailableError:
     """Build the error for new partitions that no broker group can host. It states the reason for
     each group except `excluded`.
     """

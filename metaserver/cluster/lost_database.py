@@ -37,7 +37,7 @@ def is_empty(connection: Connection) -> bool:
     return not connection.execute(sa.select(_has_subjects)).scalar_one()
 
 
-def database_lost(connection: Connection) -> UnavailableError | None:
+def database_lost_error(connection: Connection) -> UnavailableError | None:
     """Return an error if the database lacks data that brokers have, else None."""
     row = connection.execute(_hosting_broker_query).one_or_none()
     if row is not None:
@@ -61,7 +61,7 @@ def behind_error(lacking: str) -> UnavailableError:
 
 def check_not_lost(connection: Connection) -> None:
     """Raise UnavailableError if the database lacks data that brokers have."""
-    lost = database_lost(connection)
+    lost = database_lost_error(connection)
     if lost is not None:
         raise lost
 
@@ -71,7 +71,7 @@ def read_behind(connection: Connection) -> str:
     return connection.execute(_behind_query).scalar_one_or_none() or ""
 
 
-def note_behind(connection: Connection, lacking: str) -> None:
+def store_behind(connection: Connection, lacking: str) -> None:
     """Store what is missing in the database; "" deletes the record."""
     if lacking:
         insert_or_replace(connection, facts, {"name": BEHIND, "value": lacking[:BEHIND_CHARS_MAX]})

@@ -80,7 +80,7 @@ def renew_metaserver(
     return _state_of(rows)
 
 
-def note_metaserver(
+def register_metaserver(
     connection: Connection, *, holder: str, address: str, version: str, ttl_ms: int
 ) -> ClusterState:
     """Call `renew_metaserver`, and raise the cluster's version if all members have a newer one."""

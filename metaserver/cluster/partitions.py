@@ -34,7 +34,7 @@ _parents_query = (
 
 _parent = partitions.alias("parent")
 _parent_subject = subjects.alias("parent_subject")
-SEEN_PARENT = sa.exists().where(
+IS_VISIBLE_PARENT = sa.exists().where(
     _parent.c.partition_id == partition_parents.c.parent_id,
     _parent.c.state != PartitionState.PLANNED,
     _parent_subject.c.subject_id == _parent.c.subject_id,
@@ -59,7 +59,7 @@ class PartitionFilter:
     def __init__(self, condition: sa.ColumnElement[bool], *, hosted: bool = False) -> None:
         self.partitions = _partitions_query.where(condition).order_by(partitions.c.partition_id)
         parents = _parents_query.where(condition)
-        self.parents = parents if hosted else parents.where(SEEN_PARENT)
+        self.parents = parents if hosted else parents.where(IS_VISIBLE_PARENT)
 
 
 BY_ID = PartitionFilter(partitions.c.partition_id.in_(sa.bindparam("ids")))
@@ -78,7 +78,7 @@ _of_subject = partitions.c.subject_id == sa.bindparam("of_subject")
 _subject_partitions_query = _partitions_query.where(
     _of_subject, partitions.c.state.in_(sa.bindparam("states"))
 ).order_by(partitions.c.range_start, partitions.c.partition_id)
-_subject_parents_query = _parents_query.where(_of_subject, SEEN_PARENT)
+_subject_parents_query = _parents_query.where(_of_subject, IS_VISIBLE_PARENT)
 # Rows of expired partitions are kept, and eventually far outnumber the others.
 _unexpired_parents_query = _subject_parents_query.where(
     partitions.c.state != PartitionState.EXPIRED
@@ -95,7 +95,7 @@ def is_gone(table: sa.FromClause) -> sa.ColumnElement[bool]:
 _blocking_parents_query = _parents_query.where(
     _of_subject,
     sa.not_(is_gone(partitions)),
-    SEEN_PARENT,
+    IS_VISIBLE_PARENT,
     sa.exists().where(
         _parent.c.partition_id == partition_parents.c.parent_id, sa.not_(is_gone(_parent))
     ),

@@ -163,7 +163,7 @@ def pending_removals(
     ]
 
 
-def note_removed(connection: Connection, done: Mapping[Removal, int]) -> list[str]:
+def store_removed(connection: Connection, done: Mapping[Removal, int]) -> list[str]:
     """
     Store which removals brokers have done, and finish the deletions that are complete.
 
@@ -327,7 +327,7 @@ def name_was_deleted(connection: Connection, subject: str) -> bool:
     return connection.execute(sa.select(sa.exists().where(_deletion_of(subject)))).scalar_one()
 
 
-def is_ageing(connection: Connection, subject: str) -> bool:
+def deletion_expires(connection: Connection, subject: str) -> bool:
     """Return whether the record of a deletion of this name will expire; see
     `retention/history.py`.
     """
@@ -335,7 +335,7 @@ def is_ageing(connection: Connection, subject: str) -> bool:
     return connection.execute(sa.select(sa.exists().where(condition))).scalar_one()
 
 
-def remember_longer(connection: Connection, subject: str) -> None:
+def extend_deletion_record(connection: Connection, subject: str) -> None:
     """Restart the time after which records of deletions of this name expire, because a program
     still uses the name.
     """
@@ -346,7 +346,7 @@ def _deletion_of(subject: str) -> sa.ColumnElement[bool]:
     return sa.and_(deletions.c.subject == subject, deletions.c.group_id == WHOLE)
 
 
-def removals_left(connection: Connection, subject_id: int, group_id: int = WHOLE) -> int:
+def count_removals(connection: Connection, subject_id: int, group_id: int = WHOLE) -> int:
     """Return the number of partitions that brokers must still drop, or for which they must still
     forget the group.
     """
@@ -358,11 +358,11 @@ def removals_left(connection: Connection, subject_id: int, group_id: int = WHOLE
     return connection.execute(count).scalar_one()
 
 
-def being_deleted(connection: Connection, subject_id: int, name: str) -> SubjectDeletedError:
+def being_deleted_error(connection: Connection, subject_id: int, name: str) -> SubjectDeletedError:
     """Build the error for calls about a subject that is being deleted."""
     return SubjectDeletedError(
         f"subject {name!r} is being deleted; its name is free once every broker has dropped its "
         f"partitions",
         subject=name,
-        left=removals_left(connection, subject_id),
+        left=count_removals(connection, subject_id),
     )

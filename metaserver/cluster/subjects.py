@@ -36,10 +36,10 @@ from ...protocol.routing import (
 from ...protocol.text import counted
 from ..sql.dialect import insert_new, now_ms, rows_of
 from ..sql.schema import name_limits, partitions, subjects
-from .brokers import lock_brokers, no_host, writable_groups
+from .brokers import lock_brokers, no_host_error, writable_groups
 from .lost_database import check_not_lost
 from .partitions import subject_partitions
-from .removals import being_deleted, name_was_deleted, was_deleted
+from .removals import being_deleted_error, name_was_deleted, was_deleted
 from .rows import SubjectRow
 
 CLUSTER_HINT = (
@@ -53,7 +53,7 @@ NAMES_HINT = (
 )
 
 
-def check_subject_room(
+def check_subject_limits(
     connection: Connection, name: str, *, subjects_max: int, limited: bool
 ) -> None:
     """
@@ -160,7 +160,7 @@ def check_open(connection: Connection, name: str, row: SubjectRow | None) -> Sub
     if row is None:
         check_not_lost(connection)
     elif row.deleting:
-        raise being_deleted(connection, row.subject_id, name)
+        raise being_deleted_error(connection, row.subject_id, name)
     elif row.route_version > 0:
         return row
     elif row.problem:
@@ -205,7 +205,7 @@ def plan_subject(
     Store a subject and its PLANNED partitions, spread over the available broker groups; idempotent.
 
     Args:
-        subjects_max, limited: see `check_subject_room`.
+        subjects_max, limited: see `check_subject_limits`.
 
     Raises:
         ConflictError: the subject exists with other settings.
@@ -225,8 +225,10 @@ def plan_subject(
     if row is None or row.problem:
         hosts = list(writable_groups(connection))[: request.partitions]
         if not hosts:
-            raise no_host(connection)
-        check_subject_room(connection, request.subject, subjects_max=subjects_max, limited=limited)
+            raise no_host_error(connection)
+        check_subject_limits(
+            connection, request.subject, subjects_max=subjects_max, limited=limited
+        )
         settings = {
             "order_strategy": request.order_strategy,
             "partitions_wanted": request.partitions,
@@ -247,7 +249,7 @@ def plan_subject(
         assert row is not None
         _insert_planned(connection, row, names_used, hosts)
     if row.deleting:
-        raise being_deleted(connection, row.subject_id, row.name)
+        raise being_deleted_error(connection, row.subject_id, row.name)
     check_not_hidden(row)
     _check_settings(row, request)
     return row

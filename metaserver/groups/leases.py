@@ -145,7 +145,7 @@ def readable_partitions(
     ]
 
 
-def drained_through(
+def drained_after_parents(
     at_end: Collection[int], parents: Mapping[int, Collection[int]]
 ) -> frozenset[int]:
     """

@@ -281,7 +281,7 @@ def _may_reach_past_parents(
     )
 
 
-def need_no_owner(
+def read_finished_at_end(
     connection: Connection, group_id: int, at_end: Sequence[int], parked: Collection[int]
 ) -> Sequence[int]:
     """Read the state that `finished_at_end` needs for a locked group, and return its result."""

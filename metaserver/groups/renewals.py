@@ -44,7 +44,7 @@ class SessionRenewer:
     ) -> RenewalResult:
         sessions = sorted(set(requested))
         if locked_group is not None:
-            rows = await self._database.write_first(renew_sessions, sessions)
+            rows = await self._database.write_urgent(renew_sessions, sessions)
             return RenewalResult(rows, {})
         renewed = RenewalResult({}, {})
         for start in range(0, len(sessions), BATCH_MAX):

@@ -160,10 +160,10 @@ class GroupService:
         self._settings = settings
         self._wakeups: Wakeups[SessionId] = Wakeups()
         self._settle_flight: SingleFlight[int, None, None] = SingleFlight(
-            self._settle_now, rest_ms_max=SETTLE_PAUSE_MS_MAX
+            self._settle_now, pause_ms_max=SETTLE_PAUSE_MS_MAX
         )
         self._priority_settle_flight: SingleFlight[int, None, None] = SingleFlight(
-            self._settle_with_priority, rest_ms_max=SETTLE_PAUSE_MS_MAX
+            self._settle_with_priority, pause_ms_max=SETTLE_PAUSE_MS_MAX
         )
         """Settles groups for heartbeats, which must not wait behind joins: a late reply costs the
         session.
@@ -400,12 +400,12 @@ class GroupService:
             repeated = Suspend(session=session, suspended=bool(request.suspended))
             await self._suspend(repeated, row.group_id, self._priority_settle_flight)
         if _unreached_changed(request, row):
-            group_id = await self._writes.write_first(
+            group_id = await self._writes.write_urgent(
                 row.group_id, store_unreached, session, request.unreached or ()
             )
             await self._priority_settle_flight.run(group_id, None)
         if request.drained:
-            drained_by = await self._writes.write_first(
+            drained_by = await self._writes.write_urgent(
                 row.group_id,
                 store_drained,
                 session,
@@ -443,7 +443,7 @@ class GroupService:
     async def _suspend(
         self, request: Suspend, group: Hashable, settling: SingleFlight[int, None, None]
     ) -> None:
-        group_id = await self._writes.write_first(group, suspend_session, request)
+        group_id = await self._writes.write_urgent(group, suspend_session, request)
         await settling.run(group_id, None)
         self._wakeups.wake([SessionId(request.session)])
 
@@ -575,10 +575,10 @@ class GroupService:
         self._notify(await self._writes.write(group_id, settle_group, group_id))
 
     async def _release_unheld_now(self, group_id: int, heartbeats: Sequence[Heartbeat]) -> None:
-        self._notify(await self._writes.write_first(group_id, release_unheld, heartbeats))
+        self._notify(await self._writes.write_urgent(group_id, release_unheld, heartbeats))
 
     async def _settle_with_priority(self, group_id: int, _items: object) -> None:
-        self._notify(await self._writes.write_first(group_id, settle_group, group_id))
+        self._notify(await self._writes.write_urgent(group_id, settle_group, group_id))
 
     async def _read_grants(self, row: SessionRow) -> Grants:
         """Read and cache the grants of a session. Raises SessionUnknownError."""

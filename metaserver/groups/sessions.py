@@ -40,7 +40,7 @@ from ...protocol.http.access import PRINCIPAL
 from ...protocol.ids import SessionId, check_name
 from ...protocol.routing import OrderStrategy
 from ..cluster.heard import Announcement, mark_unsettled, unheard_partitions
-from ..cluster.removals import removals_left, subject_of_deleted_group, was_deleted
+from ..cluster.removals import count_removals, subject_of_deleted_group, was_deleted
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import find_subject, open_subject_row
 from ..sql.dialect import now_ms
@@ -555,7 +555,7 @@ def _lock_or_create_group(
             f"forgotten it",
             subject=request.subject,
             group=request.group,
-            left=removals_left(connection, subject_id, group.group_id),
+            left=count_removals(connection, subject_id, group.group_id),
         )
     if group.strategy != request.strategy:
         raise ConflictError(

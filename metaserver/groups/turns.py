@@ -68,7 +68,7 @@ class GroupWrites:
     def __init__(self, database: Database, *, serialize: bool) -> None:
         self._database = database
         self._queue = KeyedQueue(database.write) if serialize else None
-        self._priority_queue = KeyedQueue(database.write_first) if serialize else None
+        self._priority_queue = KeyedQueue(database.write_urgent) if serialize else None
 
     async def write(
         self,
@@ -89,16 +89,16 @@ class GroupWrites:
         """Return the id of a session's group; None if it has none or writes are not queued."""
         return None if self._queue is None else await self._database.read(group_of, session)
 
-    async def write_first(
+    async def write_urgent(
         self,
         group: Hashable,
         work: Callable[Concatenate[Connection, P], T],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Call `Database.write_first` for a group; see `write`."""
+        """Call `Database.write_urgent` for a group; see `write`."""
         if self._priority_queue is None:
-            return await self._database.write_first(work, *args, **kwargs)
+            return await self._database.write_urgent(work, *args, **kwargs)
         result: T = await self._priority_queue.run(
             group, lambda connection: work(connection, *args, **kwargs)
         )

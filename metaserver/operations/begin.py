@@ -28,7 +28,7 @@ from ..cluster.brokers import (
     broker_views,
     cordon_broker,
     lock_brokers,
-    no_host,
+    no_host_error,
     unknown_group,
     writable_groups,
 )
@@ -48,7 +48,7 @@ from .plan import (
     plan_set,
     plan_split,
 )
-from .plan_inputs import PlannedOperation, free_subject, open_partitions
+from .plan_inputs import PlannedOperation, lock_idle_subject, open_partitions
 
 
 def plan_operations(connection: Connection, request: Reshape) -> list[PlannedOperation]:
@@ -85,15 +85,15 @@ def plan_operations(connection: Connection, request: Reshape) -> list[PlannedOpe
         return plan_evacuations(connection, request)
     hosts: Mapping[BrokerGroup, int] = writable_groups(connection)
     if request.kind in {OperationKind.RESIZE, OperationKind.GROW, OperationKind.SET}:
-        subject = free_subject(connection, request.subject)
+        subject = lock_idle_subject(connection, request.subject)
     else:
-        subject = free_subject(connection, _subject_of(connection, request.partition_ids))
+        subject = lock_idle_subject(connection, _subject_of(connection, request.partition_ids))
     try:
         plan = _plan_subject(connection, request, subject, hosts)
     except UnavailableError as error:
         if hosts:
             raise
-        raise no_host(connection) from error
+        raise no_host_error(connection) from error
     return [PlannedOperation(subject=subject, plan=plan)]
 
 

@@ -35,7 +35,7 @@ from ...protocol.ids import BrokerGroup, PartitionId, check_name
 from ...protocol.operations import BusySubject, Reshape, StepAction
 from ...protocol.queues import start_behind_loss
 from ...protocol.routing import OrderStrategy, PartitionState
-from ..cluster.brokers import last_report, no_host, writable_groups
+from ..cluster.brokers import last_report, no_host_error, writable_groups
 from ..cluster.losses import read_losses
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_not_hidden, find_subject
@@ -122,7 +122,7 @@ def plan_evacuations(connection: Connection, request: Reshape) -> list[PlannedOp
         try:
             plan = plan_evacuation(open_partitions(connection, subject), source, load)
         except UnavailableError as error:
-            raise no_host(connection, excluded=source) from error
+            raise no_host_error(connection, excluded=source) from error
         load.update(child.broker_group for child in plan.children)
         sealed = (
             _blocking_partitions(connection, subject, source, blocking) if without_broker else ()

@@ -75,7 +75,7 @@ class PlannedOperation:
         )
 
 
-def free_subject(connection: Connection, name: str) -> SubjectRow:
+def lock_idle_subject(connection: Connection, name: str) -> SubjectRow:
     """
     Lock an open subject until the transaction ends, and check that no operation runs on it.
 

@@ -116,7 +116,7 @@ RUNNING_STATES = frozenset(state for state, rule in RULES.items() if rule.runs)
 """States in which no other operation may begin on the subject."""
 ACTIVE_STATES = tuple(state for state, rule in RULES.items() if rule.action is not None)
 """States in which brokers may have work."""
-MOVING = tuple(state for state, rule in RULES.items() if rule.successor is not None)
+ADVANCING_STATES = tuple(state for state, rule in RULES.items() if rule.successor is not None)
 """States that have a next state."""
 
 

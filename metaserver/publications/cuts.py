@@ -10,7 +10,7 @@ Invariants
     Brokers host a partition of a cut with both parents, so that publishing the hidden subject
     changes no fact at a broker.
     While a hidden subject is not published, readers do not see its partitions as parents:
-    `SEEN_PARENT`.
+    `IS_VISIBLE_PARENT`.
     The ends of the partitions before a cut never change. The transaction that begins the
     publication compares these ends, so no message can arrive in between.
     If two hidden subjects have cuts and the one with the later cut is published first, the other
@@ -39,7 +39,7 @@ from ...protocol.operations import (
     StepAction,
 )
 from ...protocol.routing import PartitionState
-from ..cluster.brokers import lock_brokers, no_host, writable_groups
+from ..cluster.brokers import lock_brokers, no_host_error, writable_groups
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_not_hidden, check_open, find_subject
 from ..operations.begin import journal_operation
@@ -135,7 +135,7 @@ def begin_cut(
     hidden_child = {parent: hidden_id for hidden_id, ids in parents.items() for parent in ids}
     hosts = writable_groups(connection)
     if not hosts:
-        raise no_host(connection)
+        raise no_host_error(connection)
     plan = plan_set(open_partitions(connection, target_row), hosts)
     children = tuple(
         replace(

@@ -20,12 +20,12 @@ from ...protocol.errors import InvalidRequestError, PublishError, Reason, Subjec
 from ...protocol.ids import check_name, partition_name
 from ...protocol.operations import HideSubject
 from ...protocol.routing import OrderStrategy, PartitionState, split_ranges
-from ..cluster.brokers import lock_brokers, no_host, writable_groups
+from ..cluster.brokers import lock_brokers, no_host_error, writable_groups
 from ..cluster.lost_database import check_not_lost
-from ..cluster.removals import being_deleted
+from ..cluster.removals import being_deleted_error
 from ..cluster.rows import SubjectRow
-from ..cluster.subjects import check_subject_room, find_subject
-from ..operations.plan_inputs import free_subject, open_partitions
+from ..cluster.subjects import check_subject_limits, find_subject
+from ..operations.plan_inputs import lock_idle_subject, open_partitions
 from ..sql.dialect import now_ms
 from ..sql.schema import partition_parents, partitions, publications, subjects
 
@@ -67,13 +67,13 @@ def plan_hidden(
         )
     hosts = Counter(writable_groups(connection))
     if not hosts:
-        raise no_host(connection)
+        raise no_host_error(connection)
     for name in (request.hidden,) if target_row is not None else (request.hidden, target):
-        check_subject_room(connection, name, subjects_max=subjects_max, limited=limited)
+        check_subject_limits(connection, name, subjects_max=subjects_max, limited=limited)
     if target_row is None:
         _insert_new(connection, target, request, hosts)
     else:
-        _insert_beside(connection, free_subject(connection, target), request, hosts)
+        _insert_beside(connection, lock_idle_subject(connection, target), request, hosts)
     row = find_subject(connection, request.hidden)
     assert row is not None
     return row
@@ -104,7 +104,7 @@ def _renew_existing(
         PublishError: it is not the requested hidden subject, or another job fills it.
     """
     if existing.deleting:
-        raise being_deleted(connection, existing.subject_id, existing.name)
+        raise being_deleted_error(connection, existing.subject_id, existing.name)
     if existing.hidden_for != target:
         what = f"made for {existing.hidden_for!r}" if existing.hidden_for else "not hidden"
         raise PublishError(

@@ -37,7 +37,7 @@ from ...protocol.operations import OperationKind, OperationState, PublishSubject
 from ...protocol.routing import PartitionState
 from ...protocol.text import counted
 from ..cluster.lost_database import check_not_lost
-from ..cluster.removals import being_deleted
+from ..cluster.removals import being_deleted_error
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_open, find_subject
 from ..groups.sessions import sweep_sessions
@@ -178,7 +178,7 @@ def _check_hidden(
         check_not_lost(connection)
         raise SubjectUnknownError(subject=hidden)
     if row.deleting:
-        raise being_deleted(connection, row.subject_id, hidden)
+        raise being_deleted_error(connection, row.subject_id, hidden)
     _check_id(hidden, row.subject_id, request)
     if not row.hidden_for:
         raise PublishError(

@@ -46,7 +46,7 @@ from ...protocol.routing import (
     route_table,
     split_ranges,
 )
-from ..groups.leases import drained_through
+from ..groups.leases import drained_after_parents
 from .gone import fill_gone
 from .operations import cancel_operation, expire_canceled, is_used, unfinished_operations
 from .rows import (
@@ -361,7 +361,7 @@ def _plan_subject(
         # Frozen partitions stay drained even if an ancestor was reset later: an owner could no
         # longer take over anything there.
         blocking = parents | dict.fromkeys(group.frozen, frozenset[int]())
-        group.drained = set(drained_through(group.drained, blocking))
+        group.drained = set(drained_after_parents(group.drained, blocking))
     if subject.static:
         _set_logic_starts(rows, subject.partitions)
     if not _has_full_route(subject) and not (

@@ -26,7 +26,7 @@ RIGHTS = (access_principals, access_tokens, access_grants, access_quotas, name_l
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptRights:
+class ImportedRights:
     """Rows of these tables from a backup or another database; rows of other tables are ignored."""
 
     rows: Sequence[tuple[str, dict[str, Any]]]
@@ -66,7 +66,7 @@ def check_no_rights(connection: Connection) -> None:
             )
 
 
-def store_rights(connection: Connection, kept: KeptRights, *, now_ms: int) -> None:
+def store_rights(connection: Connection, kept: ImportedRights, *, now_ms: int) -> None:
     """
     Store tokens, grants and quotas.
 

@@ -18,7 +18,7 @@ from ..backup.service import read_backup, read_tables
 from ..settings import MetaserverSettings, machine_boot, prepare_folder
 from ..sql.database import open_database
 from .plan import NO_OPTIONS, plan_rebuild
-from .rights import RIGHTS, KeptRights, check_no_rights, store_rights
+from .rights import RIGHTS, ImportedRights, check_no_rights, store_rights
 from .rows import BrokerSource, RebuildOptions, RebuiltCluster
 from .writer import check_empty, store_rebuilt
 
@@ -34,7 +34,7 @@ async def rebuild_database(
     brokers: Sequence[str],
     *,
     options: RebuildOptions = NO_OPTIONS,
-    rights: KeptRights | None = None,
+    rights: ImportedRights | None = None,
 ) -> RebuiltCluster:
     """
     Fill an empty database with the facts that these brokers keep.
@@ -74,7 +74,7 @@ async def rebuild_database(
         addresses = list(dict.fromkeys(brokers))
         if isinstance(network, KnowsMetaservers):
             # No metaserver issues capabilities now, so brokers are sent the token itself.
-            network.know_metaservers(addresses)
+            network.add_metaservers(addresses)
         lists = await asyncio.gather(*(_read_hosted(network, address) for address in addresses))
         sources = [
             BrokerSource(address=address, hosted=hosted)
@@ -86,7 +86,7 @@ async def rebuild_database(
 
 
 def _store(
-    connection: Connection, cluster: RebuiltCluster, rights: KeptRights | None, *, now_ms: int
+    connection: Connection, cluster: RebuiltCluster, rights: ImportedRights | None, *, now_ms: int
 ) -> None:
     store_rebuilt(connection, cluster, route_version=now_ms)
     if rights is not None:
@@ -105,7 +105,7 @@ async def _read_hosted(network: Network, address: str) -> PartitionStatusList:
         raise refused from error
 
 
-def rights_of_file(settings: MetaserverSettings, content: bytes, path: str) -> KeptRights:
+def read_rights_file(settings: MetaserverSettings, content: bytes, path: str) -> ImportedRights:
     """
     Return the rights in a file of `keylane meta backup`; `settings` are those of the rebuild.
 
@@ -113,11 +113,11 @@ def rights_of_file(settings: MetaserverSettings, content: bytes, path: str) -> K
         ConfigError: the file is damaged, or has another version.
         ConflictError: it belongs to another cluster.
     """
-    return KeptRights(rows=read_backup(settings, content, path)[1])
+    return ImportedRights(rows=read_backup(settings, content, path)[1])
 
 
-async def rights_of_database(settings: MetaserverSettings) -> KeptRights:
+async def read_rights_database(settings: MetaserverSettings) -> ImportedRights:
     """Return the rights in another database, which may be in use. Raises the same errors as
     `backup_database`.
     """
-    return KeptRights(rows=await read_tables(settings, RIGHTS))
+    return ImportedRights(rows=await read_tables(settings, RIGHTS))

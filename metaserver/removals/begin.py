@@ -26,7 +26,7 @@ from ...protocol.operations import OperationKind
 from ...protocol.routing import PartitionState
 from ...protocol.text import counted
 from ..cluster.lost_database import check_not_lost
-from ..cluster.removals import end_deletions, plan_removals, removals_left, was_deleted
+from ..cluster.removals import count_removals, end_deletions, plan_removals, was_deleted
 from ..cluster.subjects import check_open, find_subject
 from ..groups.sessions import end_sessions, sweep_sessions
 from ..sql.duties import duty_left_ms, reset_duty
@@ -188,7 +188,7 @@ def _live_sessions(
 def subject_deletion(connection: Connection, name: str, subject_id: int) -> SubjectDeletion:
     """Return the progress of a subject's deletion."""
     return SubjectDeletion(
-        subject=name, subject_id=subject_id, left=removals_left(connection, subject_id)
+        subject=name, subject_id=subject_id, left=count_removals(connection, subject_id)
     )
 
 
@@ -200,5 +200,5 @@ def group_deletion(
         subject=subject,
         group=group,
         group_id=begun.group_id,
-        left=removals_left(connection, begun.subject_id, begun.group_id),
+        left=count_removals(connection, begun.subject_id, begun.group_id),
     )

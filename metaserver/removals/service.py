@@ -32,7 +32,7 @@ from ...protocol.routing import PartitionState
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX, Catalogue
-from ..cluster.removals import WHOLE, PendingRemoval, Removal, note_removed, pending_removals
+from ..cluster.removals import WHOLE, PendingRemoval, Removal, pending_removals, store_removed
 from ..groups.service import GroupService
 from ..sql.database import Database
 from .begin import (
@@ -143,7 +143,7 @@ class RemovalService:
             }
             if done:
                 self._after_step("asked")
-                deleted_names = await self._database.write(note_removed, done)
+                deleted_names = await self._database.write(store_removed, done)
                 self._after_step("removed")
                 self._catalogue.wake(map(Subject, deleted_names))
             after = pending[-1].key

@@ -29,7 +29,7 @@ from ...protocol.queues import (
     queue_max,
     queue_min,
 )
-from ...protocol.reading.bounds import OwnPlace, place_in_order
+from ...protocol.reading.bounds import LocalPoint, order_points
 from ...protocol.routing import Partition, PartitionState
 
 PLACE_HINT = (
@@ -137,11 +137,11 @@ def new_cursors(
             for partition_id, part in by_id.items()
         }
     places = {
-        partition_id: OwnPlace(part.first_offset, part.next_offset, targets[partition_id])
+        partition_id: LocalPoint(part.first_offset, part.next_offset, targets[partition_id])
         for partition_id, part in by_id.items()
     }
     parents = {partition_id: part.partition.parents for partition_id, part in by_id.items()}
-    return place_in_order(places, parents)
+    return order_points(places, parents)
 
 
 def _queue_cursors(

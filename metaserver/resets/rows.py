@@ -37,10 +37,10 @@ from ...protocol.reading.bounds import nearest_ancestors
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ...protocol.text import counted
 from ..cluster.heard import mark_unsettled
-from ..cluster.partitions import SEEN_PARENT, subject_parents, subject_partitions
+from ..cluster.partitions import IS_VISIBLE_PARENT, subject_parents, subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
-from ..groups.leases import drained_through, raise_token_floor
-from ..groups.parked_ancestors import need_no_owner
+from ..groups.leases import drained_after_parents, raise_token_floor
+from ..groups.parked_ancestors import read_finished_at_end
 from ..groups.sessions import sweep_sessions
 from ..sql.dialect import insert_new, insert_or_replace
 from ..sql.duties import duty_left_ms, leave_duty, rebuilt_duty, reset_duty, take_duty
@@ -386,7 +386,7 @@ def note_at_end(
     candidates = _with_drained_parents(connection, group_id, at_end)
     rows = [
         {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked}
-        for partition_id in need_no_owner(connection, group_id, candidates, parked)
+        for partition_id in read_finished_at_end(connection, group_id, candidates, parked)
     ]
     insert_new(connection, drained, rows)
 
@@ -404,7 +404,7 @@ _not_drained_before = (
     .where(
         partition_parents.c.partition_id.in_(sa.bindparam("ids")),
         sa.or_(partitions.c.state != PartitionState.EXPIRED, partitions.c.lost),
-        SEEN_PARENT,
+        IS_VISIBLE_PARENT,
         drained.c.partition_id.is_(None),
     )
 )
@@ -427,5 +427,5 @@ def _with_drained_parents(
             blocked_by.setdefault(row.partition_id, set()).add(row.parent_id)
         pending = {row.parent_id for row in rows if row.lost} - lost
         lost |= pending
-    drained_ids = drained_through({*at_end, *lost}, blocked_by)
+    drained_ids = drained_after_parents({*at_end, *lost}, blocked_by)
     return [partition_id for partition_id in sorted(drained_ids) if partition_id not in lost]

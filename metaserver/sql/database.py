@@ -2,8 +2,8 @@
 
     work(connection, …) ──▶ write         durable when it returns; on SQLite, queued writes share a
                                           transaction
-                        ──▶ write_first   like `write`, but before other queued writes
-                        ──▶ renew         like `write_first`; on SQLite it survives a crash of the
+                        ──▶ write_urgent   like `write`, but before other queued writes
+                        ──▶ renew         like `write_urgent`; on SQLite it survives a crash of the
                                           process, but perhaps not of the machine
                         ──▶ read          sees a consistent state
 
@@ -64,7 +64,7 @@ class Database(Protocol):
         """
         ...
 
-    async def write_first(
+    async def write_urgent(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run `work` as `write` does, but before other queued writes. For heartbeats, because a
@@ -75,7 +75,7 @@ class Database(Protocol):
     async def renew(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `work` as `write_first` does, for changes that may be lost if the machine crashes."""
+        """Run `work` as `write_urgent` does, for changes that a machine's crash may undo."""
         ...
 
     async def read(
@@ -136,10 +136,10 @@ class SqliteDatabase:
     separate method for migrations and rebuilds.
     """
 
-    async def write_first(
+    async def write_urgent(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """See `Database.write_first`."""
+        """See `Database.write_urgent`."""
         result: T = await self._writer.submit(
             lambda connection: work(connection, *args, **kwargs), durable=True, urgent=True
         )

@@ -231,19 +231,19 @@ class PostgresDatabase:
     ) -> T:
         """See `Database.write`."""
         async with self._write_limit:
-            return await self.write_first(work, *args, **kwargs)
+            return await self.write_urgent(work, *args, **kwargs)
 
-    async def write_first(
+    async def write_urgent(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """See `Database.write_first`."""
+        """See `Database.write_urgent`."""
         return await self._write_on(self._engine, work, *args, **kwargs)
 
     async def renew(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """
-        See `Database.renew`. Work that may wait for a row must use `write_first`.
+        See `Database.renew`. Work that may wait for a row must use `write_urgent`.
 
         Unlike on SQLite, the change is durable: the clock advances while a crashed server is down,
         so a lost renewal would end the session.

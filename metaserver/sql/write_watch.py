@@ -72,11 +72,11 @@ class WatchedDatabase:
         """See `Database.write`."""
         return await self._watch_write(self._database.write(work, *args, **kwargs))
 
-    async def write_first(
+    async def write_urgent(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """See `Database.write_first`."""
-        return await self._watch_write(self._database.write_first(work, *args, **kwargs))
+        """See `Database.write_urgent`."""
+        return await self._watch_write(self._database.write_urgent(work, *args, **kwargs))
 
     async def renew(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -147,7 +147,7 @@ class WatchedDatabase:
     async def _write_probe(self) -> None:
         """Write a fact to find out whether the database is writable."""
         try:
-            await self._database.write_first(_write_fact, str(self._boot_ms()))
+            await self._database.write_urgent(_write_fact, str(self._boot_ms()))
         except StorageError as error:
             self._report_problem(error.message)
         else:

@@ -24,7 +24,7 @@ from ...protocol.groups import CreateGroup, GroupSettings
 from ...protocol.ids import check_name
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ..cluster.heard import mark_unsettled
-from ..cluster.removals import removals_left
+from ..cluster.removals import count_removals
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import open_subject_row
 from ..groups.group_rows import insert_group, read_stored
@@ -98,7 +98,7 @@ def start_scope(connection: Connection, subject: str, group: str) -> StartScope:
             f"have forgotten it",
             subject=subject,
             group=group,
-            left=removals_left(connection, row.subject_id, group_row.group_id),
+            left=count_removals(connection, row.subject_id, group_row.group_id),
         )
     return StartScope(
         subject=row,

@@ -21,7 +21,7 @@ from ...protocol.errors import KeylaneError
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
-from ..cluster.lost_database import behind_error, note_behind, read_behind
+from ..cluster.lost_database import behind_error, read_behind, store_behind
 from ..sql.database import Database
 from .checks import BrokerAnswer, BrokerRow, Index, Missing, Views, missing
 from .service import read_sql_view
@@ -124,10 +124,10 @@ class AgreementWatch:
             raise
         if found and not behind:
             behind = _describe(found)
-            await self._database.write(note_behind, behind)
+            await self._database.write(store_behind, behind)
         elif behind and not found and not self._ahead_groups:
             behind = ""
-            await self._database.write(note_behind, behind)
+            await self._database.write(store_behind, behind)
         self._log_change(behind)
         if not self._requested.is_set() or self._pending_groups is not None:
             self._settled.set()

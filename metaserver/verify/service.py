@@ -17,7 +17,7 @@ from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..cluster.partitions import PartitionFilter, read_partitions
 from ..cluster.subjects import all_subjects
-from ..operations.states import MOVING
+from ..operations.states import ADVANCING_STATES
 from ..sql.database import Database
 from ..sql.dialect import begin_snapshot, now_ms
 from ..sql.schema import (
@@ -96,7 +96,7 @@ def _groups(connection: Connection) -> list[GroupRow]:
 
 
 def _operations(connection: Connection) -> list[OperationRow]:
-    unfinished = operations.c.state.in_(MOVING)
+    unfinished = operations.c.state.in_(ADVANCING_STATES)
     actions: dict[int, dict[int, StepAction]] = defaultdict(dict)
     for row in connection.execute(sa.select(steps).join(operations).where(unfinished)):
         actions[row.operation_id][row.partition_id] = StepAction(row.action)

@@ -17,10 +17,10 @@ from ..progress import AtMs
 from ..progress import Offset as Cursor
 from ..routing import ConsumeStrategy
 
-TRIES_MAX_MAX = 1_000_000
+TRIES_LIMIT = 1_000_000
 CLIENT_CHARS_MAX = 512
 ClientName = Annotated[str, Meta(min_length=1, max_length=CLIENT_CHARS_MAX)]
-TriesMax = Annotated[int, Meta(ge=1, le=TRIES_MAX_MAX)]
+TriesMax = Annotated[int, Meta(ge=1, le=TRIES_LIMIT)]
 FirstMs = Annotated[int, Meta(ge=0, le=PAUSE_MS_MAX)]
 MaxMs = Annotated[int, Meta(ge=1, le=PAUSE_MS_MAX)]
 

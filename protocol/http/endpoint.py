@@ -35,13 +35,13 @@ class Endpoint(Generic[A_co]):
     """Content types of a body of bytes, each with the type of its JSON or of its lines; bytes: any
     content.
     """
-    answered_as: str = "application/json"
+    response_type: str = "application/json"
     """Content type of the response."""
     idempotent: bool = False
     """True for a POST that may be retried when its outcome is unknown. A GET may always be
     retried.
     """
-    told_again: bool = False
+    caller_repeats: bool = False
     """True for a POST that its caller repeats anyway, or whose content the next one includes, so a
     lost call does little harm.
     """

@@ -58,7 +58,7 @@ def _operation(endpoint: Endpoint[Any], references: dict[Any, dict[str, Any]]) -
         "responses": {
             "200": {
                 "description": "done",
-                "content": {endpoint.answered_as: {"schema": references[endpoint.answer]}},
+                "content": {endpoint.response_type: {"schema": references[endpoint.answer]}},
             },
             "default": {
                 "description": "refused",

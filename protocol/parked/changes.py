@@ -280,7 +280,7 @@ class Unneeded(Struct, frozen=True, array_like=True, tag=8):
     """True if it does not need loose messages either."""
 
 
-class AncestorTold(Struct, frozen=True, array_like=True, tag=9):
+class AncestorNotified(Struct, frozen=True, array_like=True, tag=9):
     """An ancestor has been notified that none of its messages is needed any more."""
 
     source: int
@@ -307,12 +307,12 @@ ParkChange = (
     | Freeze
     | Clear
     | Unneeded
-    | AncestorTold
+    | AncestorNotified
     | Edit
     | Shift
     | FailAgain
 )
-AskedChange = ParkChange | ParkOrDeadLetter
+RequestedChange = ParkChange | ParkOrDeadLetter
 """The changes that a request may contain."""
 
 
@@ -321,14 +321,14 @@ def is_loose(key: ParkKey) -> bool:
     return not isinstance(key, bytes) or not key
 
 
-_changes = msgspec.msgpack.Decoder(list[AskedChange])
+_changes = msgspec.msgpack.Decoder(list[RequestedChange])
 _keys = msgspec.msgpack.Decoder(list[AdoptedKey])
 encode_parked = msgspec.msgpack.Encoder().encode
 
 
-def decode_changes(data: bytes | memoryview) -> list[AskedChange]:
+def decode_changes(data: bytes | memoryview) -> list[RequestedChange]:
     """Return the changes of a request. Raises msgspec.MsgspecError."""
-    changes: list[AskedChange] = _changes.decode(data)
+    changes: list[RequestedChange] = _changes.decode(data)
     return changes
 
 
@@ -359,7 +359,7 @@ CRASHED = "crashed"
 """`Failure.kind` of a message that crashed the processes of its consumers."""
 
 
-def crash_of(times: str, *, at_ms: int, attempts: int) -> Failure:
+def crash_failure(times: str, *, at_ms: int, attempts: int) -> Failure:
     """Return the Failure for a message that crashed the process of its consumer, without further
     details.
     """
@@ -367,13 +367,13 @@ def crash_of(times: str, *, at_ms: int, attempts: int) -> Failure:
     return Failure(CRASHED, text, "", at_ms, attempts)
 
 
-def nack_of(*, client: str, at_ms: int, attempts: int) -> Failure:
+def nack_failure(*, client: str, at_ms: int, attempts: int) -> Failure:
     """Return the Failure for a message that a program without a handler gave back."""
     text = "the program gave the message back"
     return Failure("nack", text, client[:FAILURE_KIND_CHARS_MAX], at_ms, attempts)
 
 
-def passed_over_of(*, client: str, at_ms: int, attempts: int) -> Failure:
+def ack_timeout_failure(*, client: str, at_ms: int, attempts: int) -> Failure:
     """Return the Failure for a shared group's message that a program without a handler did not ack
     in time.
     """

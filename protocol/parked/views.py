@@ -182,7 +182,7 @@ def failing_message(
     )
 
 
-def running_of(description: str, *, client: str, at_ms: int, attempts: int) -> Failure:
+def hanging_failure(description: str, *, client: str, at_ms: int, attempts: int) -> Failure:
     """Return the Failure for a hanging message. `attempts` is the number of earlier failed
     attempts.
     """

@@ -1,6 +1,6 @@
 """Bodies of the call that plans a read, and the bounds of a read in each partition. Pure.
 
-`place_in_order` converts a point in time to an offset in each partition of a lineage. A read up to
+`order_points` converts a point in time to an offset in each partition of a lineage. A read up to
 these offsets contains no message without all earlier messages of its key.
 
     parent   0 1 2 3 4 5│        the point is at 4: messages remain after it
@@ -96,7 +96,7 @@ def nearest_ancestors(
 
 
 @dataclass(frozen=True, slots=True)
-class OwnPlace:
+class LocalPoint:
     """A point in time as an offset of one partition, which has the offsets `[first, end)`, by the
     partition's own clock.
     """
@@ -107,12 +107,12 @@ class OwnPlace:
     """First message at or after the point; `end`: there is none."""
 
 
-def place_in_order(
-    own: Mapping[int, OwnPlace], parents: Mapping[int, Collection[int]]
+def order_points(
+    own: Mapping[int, LocalPoint], parents: Mapping[int, Collection[int]]
 ) -> dict[int, int]:
     """
     Return the offset of a point by partition id: the first offset if an ancestor has messages at or
-    after the point, otherwise `OwnPlace.at`.
+    after the point, otherwise `LocalPoint.at`.
 
     Args:
         own: the point by each partition's own clock, by partition id.

@@ -13,7 +13,7 @@ _AGO = re.compile(r"-([0-9]{1,9})(ms|s|m|h|d|w)")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
-GroupBegin = str | datetime | timedelta
+GroupStartOption = str | datetime | timedelta
 """\"earliest\", \"latest\", or an instant in the past."""
 SKEW_MS = 1_000
 """Milliseconds by which an instant may be in the future, because the clocks of a cluster differ. It
@@ -120,7 +120,7 @@ def _parse_iso_time(text: str) -> datetime:
     return given
 
 
-def group_start(given: GroupBegin | GroupStart | None, *, now_ms: int) -> GroupStart | None:
+def group_start(given: GroupStartOption | GroupStart | None, *, now_ms: int) -> GroupStart | None:
     """
     Convert a start option to the GroupStart of a new group; None stays None.
 

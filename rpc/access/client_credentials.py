@@ -23,7 +23,7 @@ from ...protocol.errors import (
 )
 from ...protocol.http.access import Capabilities
 from ..race import shared, start_task
-from .credentials import ShownCapability
+from .credentials import CapabilityCredential
 from .signing import OwnKey
 from .token_file import TokenSource
 
@@ -60,8 +60,8 @@ class ClientCredentials:
         self._renew_at_ms = self._expires_at_ms = 0
         self._renewal: asyncio.Task[None] | None = None
 
-    def know_metaservers(self, addresses: Sequence[str]) -> None:
-        """See `Credentials.know_metaservers`."""
+    def add_metaservers(self, addresses: Sequence[str]) -> None:
+        """See `Credentials.add_metaservers`."""
         self._metaservers.update(dict.fromkeys(addresses))
 
     async def bearer(self, address: str) -> str | None:
@@ -71,13 +71,13 @@ class ClientCredentials:
         capabilities = await self._current()
         return (capabilities.bearer or None) if capabilities is not None else None
 
-    async def held(self) -> ShownCapability | None:
+    async def held(self) -> CapabilityCredential | None:
         """See `Credentials.held`. Raises the errors of `bearer`."""
         capabilities = await self._current()
         if capabilities is None or not capabilities.held:
             return None
         renew_in_s = max(0.0, (self._renew_at_ms - self._boot_ms()) / 1000)
-        return ShownCapability(capabilities.held, self._key, renew_in_s)
+        return CapabilityCredential(capabilities.held, self._key, renew_in_s)
 
     def refused(self, text: str) -> bool:
         """See `Credentials.refused`."""

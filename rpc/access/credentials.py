@@ -23,7 +23,7 @@ class Signer(Protocol):
         ...
 
 
-class ShownCapability(NamedTuple):
+class CapabilityCredential(NamedTuple):
     """A capability for the data plane, and the private key with which its holder proves itself."""
 
     text: str
@@ -34,7 +34,7 @@ class ShownCapability(NamedTuple):
 class Credentials(Protocol):
     """The credentials that a network sends to servers."""
 
-    def know_metaservers(self, addresses: Sequence[str]) -> None:
+    def add_metaservers(self, addresses: Sequence[str]) -> None:
         """Remember the addresses of metaservers, which get the token itself."""
         ...
 
@@ -42,7 +42,7 @@ class Credentials(Protocol):
         """Return the text to send to this server after `Bearer`; None: send no credentials."""
         ...
 
-    async def held(self) -> ShownCapability | None:
+    async def held(self) -> CapabilityCredential | None:
         """Return the capability to send to a broker's data plane; None: send none."""
         ...
 
@@ -66,7 +66,11 @@ async def greet(channel: DataChannel, timeout_ms: int) -> None:
 
 
 async def authenticate(
-    channel: DataChannel, capability: ShownCapability, nonce: bytes, address: str, timeout_ms: int
+    channel: DataChannel,
+    capability: CapabilityCredential,
+    nonce: bytes,
+    address: str,
+    timeout_ms: int,
 ) -> None:
     """Send a capability, and prove that the client holds its key."""
     proof = capability.key.sign_challenge(nonce, address)
@@ -78,7 +82,7 @@ async def authenticate(
 async def keep_authenticated(
     identity: Credentials,
     channel: DataChannel,
-    capability: ShownCapability,
+    capability: CapabilityCredential,
     nonce: bytes,
     address: str,
     timeout_ms: int,

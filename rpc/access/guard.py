@@ -95,7 +95,7 @@ parameters. For unknown names it raises the errors that the call itself would ra
 """
 
 
-class HeldCapability(Protocol):
+class VerifiedCapability(Protocol):
     """The capability with which a data-plane connection was authenticated."""
 
     @property
@@ -113,10 +113,10 @@ class HeldCapability(Protocol):
         ...
 
 
-class DataJudge(Protocol):
+class DataAuthorizer(Protocol):
     """Verifies capabilities, and finds the subjects of frames, for a broker's data plane."""
 
-    async def authenticate(self, nonce: bytes, request: Authenticate) -> HeldCapability:
+    async def authenticate(self, nonce: bytes, request: Authenticate) -> VerifiedCapability:
         """Return the caller's capability, once its signature and the answer to the challenge
         `nonce` are verified. Raises UnauthenticatedError or CapabilityEndedError.
         """
@@ -158,7 +158,7 @@ class Guard:
         *,
         clock: Clock,
         version: Callable[[], int] = lambda: 0,
-        judge: DataJudge | None = None,
+        judge: DataAuthorizer | None = None,
         subject_rate: Callable[[str], int] = lambda _subject: 0,
         on_audit: Callable[[AuditEvent], None] = lambda _event: None,
         certified: Callable[[Peer], Caller] | None = None,
@@ -389,14 +389,14 @@ def _is_refusal(error: KeylaneError) -> bool:
 class ConnectionAccess:
     """The access control of one data-plane connection."""
 
-    def __init__(self, guard: Guard, judge: DataJudge, remote: str, clock: Clock) -> None:
+    def __init__(self, guard: Guard, judge: DataAuthorizer, remote: str, clock: Clock) -> None:
         self.nonce = secrets.token_bytes(32)
         self._guard = guard
         self._judge = judge
         self._remote = remote
         self._boot_ms = clock.boot_ms
         self._began_ms = clock.boot_ms()
-        self._capability: HeldCapability | None = None
+        self._capability: VerifiedCapability | None = None
         self._caller = UNKNOWN_CALLER
         self._allowed: dict[tuple[object, ...], AccessTarget] = {}
         self._counted_principal = ""

@@ -2,7 +2,7 @@
 
 GET            over a pooled connection; if the answer is overdue, again over a new one
 other calls    over a new connection, because they must not be sent twice
-told_again     over a pooled connection, because their caller repeats them anyway
+caller_repeats     over a pooled connection, because their caller repeats them anyway
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ControlCaller:
         """
         request = endpoint.method, address, path, endpoint.answer
         on_pooled = partial(self._network.control, *request, body=body, query=query)
-        if endpoint.told_again:
+        if endpoint.caller_repeats:
             return await on_pooled(timeout_ms=timeout_ms)
         on_new = partial(on_pooled, anew=True)
         if endpoint.is_get:

@@ -69,7 +69,7 @@ class ServerMetrics:
         """Register a collector, which is called at each scrape."""
         self._collectors.append(collector)
 
-    def note_refusal(self, error: KeylaneError) -> None:
+    def count_refusal(self, error: KeylaneError) -> None:
         """Count a request that was answered with an error."""
         self.refused[type(error).__name__, error.code] += 1
 
@@ -202,7 +202,7 @@ def _version() -> str:
         return "unknown"
 
 
-def access_figures(guard: Guard, audit: AuditBuffer) -> Callable[[], Awaitable[Iterable[Metric]]]:
+def access_metrics(guard: Guard, audit: AuditBuffer) -> Callable[[], Awaitable[Iterable[Metric]]]:
     """Return a collector for the metrics of a server's access control."""
 
     async def collect() -> Iterable[Metric]:

@@ -15,7 +15,7 @@ Settings = TypeVar("Settings")
 log = logging.getLogger("keylane.rpc")
 
 
-class Reloading(Generic[Settings]):
+class ReloadableSettings(Generic[Settings]):
     """
     The settings of a running program, which can be reloaded.
 

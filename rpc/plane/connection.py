@@ -234,7 +234,7 @@ class PlaneCall:
 
     Args:
         number: the call's correlation id.
-        hand_on: answers a request under this correlation id in a task.
+        hand_to_task: answers a request under this correlation id in a task.
         on_refusal: called with each error that is sent.
     """
 
@@ -255,7 +255,7 @@ class PlaneCall:
         connection: PlaneConnection,
         number: int,
         request: Request,
-        hand_on: Callable[[PlaneConnection, int, Request], None],
+        hand_to_task: Callable[[PlaneConnection, int, Request], None],
         on_refusal: Callable[[KeylaneError], None],
         *,
         pull: bool,
@@ -263,7 +263,7 @@ class PlaneCall:
         self._connection = connection
         self._number = number
         self._request = request
-        self._hand_on = hand_on
+        self._hand_on = hand_to_task
         self._on_refusal = on_refusal
         self._pull = pull
         self._reserved_bytes = 0
@@ -275,7 +275,7 @@ class PlaneCall:
         else:
             connection.others += 1
 
-    def take_room(self, bytes_max: int) -> bool:
+    def reserve_bytes(self, bytes_max: int) -> bool:
         """Reserve bytes for the answer, or return False; see `PromptCall`."""
         if not self._connection.budget.try_reserve(bytes_max):
             return False
@@ -309,7 +309,7 @@ class PlaneCall:
             self._reserved_bytes = 0
 
     @property
-    def takes_parts(self) -> bool:
+    def accepts_parts(self) -> bool:
         """True while further answers may be sent; see `PromptCall`."""
         connection = self._connection
         access = connection.access
@@ -343,7 +343,7 @@ class PlaneCall:
             self._connection.budget.release(self._unsent_bytes)
             self._unsent_bytes = 0
 
-    def hand_on(self, request: Request) -> None:
+    def hand_to_task(self, request: Request) -> None:
         """Answer `request` in a task instead; see `PromptCall`."""
         self.forget()
         if self._reserved_bytes:

@@ -17,7 +17,7 @@ Handled = tuple[Answer, bytes]
 
 class PromptCall(Protocol):
     """A request that is answered without a task: by any number of `part`s, and then by exactly one
-    call of `answer`, `refuse` or `hand_on`.
+    call of `answer`, `refuse` or `hand_to_task`.
     """
 
     def answer(self, answer: Answer, data: bytes = b"") -> None:
@@ -29,7 +29,7 @@ class PromptCall(Protocol):
         ...
 
     @property
-    def takes_parts(self) -> bool:
+    def accepts_parts(self) -> bool:
         """True while the client keeps up with the answers that were sent, and may have more of them
         without another request.
         """
@@ -41,7 +41,7 @@ class PromptCall(Protocol):
         """
         ...
 
-    def hand_on(self, request: Request) -> None:
+    def hand_to_task(self, request: Request) -> None:
         """Let `handle` answer `request` instead, in a task."""
         ...
 
@@ -49,7 +49,7 @@ class PromptCall(Protocol):
         """Cancel `future` if the client disconnects before the call is answered."""
         ...
 
-    def take_room(self, bytes_max: int) -> bool:
+    def reserve_bytes(self, bytes_max: int) -> bool:
         """Reserve `bytes_max` bytes for the answer; return False if they are not free now. See
         `answer_room`.
         """

@@ -25,7 +25,7 @@ from ...protocol.errors import (
     UnreachableError,
 )
 from ...protocol.limits import READ_GIVE_UP_MS
-from ...protocol.reading.bounds import OwnPlace, place_in_order
+from ...protocol.reading.bounds import LocalPoint, order_points
 from ...protocol.routing import Partition, PartitionState, Route, logical_partition
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up, in_turns
@@ -152,11 +152,11 @@ class Watch:
         )
         places = dict(zip(numbers, offsets, strict=True))
         own = {
-            number: OwnPlace(stored.first, stored.end, places[number])
+            number: LocalPoint(stored.first, stored.end, places[number])
             for number, stored in view.stored.items()
             if number in places and isinstance(bound.at(number), StoredAt)
         }
-        return places | place_in_order(own, lineage.parents)
+        return places | order_points(own, lineage.parents)
 
     def progress_of(self, group: str) -> GroupProgress:
         """Return the progress of a group that follows this stream; call it after `open`."""

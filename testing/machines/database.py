@@ -137,7 +137,7 @@ class MemoryDatabase:
         await asyncio.sleep(0)
         return self.transact(work, *args, **kwargs)
 
-    write_first = renew = read = write
+    write_urgent = renew = read = write
 
     async def problem(self) -> str:
         """Return why it cannot be written; it always can."""

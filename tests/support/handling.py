@@ -39,7 +39,7 @@ class Client:
         """(offset, what, failed tries, milliseconds), as told."""
         self.is_loose = self.is_apart = False
 
-    def is_of(self, message: Message) -> bool:
+    def has_handed_out(self, message: Message) -> bool:
         """True if the message is of this client."""
         return message.delivery is self
 
@@ -50,10 +50,10 @@ class Client:
     def deadline_s(self) -> float:
         return deadline_seconds(self.deadline_ns)
 
-    def note_failed(self, message: Message, failure: Failure) -> None:
+    def report_failure(self, message: Message, failure: Failure) -> None:
         """Take a failed try."""
 
-    def note_hangs(self, message: Message, why: Failure, running_ms: int) -> None:
+    def report_hang(self, message: Message, why: Failure, running_ms: int) -> None:
         self.hanging.append((message.offset, why.text, why.attempts, running_ms))
 
     def has_taken(self, message: Message) -> bool:
@@ -65,7 +65,7 @@ class Client:
         self.set_aside.append(("parked", message.offset, behind, failure))
         self.in_flight.remove(1 + len(waiting))
 
-    def bury(self, message: Message, failure: Failure) -> None:
+    def dead_letter(self, message: Message, failure: Failure) -> None:
         self.set_aside.append(("buried", message.offset, [], failure))
         self.in_flight.remove(1)
 

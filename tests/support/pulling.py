@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from keylane.consumer import ConsumerSettings
-from keylane.consumer.delivery.alone_turn import AloneTurn
+from keylane.consumer.delivery.alone_turn import SuspectLock
 from keylane.consumer.pull_room import PrefetchBudget
 from keylane.consumer.pulling.lifetime import PullState
 from keylane.consumer.pulling.pull_client import PullClient
@@ -158,7 +158,7 @@ class NotingOwner:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.codec = None
-        self.alone = AloneTurn()
+        self.alone = SuspectLock()
         self.budget = PrefetchBudget()
         self.ended = 0
         self.drained = 0

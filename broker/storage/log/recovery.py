@@ -40,7 +40,7 @@ from ....protocol.record import (
     read_record,
 )
 from ....protocol.text import counted
-from ..files import READ_BYTES, Files, replace_large_file, write_again
+from ..files import READ_BYTES, Files, replace_large_file, rewrite_in_place
 from .commit_log import BARRIER, FOLDER, segment_bases, segment_path
 from .holes import Hole, LostRecord, Visitor
 from .trail import TrailCursor, durable_end, trail_bases
@@ -102,7 +102,7 @@ def recover_log(
         if recovered.cut_bytes or recovered.reserved_bytes:
             file.truncate(recovered.end - last)
         maybe_unsynced_from = max(recovered.maybe_unsynced_from, last)
-        write_again(
+        rewrite_in_place(
             files,
             segment_path(last),
             file,
@@ -240,7 +240,7 @@ class _Scan:
             length = min(max(next_length, READ_BYTES), end - self._at)
             ahead = self._at + length
             if ahead < end:
-                self._files.will_read(path, ahead - base, AHEAD_BYTES)
+                self._files.read_ahead(path, ahead - base, AHEAD_BYTES)
             data = self._files.pread(path, self._at - base, length)
             view = memoryview(data)
             start = 0

@@ -15,7 +15,7 @@ from keylane.broker.partition.records import CursorBody, ParkedBody, encode_body
 from keylane.protocol.parked import (
     Adopt,
     AdoptedKey,
-    AncestorTold,
+    AncestorNotified,
     Clear,
     DeadLetterKey,
     Edit,
@@ -54,7 +54,7 @@ CHANGES: tuple[ParkChange, ...] = (
     Freeze(),
     Clear(),
     Unneeded(0, 512, loose=True),
-    AncestorTold(3),
+    AncestorNotified(3),
     Edit(b"N14228", EDITED),
     Shift(4, -5, 3, ((7, 8),)),
     Shift(-5, None, 3, ((7, 8),), FAILURE),
@@ -109,7 +109,7 @@ def golden_bytes() -> dict[str, str]:
     handled.apply(Park(b"N14228", (), FAILURE, 5), at_ms=1_800_000_000_456)
     retrying = Parked(7)
     retrying.apply(Park(2, ((5, 6),), FAILURE), at_ms=1_800_000_000_456)
-    retrying.note_next_tries([(2, 7, 5, 1_800_000_060_000)])
+    retrying.set_next_tries([(2, 7, 5, 1_800_000_060_000)])
     taking = parked()
     taking.apply(CHANGES[16], at_ms=1_800_000_000_456)
     reset = parked()

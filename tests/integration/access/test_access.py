@@ -222,7 +222,7 @@ async def test_capability_of_a_connection_is_refused_on_another(guarded: Guarded
         await admin.grant("holder", "read")
     network, thief = HttpNetwork(token=token), HttpNetwork(token=guarded.admin_token)
     try:
-        network.know_metaservers([guarded.meta])
+        network.add_metaservers([guarded.meta])
         client_credentials = network._identity
         assert isinstance(client_credentials, ClientCredentials)
         shown = await client_credentials.held()

@@ -194,7 +194,7 @@ async def test_frame_is_denied_when_just_its_right_is_missing(walked: Walked, ki
     for token, denied in ((walked.lacks[right], True), (walked.has[right], False)):
         network = HttpNetwork(token=token)
         try:
-            network.know_metaservers([walked.cluster.meta])
+            network.add_metaservers([walked.cluster.meta])
             channel = await network.open_channel(
                 walked.cluster.brokers[0].address, timeout_ms=10_000
             )

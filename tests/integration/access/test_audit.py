@@ -20,7 +20,7 @@ from keylane.metaserver.settings import RELOADED, MetaserverSettings
 from keylane.protocol.access.tokens import make_token, token_hash
 from keylane.protocol.errors import AccessDeniedError
 from keylane.protocol.http.access import AuditRow
-from keylane.rpc.operating.reloading import Reloading
+from keylane.rpc.operating.reloading import ReloadableSettings
 from support.access.guarded import GuardedCluster, capabilities, figures_of, refusal_of
 from support.server_process import run_keylane
 
@@ -162,7 +162,7 @@ async def test_bounds_of_the_log_change_while_the_metaserver_runs(tmp_path: Path
     async with running_metaserver(settings) as metaserver:
         audit = metaserver._access.audit  # type: ignore[union-attr]
         read = [replace(settings, audit_retention_ms=60_000, audit_rows_max=1_000)]
-        Reloading(settings, read.pop, RELOADED, metaserver.adopt).reload()
+        ReloadableSettings(settings, read.pop, RELOADED, metaserver.adopt).reload()
         assert (audit.retention_ms, audit.rows_max) == (60_000, 1_000)
 
 

@@ -141,7 +141,7 @@ async def test_connections_over_the_quota_are_refused_with_a_time(guarded: Guard
     networks = [HttpNetwork(token=token) for _ in range(3)]
     try:
         for network in networks:
-            network.know_metaservers([guarded.meta])
+            network.add_metaservers([guarded.meta])
         first = await networks[0].open_channel(broker, timeout_ms=5_000)
         await networks[1].open_channel(broker, timeout_ms=5_000)
         with raises(ConnectionQuotaError) as refused:

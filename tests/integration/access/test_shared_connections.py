@@ -25,7 +25,7 @@ async def taken_all(
     """Open connections until the broker refuses one; they, and the refusal."""
     address, channels = guarded.brokers[0].address, []
     for network in networks:
-        network.know_metaservers([guarded.meta])
+        network.add_metaservers([guarded.meta])
         try:
             channels.append(await network.open_channel(address, timeout_ms=5_000))
         except ConnectionQuotaError as refused:

@@ -86,7 +86,7 @@ async def test_refusal_does_not_name_the_subject_of_a_partition_when_its_caller_
         if one in path or "bounds" in path:
             assert f"partition {partition_id}" in text or "cluster" in text or status == 400, text
     network = HttpNetwork(token=token)
-    network.know_metaservers([guarded.meta])
+    network.add_metaservers([guarded.meta])
     try:
         with pytest.raises(AccessDeniedError) as caught:
             await BrokerClient(network, broker).control(endpoints.PARTITION, id=partition_id)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from keylane import Consumer, Message, Producer
-from keylane.broker.storage.files import narrow_rights
+from keylane.broker.storage.files import restrict_permissions
 from support.cluster import Cluster, eventually
 
 
@@ -85,6 +85,6 @@ def test_narrowing_leaves_the_target_of_a_link(tmp_path: Path) -> None:
     other.chmod(0o644)
     (folder / "link").symlink_to(other)
     (folder / "file").write_text("ours")
-    narrow_rights(str(folder))
+    restrict_permissions(str(folder))
     assert stat.S_IMODE(other.stat().st_mode) == 0o644
     assert stat.S_IMODE((folder / "file").stat().st_mode) & 0o077 == 0

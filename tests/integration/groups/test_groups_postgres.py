@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.lease_rows import read_grants, release_leases, settle_group
-from keylane.metaserver.groups.parked_ancestors import need_no_owner, read_adopted
+from keylane.metaserver.groups.parked_ancestors import read_adopted, read_finished_at_end
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.resets.live import (
     abandon_live_reset,
@@ -70,7 +70,7 @@ async def test_statements_work_on_postgresql(postgres: Postgres, tmp_path: Path)
         await database.write(settle_group, group_id)
         (again,) = (await database.read(read_grants, A)).grants
         assert again.token > tokens[partition_id] > grant.token
-        noted = await database.read(need_no_owner, group_id, [partition_id], [partition_id])
+        noted = await database.read(read_finished_at_end, group_id, [partition_id], [partition_id])
         assert noted == [partition_id]
         child = replace(again.partition, parents=(partition_id,))
         assert await database.read(read_adopted, group_id, [child]) == {}

@@ -56,10 +56,10 @@ class Watched:
             await self.after_renewal()
         return renewed
 
-    async def write_first(self, work: Callable[..., Any], *args: Any) -> Any:
+    async def write_urgent(self, work: Callable[..., Any], *args: Any) -> Any:
         if self.before_write is not None:
             await self.before_write()
-        return await self._database.write_first(work, *args)
+        return await self._database.write_urgent(work, *args)
 
 
 class TwoMetaservers:

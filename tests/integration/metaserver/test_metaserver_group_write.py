@@ -141,7 +141,7 @@ async def test_urgent_works_go_before_waiting_ones(database: SqlDatabase) -> Non
     for index in range(5):
         before = len(done)
         await database.renew(slowly, done, f"renewal-{index}")
-        await database.write_first(slowly, done, f"report-{index}")
+        await database.write_urgent(slowly, done, f"report-{index}")
         assert len(done) - before < count / 4, (
             "behind a transaction or two, not behind all that waits"
         )

@@ -39,7 +39,7 @@ class LoggedDatabase:
         self._events = events
         self.version = 0
         self.read = database.read
-        self.write_first = database.write_first
+        self.write_urgent = database.write_urgent
         self.renew = database.renew
 
     async def write(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -67,7 +67,7 @@ async def test_read_is_taken_back_when_its_caller_has_gone(database: SqlDatabase
 async def test_renewal_is_not_kept_waiting_by_other_calls(database: SqlDatabase) -> None:
     others = [
         asyncio.create_task(call(sleep, 9))
-        for call in (database.read, database.write, database.write_first)
+        for call in (database.read, database.write, database.write_urgent)
         for _ in range(CONNECTIONS)
     ]
     await begun(others)
@@ -85,7 +85,7 @@ async def test_error_of_a_call_whose_caller_has_gone_is_dropped(database: SqlDat
     asyncio.get_running_loop().set_exception_handler(
         lambda _loop, context: reported.append(context)
     )
-    for call in (database.read, database.write, database.write_first, database.renew):
+    for call in (database.read, database.write, database.write_urgent, database.renew):
         task = asyncio.create_task(partial(call, sleep_and_fail, 0.3)())
         await asyncio.sleep(0.1)
         task.cancel()

@@ -61,7 +61,7 @@ async def test_transaction_reads_what_is_committed_when_the_default_is_stricter(
     """Who has waited for a row would be refused, or would read what was there before."""
     administered.change(f"SET default_transaction_isolation = '{level}'")
     async with opened(administered.url, tmp_path) as database:
-        for call in (database.write, database.write_first, database.read, database.write_long):
+        for call in (database.write, database.write_urgent, database.read, database.write_long):
             assert await call(setting, "transaction_isolation") == "read committed"
 
 

@@ -95,7 +95,7 @@ async def test_database_answers_again_when_its_connections_fell_silent(
     """Who waits is told that the database does not answer; then new connections are made."""
     there, url = wire
     async with opened(url, tmp_path) as database:
-        calls = [database.write, database.write_first, database.read]
+        calls = [database.write, database.write_urgent, database.read]
         await asyncio.gather(*(call(look) for call in calls * 4))
         there.silence()
         async with asyncio.timeout(LIMIT_S):

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from keylane.metaserver.cluster.brokers import cordon_broker, renew_broker, report_broker
-from keylane.metaserver.cluster.removals import note_removed
+from keylane.metaserver.cluster.removals import store_removed
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.lease_rows import read_grants
 from keylane.metaserver.groups.locked_group import raise_group_versions
@@ -209,8 +209,8 @@ async def test_deletion_ends_when_two_metaservers_note_its_last_removals(pair: W
     """
     await pair.run(begin_subject_deletion, "s", DeleteSubject(force=True))
     await pair.meet(
-        lambda connection: note_removed(connection, {(1, 0): 0}),
-        lambda connection: note_removed(connection, {(2, 0): 0}),
+        lambda connection: store_removed(connection, {(1, 0): 0}),
+        lambda connection: store_removed(connection, {(2, 0): 0}),
     )
     assert await pair.rows_of(sa.select(subjects.c.name)) == []
 
@@ -220,8 +220,8 @@ async def test_deletion_of_a_group_ends_when_two_metaservers_note_its_last_remov
 ):
     await pair.run(begin_group_deletion, "s", "g", DeleteGroup(force=True))
     await pair.meet(
-        lambda connection: note_removed(connection, {(1, GROUP_ID): 1}),
-        lambda connection: note_removed(connection, {(2, GROUP_ID): 1}),
+        lambda connection: store_removed(connection, {(1, GROUP_ID): 1}),
+        lambda connection: store_removed(connection, {(2, GROUP_ID): 1}),
     )
     assert await pair.rows_of(sa.select(groups.c.name)) == []
 

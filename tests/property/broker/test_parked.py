@@ -15,14 +15,13 @@ from keylane.broker.partition import park_checks
 from keylane.broker.partition.failure_runs import UNKNOWN, FailureRuns, Mark
 from keylane.broker.partition.offset_runs import OffsetRuns
 from keylane.broker.partition.park_checks import park_changes
-from keylane.broker.partition.park_views import adopted_page, changes_of
+from keylane.broker.partition.park_views import adopted_page, changes_to_rebuild
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.offsets import AckedOffsets
 from keylane.protocol.parked import (
     Adopt,
     AdoptedKey,
-    AskedChange,
     Clear,
     DeadLetterKey,
     Edit,
@@ -38,6 +37,7 @@ from keylane.protocol.parked import (
     ParkOrDeadLetter,
     ParkState,
     Redrive,
+    RequestedChange,
     Shift,
     Unpark,
 )
@@ -153,7 +153,7 @@ def fold(log: Log, parked: Parked | None = None) -> Parked:
     return parked
 
 
-def served(requests: list[list[AskedChange]]) -> tuple[Log, Parked, AckedOffsets]:
+def served(requests: list[list[RequestedChange]]) -> tuple[Log, Parked, AckedOffsets]:
     """What a broker writes for these requests, of which some are refused."""
     parked, acked, log = Parked(OWN), AckedOffsets(0), Log()
     for at_ms, request in enumerate(requests, 10):
@@ -291,7 +291,7 @@ def test_image_reads_back(requests):
 def test_carried_over_changes_make_the_state_of_what_is_left_of_the_log(requests, first):
     """Of nothing, and of the rest of the log before them, whatever retention has removed of it."""
     log, parked, _ = served(requests)
-    changes = [(0, change) for change in changes_of(parked)]
+    changes = [(0, change) for change in changes_to_rebuild(parked)]
     assert state_of(fold(changes)) == state_of(parked)
     left = log[first % (len(log) + 1) :]
     assert state_of(fold(changes, fold(left))) == state_of(parked)

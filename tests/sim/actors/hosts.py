@@ -18,7 +18,7 @@ from msgspec import to_builtins
 from keylane.broker.control import BrokerControl
 from keylane.broker.parking import Parking
 from keylane.broker.registration import Registration
-from keylane.broker.retention.loop import Cleaning
+from keylane.broker.retention.loop import RetentionLoop
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
 from keylane.broker.storage.data_folder import (
@@ -332,7 +332,7 @@ class BrokerHost(Host):
         """Nothing comes back from the disk before."""
         self.crash_after_commits: int | None = None
         self._registration: Registration | None = None
-        self._cleaning: Cleaning | None = None
+        self._cleaning: RetentionLoop | None = None
 
     @property
     def address(self) -> str:
@@ -418,7 +418,7 @@ class BrokerHost(Host):
 
     async def _clean(self, store: Store) -> None:
         """Run retention, more often than brokers do in production."""
-        cleaning = self._cleaning = Cleaning(
+        cleaning = self._cleaning = RetentionLoop(
             store,
             self.disk,
             self._broker_settings(),

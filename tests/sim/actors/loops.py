@@ -201,15 +201,15 @@ class LoopingHost(ConsumerHost):
 
             def made(grant: Any) -> Any:
                 client = make(grant)
-                bury = client.bury
+                dead_letter = client.dead_letter
 
                 def buried(message: Message, failure: Any) -> None:
                     place = message.partition_id, message.fencing_token, message.offset
                     if place not in self._buried:
                         self._note_alone(message)
-                    bury(message, failure)
+                    dead_letter(message, failure)
 
-                client.bury = buried  # type: ignore[method-assign]
+                client.dead_letter = buried  # type: ignore[method-assign]
                 return client
 
             assignments._new_client = made  # type: ignore[method-assign]

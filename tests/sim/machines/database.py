@@ -218,7 +218,7 @@ class SimDatabase:
         await self._wait()
         return result
 
-    write_first = write
+    write_urgent = write
 
     async def renew(self, work: Any, *args: Any, **kwargs: Any) -> Any:
         await self._wait()

@@ -120,7 +120,7 @@ def batch(
 class AskedCall:
     """A call whose future is of the answer, or of the request that `handle` has to answer."""
 
-    takes_parts = True
+    accepts_parts = True
 
     def __init__(self) -> None:
         self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -138,14 +138,14 @@ class AskedCall:
         if not self.done.done():
             self.done.set_exception(error)
 
-    def hand_on(self, request: Request) -> None:
+    def hand_to_task(self, request: Request) -> None:
         if not self.done.done():
             self.done.set_result(request)
 
     def waits_for(self, future: asyncio.Future[None]) -> None:
         self.wait = future
 
-    def take_room(self, _bytes_max: int) -> bool:
+    def reserve_bytes(self, _bytes_max: int) -> bool:
         return True
 
 

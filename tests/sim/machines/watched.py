@@ -68,8 +68,8 @@ class _WatchedCall:
         self._request = request
         self._began = began
         self._call = call
-        self.refuse, self.hand_on = call.refuse, call.hand_on
-        self.take_room = call.take_room
+        self.refuse, self.hand_to_task = call.refuse, call.hand_to_task
+        self.reserve_bytes = call.reserve_bytes
 
     def answer(self, answer: Answer, data: bytes = b"") -> None:
         self._watched.note(self._request, answer, self._began)
@@ -81,8 +81,8 @@ class _WatchedCall:
         self._call.part(answer, data)
 
     @property
-    def takes_parts(self) -> bool:
-        return self._call.takes_parts
+    def accepts_parts(self) -> bool:
+        return self._call.accepts_parts
 
     def waits_for(self, future: asyncio.Future[None]) -> None:
         self._call.waits_for(future)

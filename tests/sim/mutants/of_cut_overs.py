@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from keylane.broker.partition import appends
-from keylane.broker.retention.loop import Cleaning
+from keylane.broker.retention.loop import RetentionLoop
 from keylane.broker.store.holds import MessageHolds
 from keylane.metaserver.groups import lease_rows
 from keylane.metaserver.operations import journal as operations_journal
@@ -91,7 +91,7 @@ def hidden_rows_wait_for_no_one(patches: Patches) -> None:
         is_free = partition.facts.hidden and not partition.groups
         return partition.readable_offset if is_free else wanted
 
-    real = patches.set(Cleaning, "_needed_by_groups", needed)
+    real = patches.set(RetentionLoop, "_needed_by_groups", needed)
 
 
 def repeated_tasks_store_their_rows_again(patches: Patches) -> None:

@@ -14,16 +14,16 @@ from sim.mutants.mutant import Breaks, Patches
 
 def rows_come_beside_their_messages(patches: Patches) -> None:
     """Rows are given although their messages came before."""
-    patches.set(ReplacingRows, "needs_no", lambda _self, _row, _had: False)
+    patches.set(ReplacingRows, "is_source_read", lambda _self, _row, _had: False)
 
 
 def rows_are_all_left_out(patches: Patches) -> None:
     """Rows are left out although their messages never came."""
 
-    def needs_no(self: Any, row: Any, _had: Any) -> bool:
+    def is_source_read(self: Any, row: Any, _had: Any) -> bool:
         return bool(real(self, row, lambda _partition_id, _start, _end: True))
 
-    real = patches.set(ReplacingRows, "needs_no", needs_no)
+    real = patches.set(ReplacingRows, "is_source_read", is_source_read)
 
 
 def rows_of_rows_come_again(patches: Patches) -> None:

@@ -37,7 +37,7 @@ def later_batches_are_parked_before_earlier_ones(patches: Patches) -> None:
     """
 
     def put_batch(self: Any, batch: Any) -> None:
-        batch.client.leave_out_parked(batch)
+        batch.client.park_rows_of_parked_keys(batch)
         real(self, batch)
 
     real = patches.set(Stream, "put_batch", put_batch)

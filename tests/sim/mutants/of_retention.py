@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from keylane.broker import control
 from keylane.broker.partition.partition import HostedPartition
-from keylane.broker.retention.loop import Cleaning
+from keylane.broker.retention.loop import RetentionLoop
 from keylane.metaserver.cluster.heard import store_heard
 from keylane.metaserver.groups import lease_rows
 from keylane.metaserver.groups import leases as leases_module
@@ -32,7 +32,7 @@ def retention_passes_the_slowest_group(patches: Patches) -> None:
     async def floor(self: Any, wanted: int, numbers: Any) -> None:
         return None
 
-    patches.set(Cleaning, "_floor", floor)
+    patches.set(RetentionLoop, "_floor", floor)
 
 
 def granted_counts_as_heard(patches: Patches) -> None:
@@ -144,7 +144,7 @@ def never_told_counts_as_told(patches: Patches) -> None:
 
     granted_counts_as_heard(patches)
     patches.set(Announcer, "run_once", nothing)
-    patches.set(Cleaning, "_needed_from", needed)
+    patches.set(RetentionLoop, "_needed_from", needed)
     real = patches.set(HostedPartition, "status", status)
 
 

@@ -114,7 +114,7 @@ def home_is_not_looked_at(patches: Patches) -> None:
         if not self.here:
             raise ClosedError("not open")
 
-    patches.set(producer_sending, "held_here", lambda: lambda: True)
+    patches.set(producer_sending, "thread_check", lambda: lambda: True)
     patches.set(Home, "check", check_closed)
     for name in ("check_not_elsewhere", "check_thread"):
         patches.set(Home, name, lambda self: None)

@@ -9,7 +9,7 @@ import pytest
 
 from keylane import TlsSettings
 from keylane.arrow.opening import effective_security, open_network
-from keylane.arrow.secured import PLAIN, Secured
+from keylane.arrow.secured import PLAIN, ConnectionSecurity
 from keylane.protocol.errors import Reason
 from support.raising import raises
 
@@ -18,11 +18,11 @@ from support.raising import raises
     ("secured", "error", "name"),
     [
         (
-            Secured(tls=TlsSettings(ca="/nowhere/ca.pem")),
+            ConnectionSecurity(tls=TlsSettings(ca="/nowhere/ca.pem")),
             Reason.CERTIFICATE_FILE,
             "/nowhere/ca.pem",
         ),
-        (Secured(token_file="/nowhere/token"), Reason.TOKEN_INVALID, "/nowhere/token"),
+        (ConnectionSecurity(token_file="/nowhere/token"), Reason.TOKEN_INVALID, "/nowhere/token"),
     ],
     ids=("authority", "token"),
 )
@@ -45,7 +45,7 @@ def test_reader_after_a_change_of_the_environment_shares_no_connection(monkeypat
     secured = effective_security(PLAIN)
     monkeypatch.setenv("KEYLANE_TOKEN_FILE", "/one/token")
     assert len({before, secured, effective_security(PLAIN)}) == 3
-    given = Secured(tls=TlsSettings(ca="/two/ca.pem"), token_file="/two/token")
+    given = ConnectionSecurity(tls=TlsSettings(ca="/two/ca.pem"), token_file="/two/token")
     told = effective_security(given)
     monkeypatch.delenv("KEYLANE_TLS_CA")
     assert effective_security(given) == told, "options count more than the environment"

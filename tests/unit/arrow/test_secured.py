@@ -10,7 +10,7 @@ import pytest
 
 import keylane.arrow
 from keylane import TlsSettings
-from keylane.arrow.secured import Secured
+from keylane.arrow.secured import ConnectionSecurity
 from keylane.protocol.errors import ConfigError, InvalidRequestError, Reason
 from support.raising import raises
 
@@ -19,9 +19,9 @@ TOKEN = "kl_" + "a" * 43
 
 def test_files_travel_and_a_token_does_not():
     """The repr does not contain the token either."""
-    secured = Secured(tls=TlsSettings(ca="ca.pem"), token_file="t")
+    secured = ConnectionSecurity(tls=TlsSettings(ca="ca.pem"), token_file="t")
     assert pickle.loads(pickle.dumps(secured)) == secured
-    secret = Secured(token=TOKEN)
+    secret = ConnectionSecurity(token=TOKEN)
     assert TOKEN not in repr(secret)
     with pytest.raises(InvalidRequestError, match="a token is not sent to other processes"):
         pickle.dumps(secret)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.partition.park_views import changes_of
+from keylane.broker.partition.park_views import changes_to_rebuild
 from keylane.broker.partition.parked import Parked
 from keylane.broker.store.group_changes import set_cursor
 from keylane.protocol.errors import FencedError, Reason
@@ -118,7 +118,7 @@ async def test_messages_of_a_reset_parent_are_kept_until_its_child_needs_them_no
         assert (len(desk.parked), desk.parked.frozen, desk.group.needed_from) == (0, False, 2)
     assert Parked.of_image(1, desk.parked.image()).first_own() == 2
     told = Parked(1)
-    for change in changes_of(desk.parked):
+    for change in changes_to_rebuild(desk.parked):
         told.apply(change, at_ms=1)
     assert told.passed == desk.parked.passed
     await desk.store.commit.close()
@@ -230,7 +230,7 @@ async def test_child_that_had_not_begun_learns_of_the_ancestors_of_a_reset_parti
     answer = await desk.say(TakeParked(1, "audit", 512, 1024, 0))
     assert answer.sources == (2, 3)
     told = Parked(1)
-    for change in changes_of(desk.parked):
+    for change in changes_to_rebuild(desk.parked):
         told.apply(change, at_ms=1)
     for again in (told, Parked.of_image(1, desk.parked.image())):
         assert (again.sources, again.unneeded(), again.children_tell) == ({2, 3}, (), True)
@@ -267,7 +267,7 @@ async def test_parent_that_is_taken_over_is_in_the_image(desk: ParkedDesk):
     """
     await desk.change(part(b"a", last=False))
     told = Parked(1)
-    for change in changes_of(desk.parked):
+    for change in changes_to_rebuild(desk.parked):
         told.apply(change, at_ms=1)
     for again in (told, Parked.of_image(1, desk.parked.image())):
         assert (again.taking, again.adopted) == ({3}, set())

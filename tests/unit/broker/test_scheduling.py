@@ -88,7 +88,7 @@ class BelievedCalendar:
     def reported_ms(self) -> int:
         return self.now_ms
 
-    def both_ms(self) -> tuple[int, int]:
+    def trusted_and_wall_ms(self) -> tuple[int, int]:
         return self.now_ms, self.now_ms + self.ahead_ms
 
 

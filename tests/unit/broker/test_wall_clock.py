@@ -91,6 +91,6 @@ def test_calendar_is_not_believed_when_it_is_set_forward_during_a_look():
 def test_calendar_tells_both_times_when_it_is_held():
     clock = ManualClock()
     calendar = WallClock(clock)
-    assert calendar.both_ms() == (clock.wall_ms(), clock.wall_ms())
+    assert calendar.trusted_and_wall_ms() == (clock.wall_ms(), clock.wall_ms())
     clock.wall_offset_ms += YEAR_MS
-    assert calendar.both_ms() == (clock.wall_ms() - YEAR_MS, clock.wall_ms())
+    assert calendar.trusted_and_wall_ms() == (clock.wall_ms() - YEAR_MS, clock.wall_ms())

@@ -1,7 +1,7 @@
 """What people read about a message that holds a group up."""
 
 from keylane.cli.failing import failing_lines
-from keylane.protocol.parked import Failure, failing_message, running_of
+from keylane.protocol.parked import Failure, failing_message, hanging_failure
 
 
 def test_lines_name_what_fails_and_what_can_be_done():
@@ -23,7 +23,9 @@ def test_lines_name_what_fails_and_what_can_be_done():
 
 def test_lines_name_a_handler_that_does_not_return():
     """For how long, and that no policy counts before it does."""
-    running = running_of("its handler has not returned", client="host-1", at_ms=46_000, attempts=2)
+    running = hanging_failure(
+        "its handler has not returned", client="host-1", at_ms=46_000, attempts=2
+    )
     failing = failing_message(
         4, running, key_digest="key digest 1", since_ms=1_000, running_ms=45_000
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from keylane.metaserver.cluster.members import note_metaserver, read_cluster
+from keylane.metaserver.cluster.members import read_cluster, register_metaserver
 from keylane.metaserver.membership import TTL_MS, ClusterMember, cluster_view
 from keylane.metaserver.sql.cluster_facts import CLUSTER, raise_version
 from keylane.metaserver.sql.dialect import insert_new
@@ -26,7 +26,7 @@ class Inline:
     async def read(self, work, *args, **kwargs):
         return self.rows.run(work, *args, **kwargs)
 
-    write = write_first = renew = read
+    write = write_urgent = renew = read
 
 
 def report(version: str = "0.4.0", cluster: str = "") -> BrokerHeartbeat:
@@ -85,7 +85,7 @@ async def test_view_names_the_members_that_hold_the_cluster_back() -> None:
     database = Inline()
     for holder, version in (("a", "0.4.0"), ("b", "0.5.0")):
         place = {"holder": holder, "address": holder, "ttl_ms": 1_000}
-        database.rows.run(note_metaserver, version=version, **place)
+        database.rows.run(register_metaserver, version=version, **place)
     view = cluster_view(database.rows.run(read_cluster))
     assert (view.version, view.held_back_by) == ("0.4", ("metaserver a",))
 
@@ -95,11 +95,11 @@ async def test_version_is_raised_in_a_commit_that_is_on_the_disk() -> None:
     database = Inline()
     written: list[str] = []
 
-    async def write_first(work, *args, **kwargs):
+    async def write_urgent(work, *args, **kwargs):
         written.append(work.__name__)
         return database.rows.run(work, *args, **kwargs)
 
-    database.write_first = write_first
+    database.write_urgent = write_urgent
     member = await member_of(database, "0.4.0")
     await member.beat("m:1")
     assert written == []
@@ -107,5 +107,5 @@ async def test_version_is_raised_in_a_commit_that_is_on_the_disk() -> None:
     database.rows.clock.advance(TTL_MS)  # the older one has ended
     await member.beat("m:2")
     await member.beat("m:2")
-    assert written == ["note_metaserver"]
+    assert written == ["register_metaserver"]
     assert (member.version, database.rows.run(read_cluster).version) == ("0.5", Version(0, 5))

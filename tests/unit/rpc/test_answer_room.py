@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from keylane.rpc.answer_room import AnswerBudget, begin_answer, take_room
+from keylane.rpc.answer_room import AnswerBudget, begin_answer, reserve_bytes
 
 
 async def settled() -> None:
@@ -84,7 +84,7 @@ async def test_room_is_free_again_when_its_answers_are_cancelled():
     async def answer(share, size):
         answering = begin_answer(share)
         try:
-            await take_room(size)
+            await reserve_bytes(size)
             answering.settle(size)
             await asyncio.sleep(60)
         finally:
@@ -103,4 +103,4 @@ async def test_room_is_free_again_when_its_answers_are_cancelled():
 
 async def test_without_a_server_there_is_room():
     """A handler that is called directly never waits."""
-    await asyncio.wait_for(take_room(1 << 40), 5)
+    await asyncio.wait_for(reserve_bytes(1 << 40), 5)

@@ -122,7 +122,7 @@ async def test_check_refuses_when_the_client_is_about_to_be_closed():
     connections = Connections(None, timeout_ms=5_000, what="reader")
     connections.open()
     connections.check()
-    connections.wait_no_more()
+    connections.request_close()
     with pytest.raises(ClosedError, match="the reader is being closed"):
         connections.check()
     await connections.close()

@@ -14,7 +14,7 @@ import pytest
 from keylane.protocol.control import Done
 from keylane.protocol.http.endpoint import Endpoint, Rights
 from keylane.rpc import server as server_module
-from keylane.rpc.answer_room import take_room
+from keylane.rpc.answer_room import reserve_bytes
 from keylane.rpc.intake import HttpLimits
 from keylane.rpc.server import ControlRoute, Params, Reply, Server
 
@@ -50,8 +50,8 @@ async def test_answer_waits_while_clients_that_do_not_read_have_the_room(monkeyp
 
     async def long(_body: object, _params: Params) -> str:
         nonlocal made
-        await take_room(ANSWER_BYTES)
-        await take_room(ANSWER_BYTES)  # an answer that has room keeps it
+        await reserve_bytes(ANSWER_BYTES)
+        await reserve_bytes(ANSWER_BYTES)  # an answer that has room keeps it
         made += 1
         return "x" * ANSWER_BYTES
 

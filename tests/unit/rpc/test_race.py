@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from keylane.protocol.errors import ClosedError, NotSentError
-from keylane.rpc.race import Race, shared, shield, start_ending, start_task
+from keylane.rpc.race import Race, shared, shield, start_closing_task, start_task
 from support.running.eager_tasks import eager_tasks
 
 
@@ -176,7 +176,7 @@ async def test_ending_is_begun_when_its_task_is_cancelled_before_the_first_step(
             steps.append("cancelled")
         return "done"
 
-    task = start_ending(work(), name="named")
+    task = start_closing_task(work(), name="named")
     task.cancel()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -190,7 +190,7 @@ async def test_ending_is_begun_when_its_task_is_cancelled_before_the_first_step(
 async def test_task_that_ends_a_client_shows_where_it_waits():
     """Debuggers and simulated programs inspect the frame of a task's coroutine."""
     stop = asyncio.Event()
-    task = start_ending(stop.wait())
+    task = start_closing_task(stop.wait())
     await asyncio.sleep(0)
     (frame,) = task.get_stack()
     assert frame.f_code is asyncio.Event.wait.__code__

@@ -20,7 +20,7 @@ from keylane.protocol.frames import (
     decode_answer,
     encode_frame,
 )
-from keylane.rpc.answer_room import AnswerBudget, take_room
+from keylane.rpc.answer_room import AnswerBudget, reserve_bytes
 from keylane.rpc.plane import data_plane
 from keylane.rpc.plane.connection import PlaneConnection
 from keylane.rpc.server import Server
@@ -38,7 +38,7 @@ class Shop:
     async def __call__(self, request, _payload):
         if not isinstance(request, Read):
             return Released(), b""
-        await take_room(request.bytes_max)
+        await reserve_bytes(request.bytes_max)
         self.made += 1
         return Batches(0, 1, 1, False), bytes(request.bytes_max)
 

@@ -26,7 +26,7 @@ class Signed:
         self.news = AccessNews(cluster="c", now_ms=NOW, keys={self.key.key_id: self.key.public})
         self.asked = 0
         self.judge = CapabilityJudge(SystemClock(), self._ask)
-        self.judge.take_news(self.news)
+        self.judge.update_news(self.news)
 
     async def _ask(self) -> AccessNews:
         self.asked += 1
@@ -65,7 +65,7 @@ async def test_capability_ends_by_time_and_by_a_change_of_its_principal():
         await signed.judge.identify(signed.text(ends_at_ms=NOW))
     text = signed.text()
     await signed.judge.identify(text)
-    signed.judge.take_news(replace(signed.news, changed={"shop": 6}))
+    signed.judge.update_news(replace(signed.news, changed={"shop": 6}))
     with pytest.raises(CapabilityEndedError):
         await signed.judge.identify(text)
     await signed.judge.identify(signed.text(version=6))
@@ -76,9 +76,9 @@ async def test_capability_stays_refused_when_a_metaserver_tells_of_before_its_en
     signed = Signed()
     text = signed.text()
     before = replace(signed.news, version=5)
-    signed.judge.take_news(before)
-    signed.judge.take_news(replace(signed.news, version=6, changed={"shop": 6}))
-    signed.judge.take_news(before)
+    signed.judge.update_news(before)
+    signed.judge.update_news(replace(signed.news, version=6, changed={"shop": 6}))
+    signed.judge.update_news(before)
     with pytest.raises(CapabilityEndedError):
         await signed.judge.identify(text)
 
@@ -120,7 +120,7 @@ async def test_operator_is_known_by_a_token_of_the_settings_when_no_metaserver_r
         await judge.identify(admin)
     told = {token_hash(admin): "admin"}
     for _ in range(2):
-        judge.take_news(AccessNews(cluster="c", now_ms=NOW, keys={}, operators=told))
+        judge.update_news(AccessNews(cluster="c", now_ms=NOW, keys={}, operators=told))
     assert kept == [told]
     caller = await judge.identify(admin)
     caller.check(Rights.ADMINISTER, "")

@@ -145,7 +145,7 @@ async def test_pull_that_was_woken_in_the_same_turn_is_answered_once(desk):
 async def test_pull_ends_when_its_client_does_not_take_parts(desk):
     """A slow client is sent no more than it takes."""
     call = begin(desk)
-    call.takes_parts = False
+    call.accepts_parts = False
     await append(desk, 0)
     assert (await call.done)[0].more is False
 

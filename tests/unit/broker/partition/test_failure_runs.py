@@ -12,7 +12,7 @@ import pytest
 from keylane.broker.partition import failure_runs, parked_key
 from keylane.broker.partition.failure_runs import UNKNOWN, FailureRuns, Faults, Mark
 from keylane.broker.partition.offset_runs import OffsetRuns
-from keylane.broker.partition.park_views import adopted_page, changes_of, detailed_offsets
+from keylane.broker.partition.park_views import adopted_page, changes_to_rebuild, detailed_offsets
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.parked import (
     PARKED_PAGE_BYTES,
@@ -86,13 +86,13 @@ def test_child_adopts_how_messages_failed_and_not_when_they_are_tried():
     """Its owner tries at once what waits; the group's own log keeps the times."""
     parked = Parked(7)
     parked.apply(Park(2, ((0, 1),), FAILURE), at_ms=1)
-    parked.note_next_tries([(2, 7, 0, 400)])
+    parked.set_next_tries([(2, 7, 0, 400)])
     keys, _ = adopted_page(parked, lambda _key: True)
     child, again = Parked(9), Parked(7)
     child.apply(Adopt(7, tuple(keys), last=True), at_ms=5)
     assert told(child, 2) == [(0, 1, 1, FAILURE)]
     assert child.get(2).next_ms is None
-    for change in changes_of(parked):
+    for change in changes_to_rebuild(parked):
         again.apply(change, at_ms=0)
     assert (told(again, 2), again.get(2).next_ms) == ([(0, 1, 1, FAILURE)], 400)
 
@@ -103,7 +103,7 @@ def test_forgotten_tries_are_restored_when_nothing_is_known_of_the_messages_of_a
     """
     parked = Parked(7)
     parked.apply(Park(2, ((0, 1), (5, 6)), FAILURE), at_ms=1)
-    parked.note_next_tries([(2, 7, 5, 400)])
+    parked.set_next_tries([(2, 7, 5, 400)])
     key = parked.get(2)
     key.add(3, 0, 1)
     key.add(3, 5, 6)
@@ -245,7 +245,7 @@ def test_row_at_the_front_leaves_with_its_messages():
 MANY = """
 import resource
 import sys
-from keylane.broker.partition.park_views import changes_of, detailed_offsets
+from keylane.broker.partition.park_views import changes_to_rebuild, detailed_offsets
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.parked import Failure, Park
 
@@ -262,7 +262,7 @@ for first in range(0, COUNT, 5):
 assert parked.messages == COUNT
 again = Parked.of_image(1, parked.image())
 assert again.messages == COUNT
-marks = sum(len(key.marks) for change in changes_of(again) for key in change.keys)
+marks = sum(len(key.marks) for change in changes_to_rebuild(again) for key in change.keys)
 assert 50_000 < marks <= 100_000, marks
 place, texts = (0, 0), set()
 while (page := detailed_offsets(again, None, after=place)).rows:

@@ -21,7 +21,6 @@ from keylane.protocol.parked import (
     PARKED_ROWS_MAX,
     Adopt,
     AdoptedKey,
-    AskedChange,
     Clear,
     DeadLetterKey,
     EditedMessage,
@@ -35,6 +34,7 @@ from keylane.protocol.parked import (
     ParkOrDeadLetter,
     ParkState,
     Redrive,
+    RequestedChange,
     Shift,
     Unpark,
 )
@@ -51,7 +51,7 @@ class CheckedDesk:
         self.acked = acked or AckedOffsets(0)
         self.token = 1
 
-    def ask(self, *changes: AskedChange) -> list[ParkChange]:
+    def ask(self, *changes: RequestedChange) -> list[ParkChange]:
         """Have the changes checked and made."""
         wanted = park_changes(self.parked, changes, self.acked, next_offset=100, token=self.token)
         for change in wanted:
@@ -71,7 +71,7 @@ def test_repeat_of_a_request_changes_nothing():
 
 @pytest.mark.parametrize("leaves", [Shift(1, 2, 7, ((2, 3),), FAILURE), Unpark(1, 7, ((2, 3),))])
 def test_failure_of_a_message_that_is_acked_makes_no_key_of_its_tries_when_the_last_one_leaves_it(
-    leaves: AskedChange,
+    leaves: RequestedChange,
 ):
     """Retention has removed a message while it was with its handler, and so it counts as acked."""
     desk = CheckedDesk()
@@ -242,7 +242,7 @@ def test_marks_and_edits_are_left_out_when_their_messages_are_not_parked():
     ]
 
 
-def full(desk: CheckedDesk, error: type[KeylaneError], *changes: AskedChange) -> None:
+def full(desk: CheckedDesk, error: type[KeylaneError], *changes: RequestedChange) -> None:
     before = desk.parked.image()
     with raises(error):
         desk.ask(*changes)

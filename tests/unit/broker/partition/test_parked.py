@@ -13,7 +13,7 @@ import pytest
 from keylane.broker.partition.park_checks import count_dead
 from keylane.broker.partition.park_views import (
     adopted_page,
-    changes_of,
+    changes_to_rebuild,
     list_keys_page,
     parked_keys,
     parked_offsets,
@@ -202,7 +202,7 @@ def test_buried_key_is_dead_with_all_its_messages():
 
 def test_next_tries_are_known_until_the_message_leaves():
     parked = parked_of(Park(2, ((0, 2),), FAILURE))
-    parked.note_next_tries([(2, 7, 0, 400), (2, 7, 1, 300), (2, 7, 9, 1), (3, 7, 0, 1)])
+    parked.set_next_tries([(2, 7, 0, 400), (2, 7, 1, 300), (2, 7, 9, 1), (3, 7, 0, 1)])
     assert parked.get(2).next_ms == 300
     parked.apply(Shift(2, 3, 7, ((1, 2),), FAILURE), at_ms=1)
     assert (parked.get(2).next_ms, parked.get(3).next_ms) == (400, None)
@@ -230,7 +230,7 @@ def test_image_tells_under_which_token_a_parent_was_adopted():
     undo()
     again = Parked.of_image(7, parked.image())
     assert (again.adopted, again.adopted_under) == ({3}, {3: 5})
-    assert next(again.token_of(change, 8) for change in changes_of(again)) == 5
+    assert next(again.token_of(change, 8) for change in changes_to_rebuild(again)) == 5
     take_back = again.apply(Clear(), at_ms=3)
     assert not again
     take_back()
@@ -241,7 +241,7 @@ MILLION = """
 import resource
 from array import array
 import msgspec
-from keylane.broker.partition.park_views import changes_of
+from keylane.broker.partition.park_views import changes_to_rebuild
 from keylane.broker.partition.park_checks import count_dead
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.parked import Failure, Park
@@ -262,7 +262,7 @@ for place in range(1_000):
     parked.apply(Park(b"key-%04d" % place, ranges), at_ms=1)
 assert parked.messages == 1_000_000
 again = Parked.of_image(1, parked.image())
-pages = sum(1 for _ in changes_of(again))
+pages = sum(1 for _ in changes_to_rebuild(again))
 assert again.messages == 1_000_000 and pages >= 200, pages
 print((resident_kb() - before) // 1024)
 """

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from keylane.broker.partition.damage import damage_of
-from keylane.broker.retention.loop import Cleaning
+from keylane.broker.retention.loop import RetentionLoop
 from keylane.broker.service import BrokerService
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
@@ -40,7 +40,7 @@ class RetainingBroker:
     def open(self):
         self.store = open_store(self.disk, clock=self.clock, **self.changes)
         self.desk = Desk(self.store, self.clock)
-        self.cleaning = Cleaning(
+        self.cleaning = RetentionLoop(
             self.store,
             self.disk,
             settings_of(**self.changes),

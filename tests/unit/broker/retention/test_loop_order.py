@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 
-from keylane.broker.retention.loop import Cleaning
+from keylane.broker.retention.loop import RetentionLoop
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.reserve import PATH as RESERVE
 from keylane.broker.store import opening
@@ -76,7 +76,7 @@ class CommitWatchedBroker:
         self.store = open_store(files, clock=self.clock, **changes)
         self.desk = Desk(self.store, self.clock)
         self.run_commit = in_place
-        self.cleaning = Cleaning(
+        self.cleaning = RetentionLoop(
             self.store,
             files,
             settings_of(**changes),

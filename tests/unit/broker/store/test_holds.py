@@ -9,7 +9,7 @@ import random
 import pytest
 
 from keylane.broker.partition.image import image_of, images_of_parts, partition_of
-from keylane.broker.retention.loop import Cleaning
+from keylane.broker.retention.loop import RetentionLoop
 from keylane.broker.store.group_changes import drop_partition, know_groups
 from keylane.protocol.control import DropPartition, Retention
 from keylane.protocol.errors import (
@@ -37,7 +37,7 @@ class HoldingBroker:
     def open(self) -> None:
         self.store = open_store(self.disk, clock=self.clock, segment_bytes=4096, cache_bytes=0)
         self.desk = Desk(self.store, self.clock)
-        self.cleaning = Cleaning(
+        self.cleaning = RetentionLoop(
             self.store,
             self.disk,
             settings_of(segment_bytes=4096),

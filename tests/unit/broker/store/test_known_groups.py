@@ -12,7 +12,7 @@ import pytest
 
 from keylane.broker.control import BrokerControl
 from keylane.broker.partition.image import image_of, partition_of
-from keylane.broker.retention.loop import Cleaning
+from keylane.broker.retention.loop import RetentionLoop
 from keylane.broker.store.group_changes import forget_group, know_groups
 from keylane.broker.store.store import Store
 from keylane.protocol.control import HostPartition, Retention
@@ -46,7 +46,7 @@ class GatedBroker:
             self.disk, settings, clock=self.clock, run_commit=commit, run_read=in_place
         )
         self.desk = Desk(self.store, self.clock)
-        self.cleaning = Cleaning(
+        self.cleaning = RetentionLoop(
             self.store, self.disk, settings, clock=self.clock, run_commit=commit, run_read=in_place
         )
         self.control = BrokerControl(

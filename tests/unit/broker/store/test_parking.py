@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from keylane.broker.partition.park_views import changes_of
+from keylane.broker.partition.park_views import changes_to_rebuild
 from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.records import CursorBody, FenceBody, ParkedBody, encode_body
 from keylane.broker.storage.log.commit_log import segment_path
@@ -142,7 +142,7 @@ async def test_carried_over_messages_stay_when_the_log_ends_between_their_record
     told.own(1, CursorBody("audit", 1, 0, [(2, 4), (5, 6)]))
     parked = told.state.partition(1).groups["audit"].parked
     before = parked.image()
-    changes = list(changes_of(parked))
+    changes = list(changes_to_rebuild(parked))
     assert len(changes) == 4
     for change in changes[:records]:
         told.own(1, ParkedBody("audit", 1, 0, (change,)))
@@ -219,7 +219,7 @@ async def test_reset_without_its_end_is_finished_by_a_repeat():
     await busy(desk)
     parked = desk.parked.image()
     told = ReplayTeller(1)
-    told.own(1, ParkedBody("audit", 1, 5, tuple(changes_of(desk.parked))))
+    told.own(1, ParkedBody("audit", 1, 5, tuple(changes_to_rebuild(desk.parked))))
     told.own(1, FenceBody("audit", 2, "=reset"))
     told.own(1, CursorBody("audit", 2, 40, []))
     assert told.state.partition(1).groups["audit"].parked.image() == parked
@@ -411,8 +411,8 @@ def test_lost_record_of_parked_messages_lets_no_owner_in():
     told.hole(traced((record, False)))
     told.replay.finish()
     with pytest.raises(CorruptLogError):
-        told.state.partition(1).check_owners()
-    told.state.partition(2).check_owners()
+        told.state.partition(1).check_fences_known()
+    told.state.partition(2).check_fences_known()
     assert any("parked" in problem for problem in told.state.problems)
 
 
@@ -424,7 +424,7 @@ def test_lost_record_of_parked_messages_comes_back_from_the_trail():
     told.replay.finish()
     group = told.state.partition(1).groups["audit"]
     assert (group.parked.messages, group.acked.cursor, group.kept) == (1, 1, True)
-    told.state.partition(1).check_owners()
+    told.state.partition(1).check_fences_known()
 
 
 def test_unreadable_record_of_parked_messages_stops_its_partition():
@@ -432,7 +432,7 @@ def test_unreadable_record_of_parked_messages_stops_its_partition():
     told.tell(encode_record(b"\xc1", kind=Kind.PARKED, partition_id=1))
     told.replay.finish()
     with pytest.raises(KeylaneError):
-        told.state.partition(1).check_owners()
+        told.state.partition(1).check_fences_known()
 
 
 async def test_change_that_is_made_already_waits_for_the_disk():

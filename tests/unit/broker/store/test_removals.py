@@ -15,10 +15,10 @@ from keylane.broker.control import BrokerControl
 from keylane.broker.metrics import expire_series_loop
 from keylane.broker.partition import dropped
 from keylane.broker.partition.image import image_of, partition_of
-from keylane.broker.retention.loop import Cleaning
+from keylane.broker.retention.loop import RetentionLoop
 from keylane.broker.store.group_changes import drop_partition
 from keylane.broker.store.holds import correct_first_offsets
-from keylane.broker.store.traffic import GONE_MS
+from keylane.broker.store.traffic import SERIES_KEPT_MS
 from keylane.protocol.control import DropPartition, HostPartition
 from keylane.protocol.errors import (
     FencedError,
@@ -76,8 +76,8 @@ class Shed:
     def groups(self) -> set[str]:
         return set(self.store.state.partition(1).groups)
 
-    def cleaning(self) -> Cleaning:
-        return Cleaning(
+    def cleaning(self) -> RetentionLoop:
+        return RetentionLoop(
             self.store,
             self.disk,
             settings_of(segment_bytes=SEGMENT),
@@ -343,9 +343,9 @@ async def test_series_of_a_deleted_subject_end_when_it_is_gone_for_five_minutes(
         return set(stored)
 
     await shed.drop(1)
-    assert await looked_at_after(GONE_MS) == {subject}
+    assert await looked_at_after(SERIES_KEPT_MS) == {subject}
     await shed.drop(2)
-    assert await looked_at_after(GONE_MS - 1) == {subject}
+    assert await looked_at_after(SERIES_KEPT_MS - 1) == {subject}
     assert await looked_at_after(1) == set()
 
 

@@ -208,9 +208,9 @@ def test_fence_without_its_body_lets_no_owner_in():
     told.hole(traced((encode_body(1, FenceBody("audit", 9, "s")), False)))
     told.replay.finish()
     with pytest.raises(CorruptLogError):
-        told.state.partition(1).check_owners()
+        told.state.partition(1).check_fences_known()
     assert told.state.partition(1).readable_end(0) == 2
-    told.state.partition(2).check_owners()
+    told.state.partition(2).check_fences_known()
 
 
 def test_hole_of_unknown_content_stops_partitions_not_shown_to_be_whole():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keylane.broker.store import traffic as traffic_module
-from keylane.broker.store.traffic import GONE_MS, OTHER, Traffic
+from keylane.broker.store.traffic import OTHER, SERIES_KEPT_MS, Traffic
 
 
 def test_traffic_counts_messages_bytes_and_batches_by_subject():
@@ -11,7 +11,7 @@ def test_traffic_counts_messages_bytes_and_batches_by_subject():
     traffic = Traffic()
     traffic.note_stored("orders", messages=3, size_bytes=100)
     traffic.note_stored("orders", messages=2, size_bytes=50)
-    traffic.note_handed("orders", messages=3, size_bytes=100)
+    traffic.count_delivered("orders", messages=3, size_bytes=100)
     stored, handed = traffic.stored["orders"], traffic.handed["orders"]
     assert (stored.messages, stored.bytes, stored.batches) == (5, 150, 2)
     assert (handed.messages, handed.bytes, handed.batches) == (3, 100, 1)
@@ -37,15 +37,15 @@ def test_traffic_gives_the_place_of_a_deleted_subject_to_another_when_it_is_gone
     monkeypatch.setattr(traffic_module, "SUBJECTS_MAX", 1)
     traffic = Traffic()
     traffic.note_stored("a", messages=1, size_bytes=1)
-    traffic.note_handed("a", messages=1, size_bytes=1)
+    traffic.count_delivered("a", messages=1, size_bytes=1)
     traffic.note_dropped("a", 1_000)
-    assert not traffic.due(1_000 + GONE_MS - 1)
-    due = traffic.due(1_000 + GONE_MS)
+    assert not traffic.due(1_000 + SERIES_KEPT_MS - 1)
+    due = traffic.due(1_000 + SERIES_KEPT_MS)
     traffic.free(due, hosted=[])
     assert due == {"a"}
     traffic.note_stored("b", messages=1, size_bytes=1)
     assert (set(traffic.stored), set(traffic.handed)) == ({"b"}, set())
-    assert not traffic.due(10 * GONE_MS)
+    assert not traffic.due(10 * SERIES_KEPT_MS)
 
 
 def test_traffic_goes_on_with_the_counts_of_a_subject_when_it_is_made_anew_soon():
@@ -54,6 +54,6 @@ def test_traffic_goes_on_with_the_counts_of_a_subject_when_it_is_made_anew_soon(
     traffic.note_stored("a", messages=2, size_bytes=1)
     traffic.note_dropped("a", 0)
     traffic.note_stored("a", messages=1, size_bytes=1)
-    traffic.free(traffic.due(GONE_MS), hosted=["a"])
+    traffic.free(traffic.due(SERIES_KEPT_MS), hosted=["a"])
     assert traffic.stored["a"].messages == 3
-    assert not traffic.due(10 * GONE_MS)
+    assert not traffic.due(10 * SERIES_KEPT_MS)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
-from keylane.consumer.delivery.alone_turn import AloneTurn
+from keylane.consumer.delivery.alone_turn import SuspectLock
 
 
 async def test_turns_are_taken_in_the_order_of_the_calls():
-    alone = AloneTurn()
+    alone = SuspectLock()
     running: list[int] = []
     order: list[int] = []
 
@@ -27,7 +27,7 @@ async def test_turns_are_taken_in_the_order_of_the_calls():
 
 async def test_turn_ends_after_its_limit():
     """The first block keeps running, and its end does not release the next one's turn."""
-    alone = AloneTurn()
+    alone = SuspectLock()
     async with alone.taken(0.02):
         began_s = time.monotonic()
         async with alone.taken(60):
@@ -38,7 +38,7 @@ async def test_turn_ends_after_its_limit():
 
 
 async def test_canceled_wait_takes_no_turn():
-    alone = AloneTurn()
+    alone = SuspectLock()
     async with alone.taken(60):
         waiting = asyncio.create_task(alone.taken(60).__aenter__())
         await asyncio.sleep(0)
@@ -52,7 +52,7 @@ def test_turn_is_taken_in_another_event_loop():
     """A consumer may be opened again there; tasks that waited in the earlier loop no longer
     exist.
     """
-    alone = AloneTurn()
+    alone = SuspectLock()
 
     async def take_two() -> None:
         async with alone.taken(60):

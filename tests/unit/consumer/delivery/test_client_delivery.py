@@ -27,17 +27,17 @@ class NotingClient:
     def forget(self, count: int) -> None:
         self.told.append(("forget", count))
 
-    def note_failed(self, message: Message, failure: Failure) -> None:
+    def report_failure(self, message: Message, failure: Failure) -> None:
         self.told.append(("failed", message.offset, failure))
 
-    def note_hangs(self, message: Message, why: Failure, running_ms: int) -> None:
+    def report_hang(self, message: Message, why: Failure, running_ms: int) -> None:
         self.told.append(("hangs", message.offset, why, running_ms))
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
         self.told.append(("park", message.offset, failure, waiting))
 
-    def bury(self, message: Message, failure: Failure) -> None:
-        self.told.append(("bury", message.offset, failure))
+    def dead_letter(self, message: Message, failure: Failure) -> None:
+        self.told.append(("dead_letter", message.offset, failure))
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
         self.told.append(("retry", message.offset, failure, pause_ms))
@@ -61,10 +61,10 @@ def test_delivery_tells_its_client_what_becomes_of_messages():
     message = Message("s", b"k", b"", 5, 7, 0, delivery=delivery)
     delivery.done(5)
     delivery.forget(2)
-    delivery.note_failed(message, FAILURE)
-    delivery.note_hangs(message, FAILURE, 9)
+    delivery.report_failure(message, FAILURE)
+    delivery.report_hang(message, FAILURE, 9)
     delivery.park(message, FAILURE, [])
-    delivery.bury(message, FAILURE)
+    delivery.dead_letter(message, FAILURE)
     delivery.retry(message, FAILURE, 30)
     assert client.told == [
         ("done", 5),
@@ -72,6 +72,6 @@ def test_delivery_tells_its_client_what_becomes_of_messages():
         ("failed", 5, FAILURE),
         ("hangs", 5, FAILURE, 9),
         ("park", 5, FAILURE, []),
-        ("bury", 5, FAILURE),
+        ("dead_letter", 5, FAILURE),
         ("retry", 5, FAILURE, 30),
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from keylane.consumer.delivery.filter import MessageFilter, check_tags, filter_of
+from keylane.consumer.delivery.filter import MessageFilter, build_filter, check_tags
 from keylane.protocol.errors import ConfigError, FilterError
 from keylane.protocol.limits import FILTER_CHARS_MAX
 from keylane.protocol.message import Message, pack_properties
@@ -95,7 +95,7 @@ def test_text_is_the_same_for_the_same_filter():
     first, second = (MessageFilter([*(f"{n:0190}" for n in range(5)), end]).text for end in "xy")
     assert first != second
     assert max(len(first), len(second)) <= FILTER_CHARS_MAX
-    assert filter_of(None, None) is None
+    assert build_filter(None, None) is None
 
 
 @pytest.mark.parametrize(

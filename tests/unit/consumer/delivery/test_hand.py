@@ -29,10 +29,10 @@ class Own(UserAcks):
     def done(self, offset: int) -> None:
         self.handled.append(offset)
 
-    def check_takes_acks(self, _offset: int) -> None:
+    def check_can_ack(self, _offset: int) -> None:
         """Accept every ack."""
 
-    def acked_again(self, messages: Any) -> None:
+    def release_acked_keys(self, messages: Any) -> None:
         self.acked += [message.offset for message in messages]
 
 
@@ -50,20 +50,20 @@ def now_ns() -> int:
 async def test_message_in_hand_alone_is_acked_without_a_lane():
     own, lanes = Own(), InHand()
     waiting = arrived(own, b"a", b"a")
-    first = lanes.take_alone(waiting, now_ns)
+    first = lanes.take_unregistered(waiting, now_ns)
     assert first is not None
-    assert lanes.take_alone(waiting, now_ns) is None, "the first one is not acked"
+    assert lanes.take_unregistered(waiting, now_ns) is None, "the first one is not acked"
     await own.ack(first)
     assert (own.handled, own.acked, bool(lanes)) == ([0], [], False)
     await own.ack(first)
     assert own.handled == [0], "a second ack has no effect"
-    assert lanes.take_alone(waiting, now_ns) is not None
+    assert lanes.take_unregistered(waiting, now_ns) is not None
 
 
 async def test_message_in_hand_holds_its_key_when_another_is_taken():
     own, lanes = Own(), InHand()
     waiting = arrived(own, b"a", b"a", b"b")
-    first = lanes.take_alone(waiting, now_ns)
+    first = lanes.take_unregistered(waiting, now_ns)
     assert first is not None
     second = lanes.first(waiting, 0, ordered=True)
     assert second is not None
@@ -77,11 +77,11 @@ def test_messages_taken_together_are_acked_together():
     own, lanes = Own(), InHand()
     taken = lanes.take_many_unregistered(arrived(own, b"a", b"b", b"a"), 3, 0)
     assert taken is not None
-    assert not lanes.ack_hand(taken[:2]), "these are not all"
-    assert lanes.ack_hand(taken)
+    assert not lanes.ack_unregistered(taken[:2]), "these are not all"
+    assert lanes.ack_unregistered(taken)
     assert own.handled == [0, 1, 2]
     assert lanes.is_free
-    assert not lanes.ack_hand(taken), "nor are they acked twice"
+    assert not lanes.ack_unregistered(taken), "nor are they acked twice"
 
 
 def test_part_of_messages_taken_together_is_acked_alone():
@@ -103,7 +103,7 @@ def test_message_given_back_takes_the_later_ones_of_its_key_along():
     taken = lanes.take_many_unregistered(arrived(own, b"a", b"b", b"a"), 3, 0)
     assert taken is not None
     assert lanes.give_back(taken[0], 5) == [taken[0], taken[2]]
-    assert not lanes.ack_hand(taken)
+    assert not lanes.ack_unregistered(taken)
     assert lanes.take(5) is taken[0]
 
 
@@ -111,6 +111,6 @@ def test_message_of_an_ended_lease_is_not_taken_in_hand():
     own, lanes = Own(), InHand()
     own.deadline_ns = 7
     waiting = arrived(own, b"a")
-    assert lanes.take_alone(waiting, lambda: 7) is None
+    assert lanes.take_unregistered(waiting, lambda: 7) is None
     assert lanes.take_many_unregistered(waiting, 1, 7) is None
     assert len(waiting) == 1

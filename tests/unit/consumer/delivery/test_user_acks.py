@@ -22,10 +22,10 @@ class TwoSources:
         self.owner = self
         self.lanes: list[Message] = []
 
-    def check_takes_acks(self, offset: int) -> None:
+    def check_can_ack(self, offset: int) -> None:
         """Accept every ack."""
 
-    def acked_again(self, messages: Sequence[Message]) -> None:
+    def release_acked_keys(self, messages: Sequence[Message]) -> None:
         self.lanes += messages
 
     def nack(self, message: Message, _after_s: float) -> list[Message]:

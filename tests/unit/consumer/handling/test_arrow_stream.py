@@ -34,11 +34,11 @@ class ArrowClient:
         self.parked: list[int] = []
         """The offsets whose keys are parked."""
 
-    def leave_out_parked(self, batch: PulledBatch) -> None:
+    def park_rows_of_parked_keys(self, batch: PulledBatch) -> None:
         batch.ranges = [part for part in batch.ranges if part[0] not in self.parked]
         batch.count = sum(end - start for start, end in batch.ranges)
 
-    def check_takes_acks(self, offset: int) -> None:
+    def check_can_ack(self, offset: int) -> None:
         if self.lost:
             raise LeaseLostError(partition_id=self.partition_id, offset=offset)
 

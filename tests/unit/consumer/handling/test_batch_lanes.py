@@ -33,7 +33,7 @@ class SideDelivery:
 class LateBatch:
     """A batch that is opened later; the message at `parked`, if set, is parked then."""
 
-    is_plain = True
+    has_only_first_attempts = True
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ def test_batch_is_opened_when_less_than_a_batch_is_ready():
     assert [message.offset for batch in taken for message in batch] == [0, 1, 2]
     assert [batch.opened for batch in stored] == [True, True, False], "a key was busy"
     assert lanes.drop_batches(client) == 3
-    assert lanes.drop(1, client.is_of) == (3, [])
+    assert lanes.drop(1, client.has_handed_out) == (3, [])
     assert lanes.take() is None
     assert len(lanes) == 0
 
@@ -296,7 +296,7 @@ def test_dropped_partition_leaves_nothing_behind():
     running = lanes.take()
     assert lanes.take() is not None
     lanes.put(other.messages(b"x"))
-    count, due = lanes.drop(1, client.is_of)
+    count, due = lanes.drop(1, client.has_handed_out)
     assert (count, due) == (1, [])
     lanes.finish(running.key)
     assert [message.key for message in lanes.take().messages] == [b"x"]

@@ -169,7 +169,7 @@ class LanesMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.lanes.arrived and self.lanes.unregistered is None)
     @rule()
-    def take_alone(self):
+    def take_unregistered(self):
         """Take a message without registering it, as workers do when no other was taken that way."""
         if self.lanes.arrived[0].key not in self.lanes.busy:
             self.lanes.unregistered = self.lanes.arrived.popleft()
@@ -226,7 +226,7 @@ TestLanesMachine = LanesMachine.TestCase
 
 
 class SuspectsDelivery:
-    goes_first = True
+    has_priority = True
     leased_id = 2
 
 
@@ -262,7 +262,7 @@ class Pulling:
 class WaitingBatch:
     """An unopened batch with one message for each offset."""
 
-    is_plain = True
+    has_only_first_attempts = True
 
     def __init__(self, client: Pulling, partition_id: int, *offsets: int) -> None:
         self.client, self.count = client, len(offsets)

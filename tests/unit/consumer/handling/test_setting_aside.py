@@ -38,7 +38,7 @@ class RedrivenWindow(Client):
 async def test_redriven_message_that_fails_takes_no_message_that_was_pulled(loose: bool):
     """And a dead letter is set aside alone, whatever its key is."""
     client, begun = Client(), asyncio.Event()
-    client.is_of = lambda message: message.delivery.client is client
+    client.has_handed_out = lambda message: message.delivery.client is client
     window = RedrivenWindow(client, loose=loose)
 
     async def handle(message: Message) -> None:

@@ -44,10 +44,10 @@ class StreamClient:
         self.set_aside: list[tuple[str, int, list[int], Failure]] = []
         self.is_loose = self.is_apart = self.sealed = False
 
-    def note_failed(self, message: Message, _failure: Failure) -> None:
+    def report_failure(self, message: Message, _failure: Failure) -> None:
         self.failed.append((message.offset, message.attempt))
 
-    def note_hangs(self, _message: Message, _why: Failure, _running_ms: int) -> None:
+    def report_hang(self, _message: Message, _why: Failure, _running_ms: int) -> None:
         pass
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
@@ -55,7 +55,7 @@ class StreamClient:
         self.set_aside.append(("parked", message.offset, behind, failure))
         self.forget(1 + len(waiting))
 
-    def bury(self, message: Message, failure: Failure) -> None:
+    def dead_letter(self, message: Message, failure: Failure) -> None:
         self.set_aside.append(("buried", message.offset, [], failure))
         self.forget(1)
 
@@ -69,7 +69,7 @@ class StreamClient:
     def taken_all(self, messages: list[Message]) -> None:
         pass
 
-    def is_of(self, message: Message) -> bool:
+    def has_handed_out(self, message: Message) -> bool:
         return message.delivery is self
 
     def forget(self, count: int) -> None:
@@ -302,7 +302,7 @@ PARKING = Failing(policy=FailurePolicy.PARK, tries_max=2, client="c")
 
 
 def keyed(client: StreamClient, *keys: bytes, **given: Any) -> Stream:
-    """Return a stream with a message of each key, which the test acks with `acked_again`."""
+    """Return a stream with a message of each key, which the test acks with `release_acked_keys`."""
     stream = Stream(clock=SystemClock(), handover_ms=0, check=lambda: None, **given)
     client.in_flight.count += len(keys)
     stream.put([Message("s", key, b"", at, 1, 0, delivery=client) for at, key in enumerate(keys)])
@@ -316,7 +316,7 @@ async def test_later_message_of_a_key_waits_for_the_ack():
     waiting = asyncio.create_task(stream.next())
     await asyncio.sleep(0.01)
     assert not waiting.done()
-    stream.acked_again([first])
+    stream.release_acked_keys([first])
     assert (await asyncio.wait_for(waiting, 30)).offset == 1
 
 
@@ -329,7 +329,7 @@ async def test_many_are_taken_with_several_of_a_key_and_come_again_together():
     assert [message.offset for message in back] == [0, 1]
     again = await stream.take_many(10, 1_000)
     assert [(message.offset, message.attempt) for message in again] == [(0, 2), (1, 2), (3, 1)]
-    stream.acked_again([taken[2]])
+    stream.release_acked_keys([taken[2]])
     assert [message.offset for message in await stream.take_many(10, 1_000)] == [4]
 
 
@@ -393,7 +393,7 @@ async def test_message_that_is_given_back_too_often_is_parked_with_those_behind_
     assert (how, offset, behind) == ("parked", 0, [1, 3, 5])
     assert (failure.kind, failure.attempts, failure.client) == ("nack", 2, "c")
     assert client.failed == [(0, 1)]
-    stream.acked_again([taken[2]])
+    stream.release_acked_keys([taken[2]])
     assert [message.offset for message in await stream.take_many(10, 1_000)] == [4]
     assert client.outstanding == 2
 
@@ -468,7 +468,7 @@ async def test_message_behind_a_failed_filter_comes_once_when_its_partition_is_p
     while len(taken) < 2:
         for message in await stream.take_many(10, 1_000):
             taken.append(message.offset)
-            stream.acked_again([message])
+            stream.release_acked_keys([message])
     assert taken == [3, 4]
     assert await stream.take_many(10, 0) == []
 
@@ -493,7 +493,7 @@ async def test_message_that_was_paused_comes_before_a_later_one_that_waits_for_i
     stream.resume(1)
     taken: list[int] = []
     for _ in range(2):
-        stream.acked_again([first])
+        stream.release_acked_keys([first])
         first = await asyncio.wait_for(stream.next(), 30)
         taken.append(first.offset)
     assert taken == [1, 2]
@@ -505,7 +505,7 @@ async def test_message_that_was_paused_comes_at_once_when_its_key_is_free():
     stream = keyed(client, b"a", b"a")
     first = await stream.next()
     stream.pause(1)
-    stream.acked_again([first])
+    stream.release_acked_keys([first])
     stream.resume(1)
     assert (await asyncio.wait_for(stream.next(), 30)).offset == 1
 
@@ -538,7 +538,7 @@ async def test_dead_letters_handed_out_behind_a_message_are_given_back_with_it(
     again: list[int] = []
     while messages := await stream.take_many(4, 10):
         again += [message.offset for message in messages]
-        stream.acked_again(messages)
+        stream.release_acked_keys(messages)
     left = {FailurePolicy.BLOCK: [1, 2, 5, 6], FailurePolicy.DEAD: [1, 2, 6]}
     assert again == left.get(policy, [1, 2])
     assert stream._waiting_count == 0

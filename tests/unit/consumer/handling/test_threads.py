@@ -62,7 +62,7 @@ async def test_try_counts_as_failed_when_a_thread_takes_too_long(
     gate, failures = threading.Event(), list[Failure]()
 
     class FailureNotingClient(Client):
-        def note_failed(self, message: Message, failure: Failure) -> None:
+        def report_failure(self, message: Message, failure: Failure) -> None:
             failures.append(failure)
 
     client = FailureNotingClient()

@@ -111,7 +111,7 @@ async def test_lease_that_ends_during_a_turn_starts_no_further_handler():
 class BatchOf:
     """A client's batch that records when it is opened."""
 
-    is_plain = True
+    has_only_first_attempts = True
 
     def __init__(self, client: Client, opened: list[int], *keys: bytes, start: int) -> None:
         self.client, self.count = client, len(keys)

@@ -11,7 +11,7 @@ from keylane.consumer import ConsumerSettings
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.errors import KeylaneError, PartitionUnknownError, UnreachableError
 from keylane.protocol.frames import Acquired, LeaveParked, ParkedTaken, TakeParked
-from keylane.protocol.parked import Adopt, AncestorTold, encode_parked
+from keylane.protocol.parked import Adopt, AncestorNotified, encode_parked
 from keylane.protocol.routing import Partition, PartitionState
 from support.pulling import ScriptedBroker, opened
 from unit.consumer.parking.test_redrive import ANCESTOR, AncestorBroker, HomeBroker, KnowingOwner
@@ -62,7 +62,7 @@ async def test_ancestor_counts_as_told_when_its_messages_are_gone(gone):
     home = HomeBroker()
     away = await told_by(home, KnowingOwner(**gone))
     assert away.requests == []
-    assert home.changes == [AncestorTold(ANCESTOR)]
+    assert home.changes == [AncestorNotified(ANCESTOR)]
 
 
 async def adopted_from(home: HomeBroker, owner: KnowingOwner) -> None:

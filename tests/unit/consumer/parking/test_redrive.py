@@ -22,8 +22,8 @@ from keylane.protocol.frames import Batches, ChangeParked, ParkedRows, Read, Rea
 from keylane.protocol.operations import SubjectHistory
 from keylane.protocol.parked.changes import (
     RETRIED,
-    AskedChange,
     ParkKey,
+    RequestedChange,
     Unpark,
     decode_changes,
 )
@@ -72,7 +72,7 @@ class HomeBroker(ScriptedBroker):
 
     def __init__(self) -> None:
         super().__init__()
-        self.changes: list[AskedChange] = []
+        self.changes: list[RequestedChange] = []
 
     async def call(self, request, payload=b"", *, wait_ms=0):
         if isinstance(request, ChangeParked):

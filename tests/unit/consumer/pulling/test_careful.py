@@ -113,7 +113,7 @@ async def test_failed_suspect_lets_the_next_one_begin():
     async with pulling(broker, owner):
         await eventually(lambda: owner.offsets() == [0])
         first = owner.messages[0]
-        first.delivery.note_failed(first, Failure("ValueError", "", "host-1", 0, 1))
+        first.delivery.report_failure(first, Failure("ValueError", "", "host-1", 0, 1))
         await eventually(lambda: len(owner.messages) == 2)
         owner.done(0)
         await asyncio.sleep(0.02)
@@ -190,7 +190,7 @@ async def test_suspect_that_is_set_aside_lets_the_next_one_begin():
     async with pulling(broker, owner):
         await eventually(lambda: owner.messages)
         message: Message = owner.messages[0]
-        message.delivery.bury(message, failure)
+        message.delivery.dead_letter(message, failure)
         await eventually(lambda: [park.key for park in broker.parks] == [None])
         await eventually(lambda: len(owner.messages) == 2)
         second = owner.messages[1]
@@ -275,7 +275,7 @@ async def test_suspect_that_is_alone_no_more_is_not_accused_of_the_end_before(
     async with pulling(broker, owner):
         await eventually(lambda: owner.offsets()[:2] == [0, 1])
         assert broker.begun[:3] == [(0, 2), (0, 1), (1, 2)]
-        assert not owner.messages[0].delivery.goes_first
+        assert not owner.messages[0].delivery.has_priority
 
 
 async def test_suspect_is_to_be_taken_first_unless_one_of_its_key_has_failed():
@@ -286,14 +286,14 @@ async def test_suspect_is_to_be_taken_first_unless_one_of_its_key_has_failed():
         def hand_out(self, messages: list[Message]) -> None:
             super().hand_out(messages)
             for message in messages:
-                goes_first = getattr(message.delivery, "goes_first", False)
-                first.append((message.offset, goes_first))
+                has_priority = getattr(message.delivery, "has_priority", False)
+                first.append((message.offset, has_priority))
 
     broker, owner = SuspectingBroker(3, (4, 1)), LookingOwner()
     async with pulling(broker, owner):
         await eventually(lambda: first == [(0, True)])
         failing = owner.messages[0]
-        failing.delivery.note_failed(failing, Failure("ValueError", "", "host-1", 0, 1))
+        failing.delivery.report_failure(failing, Failure("ValueError", "", "host-1", 0, 1))
         await eventually(lambda: len(first) == 2)
         assert first[1] == (1, True)
         owner.done(1)

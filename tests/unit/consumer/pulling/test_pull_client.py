@@ -76,7 +76,7 @@ async def test_earlier_tries_are_kept_when_parked_rows_are_left_out():
         await eventually(lambda: owner.batches)
         (batch,) = owner.batches
         client.parking.keys.add(b"k1")
-        client.leave_out_parked(batch)
+        client.park_rows_of_parked_keys(batch)
         assert [(each.offset, each.attempt) for each in batch.messages()] == [(0, 4)]
 
 

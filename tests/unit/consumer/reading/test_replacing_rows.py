@@ -32,10 +32,10 @@ def test_row_is_left_out_when_its_message_was_given():
     rows = ReplacingRows()
     rows.learn(PUBLISHED)
     had = had_of({1: 5})
-    assert rows.needs_no(row(2, "1/4"), had)
-    assert not rows.needs_no(row(2, "1/5"), had)
-    assert not rows.needs_no(row(2), had)
-    assert not rows.needs_no(row(3, "1/4"), had)
+    assert rows.is_source_read(row(2, "1/4"), had)
+    assert not rows.is_source_read(row(2, "1/5"), had)
+    assert not rows.is_source_read(row(2), had)
+    assert not rows.is_source_read(row(3, "1/4"), had)
 
 
 TWICE = [
@@ -51,13 +51,13 @@ TWICE = [
 def test_row_of_a_row_is_left_out_when_all_messages_behind_it_were_given():
     rows = ReplacingRows()
     rows.learn([replace(each, end_offset=8) for each in TWICE])
-    assert rows.needs_no(row(4, "2/6"), had_of({1: 8}))
-    assert rows.needs_no(row(4, "2/6"), had_of({1: 8, 2: 3}))
-    assert rows.needs_no(row(4, "2/6"), had_of({2: 7}))
-    assert not rows.needs_no(row(4, "2/6"), had_of({1: 7}))
-    assert not rows.needs_no(row(4, "2/6"), had_of({}))
-    assert not rows.needs_no(row(4, "3/6"), had_of({1: 8}))
-    assert not rows.needs_no(row(4, "9/6"), had_of({1: 8}))
+    assert rows.is_source_read(row(4, "2/6"), had_of({1: 8}))
+    assert rows.is_source_read(row(4, "2/6"), had_of({1: 8, 2: 3}))
+    assert rows.is_source_read(row(4, "2/6"), had_of({2: 7}))
+    assert not rows.is_source_read(row(4, "2/6"), had_of({1: 7}))
+    assert not rows.is_source_read(row(4, "2/6"), had_of({}))
+    assert not rows.is_source_read(row(4, "3/6"), had_of({1: 8}))
+    assert not rows.is_source_read(row(4, "9/6"), had_of({1: 8}))
 
 
 def test_row_of_a_row_is_left_out_when_an_empty_partition_lies_between():
@@ -75,8 +75,8 @@ def test_row_of_a_row_is_left_out_when_an_empty_partition_lies_between():
         for number in (int(each.partition.partition_id),)
     ]
     rows.learn(history)
-    assert rows.needs_no(row(4, "2/6"), had_of({1: 8}))
-    assert not rows.needs_no(row(4, "2/6"), had_of({1: 7}))
+    assert rows.is_source_read(row(4, "2/6"), had_of({1: 8}))
+    assert not rows.is_source_read(row(4, "2/6"), had_of({1: 7}))
 
 
 def test_rows_that_are_published_behind_messages_are_no_replacement():

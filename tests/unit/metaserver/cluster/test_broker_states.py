@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from keylane.metaserver.cluster.brokers import (
     broker_views,
     cordon_broker,
-    no_host,
+    no_host_error,
     note_refused,
     refused_views,
     report_broker,
@@ -80,7 +80,7 @@ def test_creation_says_of_each_broker_why_it_can_take_no_partition(rows: Rows) -
         "no broker group can take new partitions: g1 is silent for 11 s, "
         f"g2 takes no writes: {FULL}, g3 is cordoned"
     )
-    others = rows.run(no_host, excluded="g2")
+    others = rows.run(no_host_error, excluded="g2")
     assert "no other broker group" in others.message
     assert "g2" not in others.message
 

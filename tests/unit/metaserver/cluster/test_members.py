@@ -8,7 +8,12 @@ import pytest
 import sqlalchemy as sa
 
 from keylane.metaserver.cluster.brokers import report_broker
-from keylane.metaserver.cluster.members import ClusterState, leave, note_metaserver, read_cluster
+from keylane.metaserver.cluster.members import (
+    ClusterState,
+    leave,
+    read_cluster,
+    register_metaserver,
+)
 from keylane.metaserver.sql.schema import metaservers
 from keylane.protocol.control import BrokerHeartbeat
 from keylane.protocol.membership.versions import MemberVersion, Version
@@ -19,7 +24,7 @@ TTL_MS = 1_000
 
 def metaserver(rows: Rows, name: str, version: str) -> ClusterState:
     place: dict[str, Any] = {"holder": name, "address": f"{name}:1", "ttl_ms": TTL_MS}
-    state = rows.run(note_metaserver, version=version, **place)
+    state = rows.run(register_metaserver, version=version, **place)
     assert isinstance(state, ClusterState)
     return state
 

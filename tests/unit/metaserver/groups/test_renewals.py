@@ -52,7 +52,7 @@ class DatabaseThatGivesUp:
             return RenewalResult({B: ROW} if B in ids else {}, {A: 1} if A in ids else {})
         raise AssertionError
 
-    async def write_first(self, _work: Callable[..., object], _ids: Sequence[str]) -> object:
+    async def write_urgent(self, _work: Callable[..., object], _ids: Sequence[str]) -> object:
         raise StorageError("no answer in time", operation="query")
 
 

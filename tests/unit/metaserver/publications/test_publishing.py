@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.removals import note_removed, pending_removals
+from keylane.metaserver.cluster.removals import pending_removals, store_removed
 from keylane.metaserver.cluster.subjects import (
     open_subject,
     read_route,
@@ -177,7 +177,7 @@ def test_publication_is_refused_when_the_target_has_changed(change: str):
     elif change == "deleted":
         published.run(begin_subject_deletion, "s", DeleteSubject())
         done = {each.key: 0 for each in published.run(pending_removals, limit=10)}
-        published.run(note_removed, done)
+        published.run(store_removed, done)
     else:
         published.create("s", 2)
     with raises(Reason.PUBLISH_OUTDATED, match=change):
@@ -223,7 +223,7 @@ def test_publication_can_be_deleted_before_and_canceled_in_its_first_state(publi
     published.run(begin_subject_deletion, H, DeleteSubject())
     dropped = published.run(pending_removals, limit=10)
     assert {(each.subject, each.partition_id) for each in dropped} == {(H, 3), (H, 4)}
-    published.run(note_removed, {each.key: 0 for each in dropped})
+    published.run(store_removed, {each.key: 0 for each in dropped})
     published.hide("s.hidden-2")
     operation_id = published.publish("s.hidden-2")
     published.run(cancel_operation, operation_id)
@@ -258,7 +258,7 @@ def test_replaced_subject_drops_its_older_partitions_when_the_route_changes(publ
     dropped = published.run(pending_removals, limit=100)
     assert {each.partition_id for each in dropped}.isdisjoint(hidden)
     assert {each.last_id for each in dropped} == {min(hidden) - 1}
-    published.run(note_removed, {each.key: 0 for each in dropped})
+    published.run(store_removed, {each.key: 0 for each in dropped})
     assert set(published.open()) == hidden
     assert {each.partition_id for each in published.route().partitions} == hidden
 
@@ -371,7 +371,7 @@ def test_hidden_subject_made_anew_is_not_published_in_place_of_the_one_that_is_m
     older = rows.hide().subject_id
     rows.run(begin_subject_deletion, H, DeleteSubject(force=True))
     dropped = rows.run(pending_removals, limit=10)
-    rows.run(note_removed, {each.key: 0 for each in dropped})
+    rows.run(store_removed, {each.key: 0 for each in dropped})
     newer = rows.hide().subject_id
     assert newer != older
     with pytest.raises(SubjectDeletedError, match=f"with id {older} was deleted"):

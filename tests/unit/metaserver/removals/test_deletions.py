@@ -15,8 +15,8 @@ from keylane.metaserver.cluster.removals import (
     GROUPS_PER_DELETE,
     PendingRemoval,
     give_up_removals,
-    note_removed,
     pending_removals,
+    store_removed,
 )
 from keylane.metaserver.cluster.subjects import (
     check_not_deleted,
@@ -67,7 +67,7 @@ class DeletionRows(Rows):
 
     def remove(self, removals: list[PendingRemoval], *, token: int = 0) -> list[str]:
         done = {removal.key: token or removal.token for removal in removals}
-        return list(self.run(note_removed, done))
+        return list(self.run(store_removed, done))
 
     def counts(self) -> dict[str, int]:
         """Table → number of rows, without those that deletions leave for ever."""
@@ -286,7 +286,7 @@ def test_rows_of_many_groups_go_in_portions(rows: DeletionRows):
 
     def noted(connection: sa.Connection) -> list[str]:
         sa.event.listen(connection, "before_cursor_execute", note)
-        return note_removed(connection, {each.key: each.token for each in pending})
+        return store_removed(connection, {each.key: each.token for each in pending})
 
     pending = rows.pending()
     assert rows.run(noted) == ["s"]

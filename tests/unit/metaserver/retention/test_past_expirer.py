@@ -12,7 +12,11 @@ import pytest
 import sqlalchemy as sa
 
 from keylane.metaserver.catalogue.service import Catalogue
-from keylane.metaserver.cluster.removals import note_removed, pending_removals, remember_longer
+from keylane.metaserver.cluster.removals import (
+    extend_deletion_record,
+    pending_removals,
+    store_removed,
+)
 from keylane.metaserver.cluster.subjects import (
     check_not_deleted,
     find_subject,
@@ -79,7 +83,7 @@ class PastRows(Rows):
 
     def brokers_answer(self) -> None:
         left = self.run(pending_removals, limit=100)
-        self.run(note_removed, {each.key: each.token for each in left})
+        self.run(store_removed, {each.key: each.token for each in left})
 
 
 def _count(connection: sa.Connection, table: sa.Table, *here: sa.ColumnElement[bool]) -> int:
@@ -285,7 +289,7 @@ def test_deletion_that_is_asked_for_meanwhile_is_not_removed(rows: PastRows):
         @sa.event.listens_for(connection, "before_cursor_execute")
         def ask_first(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
             if statement.startswith("DELETE FROM deletions"):
-                remember_longer(connection, "s")
+                extend_deletion_record(connection, "s")
 
         past_rows.remove_ended(connection, 6)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.removals import note_removed, pending_removals
+from keylane.metaserver.cluster.removals import pending_removals, store_removed
 from keylane.metaserver.groups.lease_rows import read_grants
 from keylane.metaserver.groups.operators import suspend_members
 from keylane.metaserver.groups.sessions import join_group
@@ -165,7 +165,7 @@ def test_deleted_group_leaves_no_row(rows: Rows):
     with pytest.raises(GroupDeletedError):
         rows.run(start_scope, "s", "g")
     done = {removal.key: removal.token for removal in rows.run(pending_removals, limit=100)}
-    rows.run(note_removed, done)
+    rows.run(store_removed, done)
     assert counts() == before
     with pytest.raises(SubjectUnknownError):
         rows.run(start_scope, "other", "g")

@@ -5,30 +5,35 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.protocol.reading.bounds import OwnPlace, place_in_order
+from keylane.protocol.reading.bounds import LocalPoint, order_points
 
 LINEAGE = {1: (), 2: (1,), 3: (1,), 4: (2, 3), 5: (3,)}
 
 
 def test_child_begins_at_its_first_message_when_a_parent_has_messages_behind_the_point():
-    own = {1: OwnPlace(0, 9, 4), 2: OwnPlace(2, 5, 5), 3: OwnPlace(0, 7, 3)}
-    assert place_in_order(own, LINEAGE) == {1: 4, 2: 2, 3: 0}
+    own = {1: LocalPoint(0, 9, 4), 2: LocalPoint(2, 5, 5), 3: LocalPoint(0, 7, 3)}
+    assert order_points(own, LINEAGE) == {1: 4, 2: 2, 3: 0}
 
 
 def test_child_has_its_own_place_when_no_parent_has_messages_behind_the_point():
-    own = {1: OwnPlace(0, 9, 9), 2: OwnPlace(2, 5, 5), 3: OwnPlace(0, 7, 3), 4: OwnPlace(0, 4, 2)}
-    assert place_in_order(own, LINEAGE) == {1: 9, 2: 5, 3: 3, 4: 0}
+    own = {
+        1: LocalPoint(0, 9, 9),
+        2: LocalPoint(2, 5, 5),
+        3: LocalPoint(0, 7, 3),
+        4: LocalPoint(0, 4, 2),
+    }
+    assert order_points(own, LINEAGE) == {1: 9, 2: 5, 3: 3, 4: 0}
 
 
 def test_messages_behind_the_point_are_seen_through_partitions_that_are_not_placed():
     """Partition 3 has expired, 1 is held back."""
-    own = {1: OwnPlace(0, 9, 4), 5: OwnPlace(0, 5, 5)}
-    assert place_in_order(own, LINEAGE) == {1: 4, 5: 0}
+    own = {1: LocalPoint(0, 9, 4), 5: LocalPoint(0, 5, 5)}
+    assert order_points(own, LINEAGE) == {1: 4, 5: 0}
 
 
 def test_messages_behind_the_point_are_seen_through_partitions_that_are_empty():
-    own = {1: OwnPlace(0, 9, 4), 3: OwnPlace(0, 0, 0), 5: OwnPlace(0, 5, 5)}
-    assert place_in_order(own, LINEAGE) == {1: 4, 3: 0, 5: 0}
+    own = {1: LocalPoint(0, 9, 4), 3: LocalPoint(0, 0, 0), 5: LocalPoint(0, 5, 5)}
+    assert order_points(own, LINEAGE) == {1: 4, 3: 0, 5: 0}
 
 
 times = st.lists(st.integers(0, 9), max_size=5).map(sorted)
@@ -36,10 +41,10 @@ times = st.lists(st.integers(0, 9), max_size=5).map(sorted)
 
 def places(stored: dict[int, list[int]], at: int) -> dict[int, int]:
     own = {
-        number: OwnPlace(0, len(each), sum(time < at for time in each))
+        number: LocalPoint(0, len(each), sum(time < at for time in each))
         for number, each in stored.items()
     }
-    return place_in_order(own, LINEAGE)
+    return order_points(own, LINEAGE)
 
 
 @given(

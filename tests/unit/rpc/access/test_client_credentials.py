@@ -23,7 +23,7 @@ async def test_credentials_raise_closed_error_in_every_call_when_it_is_closed_me
         raise AssertionError
 
     client_credentials = ClientCredentials(lambda: "token", ask)
-    client_credentials.know_metaservers([META])
+    client_credentials.add_metaservers([META])
     calls = [asyncio.create_task(client_credentials.bearer(BROKER)) for _ in range(2)]
     await asyncio.sleep(0.01)
     await client_credentials.close()

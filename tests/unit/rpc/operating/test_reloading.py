@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from keylane.protocol.errors import ConfigError
-from keylane.rpc.operating.reloading import Reloading
+from keylane.rpc.operating.reloading import ReloadableSettings
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,9 @@ def adopted():
 def test_reload_takes_over_what_is_allowed_and_names_the_rest(adopted, caplog):
     """Other settings need a restart."""
     read = lambda: ReloadedSettings(port=2, retention_ms=20, log_level="INFO")  # noqa: E731
-    reloading = Reloading(ReloadedSettings(), read, {"retention_ms", "log_level"}, adopted.append)
+    reloading = ReloadableSettings(
+        ReloadedSettings(), read, {"retention_ms", "log_level"}, adopted.append
+    )
     reloading.reload()
     assert adopted == [ReloadedSettings(port=1, retention_ms=20, log_level="INFO")]
     assert logging.getLogger().level == logging.INFO
@@ -38,7 +40,7 @@ def test_reload_takes_over_what_is_allowed_and_names_the_rest(adopted, caplog):
 
 def test_reload_warns_of_nothing_when_no_setting_has_changed(adopted, caplog):
     """SIGHUP also announces replaced certificates."""
-    reloading = Reloading(ReloadedSettings(), ReloadedSettings, {"port"}, adopted.append)
+    reloading = ReloadableSettings(ReloadedSettings(), ReloadedSettings, {"port"}, adopted.append)
     with caplog.at_level(logging.INFO):
         reloading.reload()
     (record,) = caplog.records
@@ -53,7 +55,7 @@ def test_reload_changes_nothing_when_a_setting_is_impossible(adopted, caplog):
         raise ConfigError("retention_ms must be a whole number")
 
     before = ReloadedSettings()
-    reloading = Reloading(before, read, {"retention_ms"}, adopted.append)
+    reloading = ReloadableSettings(before, read, {"retention_ms"}, adopted.append)
     reloading.reload()
     assert adopted == []
     assert reloading.settings == replace(before)

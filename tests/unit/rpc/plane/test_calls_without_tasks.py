@@ -178,7 +178,7 @@ async def test_answer_that_is_too_large_for_a_frame_is_refused(channel, desk, ro
     """Its reservation is released."""
 
     def answer(_request, call):
-        assert call.take_room(1 << 20)
+        assert call.reserve_bytes(1 << 20)
         call.answer(Batches(0, 0, 0, False), bytes(FRAME_BYTES_MAX))
 
     desk.on_call = answer
@@ -192,10 +192,10 @@ async def test_room_is_taken_until_the_client_has_the_answer(channel, desk, room
     granted = []
 
     def answer(_request, call):
-        granted.append(call.take_room(1 << 20))
+        granted.append(call.reserve_bytes(1 << 20))
         if len(granted) <= READS_AT_ONCE:
             return
-        call.hand_on(PULL)
+        call.hand_to_task(PULL)
 
     desk.on_call = answer
     futures = [channel.begin(PULL, timeout_ms=5_000) for _ in range(READS_AT_ONCE + 1)]
@@ -214,11 +214,11 @@ async def test_client_that_reads_nothing_holds_the_room_of_its_answers(channel, 
     granted = []
 
     def answer(_request, call):
-        granted.append(call.take_room(size))
+        granted.append(call.reserve_bytes(size))
         if granted[-1]:
             call.answer(Batches(0, 0, 0, False), bytes(size))
         else:
-            call.hand_on(PULL)
+            call.hand_to_task(PULL)
 
     desk.on_call = answer
     channel._socket._transport.pause_reading()
@@ -234,7 +234,7 @@ async def test_client_that_reads_nothing_holds_the_room_of_its_answers(channel, 
 
 async def test_call_handed_on_is_answered_in_a_task(channel, desk):
     """With the request that was handed on."""
-    desk.on_call = lambda _request, call: call.hand_on(Pull(2, *WHO, 5, 1 << 20, 0))
+    desk.on_call = lambda _request, call: call.hand_to_task(Pull(2, *WHO, 5, 1 << 20, 0))
     _, data = await channel.call(PULL, timeout_ms=1_000)
     assert data == b"from a task"
     assert desk.handled == [Pull(2, *WHO, 5, 1 << 20, 0)]
@@ -374,7 +374,7 @@ async def test_room_is_freed_if_the_connection_ends_before_the_answer_is_sent(li
     line.bring(frame_parts(1, PULL))
     line.socket.pause_writing()
     call = desk.calls[0][2]
-    assert call.take_room(1 << 20)
+    assert call.reserve_bytes(1 << 20)
     call.answer(Batches(0, 5, 5, False), bytes(100_000))
     line.connection.end()
     await until(lambda: room.reserved == 0)
@@ -413,8 +413,8 @@ async def test_parts_arrive_before_the_answer_in_their_order(channel, desk, room
     )
     call = await begun(desk)
     for upto in (1, 2):
-        assert call.takes_parts
-        assert call.take_room(1_000)
+        assert call.accepts_parts
+        assert call.reserve_bytes(1_000)
         call.part(Batches(0, upto, upto, False, more=True), b"part %d" % upto)
     await until(lambda: len(parts) == 2)
     assert (parts, ended) == ([(1, b"part 1"), (2, b"part 2")], [])

@@ -91,7 +91,7 @@ async def member():
 
 async def test_call_takes_parts_while_its_caller_stays_the_same(member):
     call, _ = member
-    assert call.takes_parts
+    assert call.accepts_parts
 
 
 @pytest.mark.parametrize("caller", ["without", "paced"])
@@ -99,4 +99,4 @@ async def test_call_takes_no_parts_when_the_rights_of_its_caller_have_changed(me
     """The next answer is the last one, and the next pull is checked and counted."""
     call, say = member
     await say(caller)
-    assert not call.takes_parts
+    assert not call.accepts_parts
