@@ -1,7 +1,7 @@
 """Says which partitions a consumer has, and how far it is behind, as lines for a log. Pure.
 
 AssignmentLog.partitions(ids, now_ms)      "has partitions 1, 2; got 2", once for each change
-AssignmentLog.lag(messages, seconds, now_ms)    at most once a minute
+AssignmentLog.lag(messages, seconds, now_ms)    after a minute, then ever more rarely
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from ..protocol.text import counted, listed
 LINE_MS_MIN = 1_000
 """Milliseconds between two lines about partitions: a rebalance of many makes one line."""
 LAG_EACH_MS = 60_000
+LAG_EACH_MS_MAX = 3_600_000
+"""Milliseconds until the next line about a lag; they double while it lasts."""
 LAG_S_MIN = 30.0
 """Seconds that the oldest message has waited before the lag is logged."""
 
@@ -22,7 +24,9 @@ class AssignmentLog:
 
     def __init__(self) -> None:
         self._logged: frozenset[int] | None = None
-        self._logged_ms = self._lag_ms = -LAG_EACH_MS
+        self._logged_ms = -LINE_MS_MIN
+        self._lag_due_ms = 0
+        self._lag_pause_ms = LAG_EACH_MS
 
     def partitions(self, ids: Collection[int], now_ms: int) -> str:
         """Return the line for these partitions, or "" if the last line is still true or recent."""
@@ -43,8 +47,12 @@ class AssignmentLog:
         return "; ".join([f"has {noun} {listed(sorted(now))}", *changes])
 
     def lag(self, messages: int, seconds: float, now_ms: int) -> str:
-        """Return the line for a lag, or "" if it is short, or was logged less than a minute ago."""
-        if seconds < LAG_S_MIN or now_ms - self._lag_ms < LAG_EACH_MS:
+        """Return the line for a lag, or "" if it is short, or was logged recently."""
+        if seconds < LAG_S_MIN:
+            self._lag_pause_ms = LAG_EACH_MS
             return ""
-        self._lag_ms = now_ms
+        if now_ms < self._lag_due_ms:
+            return ""
+        self._lag_due_ms = now_ms + self._lag_pause_ms
+        self._lag_pause_ms = min(2 * self._lag_pause_ms, LAG_EACH_MS_MAX)
         return f"is {counted(messages, 'message')} behind; the oldest has waited {seconds:.0f} s"

@@ -52,7 +52,7 @@ class _MessageFuture(Protocol[R_co]):
     def cancel(self) -> Any: ...
 
 
-class _PendingMessage(Generic[R]):
+class _QueuedSend(Generic[R]):
     def __init__(self, thread: LoopThread, future: _MessageFuture[R]) -> None:
         self._thread = thread
         self._future = future
@@ -101,11 +101,11 @@ class _PendingMessage(Generic[R]):
         return f"<{type(self).__name__} {'done' if self.done() else 'pending'}>"
 
 
-class SentMessage(_PendingMessage[Receipt]):
+class SentMessage(_QueuedSend[Receipt]):
     """A message that `send` has queued; `result` waits for its receipt."""
 
 
-class ScheduledMessage(_PendingMessage[ScheduledReceipt]):
+class ScheduledMessage(_QueuedSend[ScheduledReceipt]):
     """A message that was sent with `deliver_at`; `result` waits for its receipt, with which
     `Producer.cancel` cancels it.
     """

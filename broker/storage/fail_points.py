@@ -11,7 +11,6 @@ used, which has no points.
 from __future__ import annotations
 
 import os
-import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -55,6 +54,9 @@ LIBRARY_POINTS = (
 )
 POINTS = FILE_POINTS + LIBRARY_POINTS
 
+KILL = 9
+"""SIGKILL."""
+
 
 class FailPoint:
     """Counts how often each point is passed, and kills the process at the configured one."""
@@ -77,7 +79,7 @@ class FailPoint:
     def reach(self, name: str) -> None:
         """Count a pass of a point, and kill the process if it is due."""
         if self.is_kill_due(name):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), KILL)
 
 
 class FailingAppendFile:
@@ -94,7 +96,7 @@ class FailingAppendFile:
         if self._point.is_kill_due("write~"):
             data = b"".join(buffers)
             self._file.append([data[: len(data) // 2]])
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), KILL)
         self._file.append(buffers)
         self.size = self._file.size
         self._point.reach("written")

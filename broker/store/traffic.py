@@ -5,8 +5,8 @@ or the creation of the subject. Pure.
         partition of the subject ─▶ `free`
 
 The metrics of a deleted subject are exported for another SERIES_KEPT_MS, so that its last messages
-are scraped. Then its series end. A new subject of the same name continues the series if it is created
-before that; otherwise its series begin at 0.
+are scraped. Then its series end. A new subject of the same name continues the series if it is
+created before that; otherwise its series begin at 0.
 """
 
 from __future__ import annotations

@@ -27,9 +27,13 @@ def test_lines_of_a_rebalance_are_one_when_they_come_at_once():
     assert log.partitions({1, 2, 3}, LINE_MS_MIN) == "has partitions 1, 2, 3; got 2, 3"
 
 
-def test_lag_is_logged_once_a_minute_when_it_is_long():
+def test_lag_is_logged_ever_more_rarely_while_it_lasts():
     log = AssignmentLog()
     assert log.lag(5, 1.0, 0) == ""
     assert log.lag(1, 31.0, 0) == "is 1 message behind; the oldest has waited 31 s"
     assert log.lag(9, 40.0, LAG_EACH_MS - 1) == ""
     assert log.lag(9, 90.0, LAG_EACH_MS).startswith("is 9 messages behind")
+    assert log.lag(9, 150.0, 2 * LAG_EACH_MS) == ""
+    assert log.lag(0, 0.0, 2 * LAG_EACH_MS) == ""
+    assert log.lag(3, 60.0, 3 * LAG_EACH_MS)
+    assert log.lag(3, 120.0, 4 * LAG_EACH_MS)

@@ -209,7 +209,8 @@ async def test_failed_heartbeats_and_the_end_of_a_session_name_subject_and_group
         await membership.start(LosingHolder())
         await eventually(lambda: not meta.versions)
         await membership.stop()
-    assert caplog.messages[:2] == [
+    assert caplog.messages[:3] == [
+        "consumer of s in group g joined as c",
         "consumer of s in group g: a heartbeat failed: no answer",
         "consumer of s in group g lost its session: it was silent",
     ]

@@ -127,7 +127,7 @@ def test_rebuild_takes_the_limit_of_the_newest_partitions():
         status(4, 512, 1024, parents=(2,), **new),
     )
     assert subject.message_bytes_max == 2_048
-    with pytest.raises(InvalidRequestError, match="agree on a limit"):
+    with pytest.raises(InvalidRequestError, match="agree on a message size limit"):
         rebuilt(status(1, 0, 512), status(2, 512, 1024, **new))
 
 
