@@ -47,6 +47,7 @@ from ..protocol.errors import (
     NotSentError,
     PartitionUnknownError,
     Reason,
+    StorageError,
     UnauthenticatedError,
 )
 from ..protocol.frames import EditParked, ParkedEdited
@@ -1620,11 +1621,14 @@ class Admin(LoopBoundClient):
         Return the cluster's name, its version, and the version of each member.
 
         Raises:
+            StorageError: the metaserver is not ready, and its database has not answered yet.
             ForeignServerError: the answer is not one of a metaserver.
         """
-        details = (await self._meta.health()).details
+        health = await self._meta.health()
+        if not health.ready and "cluster" not in health.details:
+            raise StorageError(f"the metaserver is not ready: {health.reason}")
         try:
-            return msgspec.convert(details["cluster"], ClusterView)
+            return msgspec.convert(health.details["cluster"], ClusterView)
         except (KeyError, msgspec.ValidationError) as error:
             raise ForeignServerError("the metaserver does not report versions") from error
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import string
 import sys
 from collections.abc import Callable
+from typing import cast
 
 from ...consumer import Consumer, ConsumerSettings
 from ...protocol.errors import ConfigError, CorruptBatchError
@@ -121,6 +123,8 @@ async def consume(
     show = parse_format(template)
     if form is OutputFormat.JSON:
         show = message_json
+    # The command itself configures the log: warnings of the consumer, without its ready line.
+    logging.getLogger("keylane").addHandler(cast(logging.Handler, logging.lastResort))
     consumer = Consumer(
         meta,
         subject=subject,

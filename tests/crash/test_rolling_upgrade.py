@@ -5,12 +5,15 @@ clients hardly wait.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from keylane.admin import Admin, ClusterView
+from keylane.errors import StorageError
 from keylane.protocol.membership.versions import OWN, parse_version
 from proof.actor import Actor
 from proof.recording import boot_ns
@@ -53,6 +56,15 @@ async def broker_problem(stage: UpgradeStage, version: str, problem: str) -> Non
     await actor.stop()
 
 
+async def described(admin: Admin) -> ClusterView:
+    """The cluster, once the database has answered the metaserver that is asked."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(StorageError):
+                return await admin.describe_cluster()
+            await asyncio.sleep(0.1)
+
+
 async def test_cluster_is_upgraded_under_load_while_old_and_new_clients_work(
     tmp_path: Path, releases: Releases, record_property: Callable[[str, object], None]
 ) -> None:
@@ -67,7 +79,7 @@ async def test_cluster_is_upgraded_under_load_while_old_and_new_clients_work(
             await asyncio.sleep(2.0)
             began_ns = boot_ns()
             for name in ("m0", "b0", "m1", "b1"):
-                before = await stage.admin.describe_cluster()
+                before = await described(stage.admin)
                 assert before.version == view.version, "one member is still of the old version"
                 await stage.upgrade(name, NEW)
                 if name == "m0":
