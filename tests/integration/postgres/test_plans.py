@@ -22,7 +22,7 @@ def plan(connection: Connection, statement: sa.Select[Any]) -> str:
     return "\n".join(connection.exec_driver_sql(f"EXPLAIN {text}").scalars())
 
 
-@pytest.mark.parametrize("statement", ["_due", "_due_else"])
+@pytest.mark.parametrize("statement", ["_due_groups_query", "_other_work_query"])
 async def test_round_reads_no_live_session_when_none_has_expired(
     postgres: Postgres, tmp_path: Path, statement: str
 ):

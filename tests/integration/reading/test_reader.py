@@ -175,7 +175,7 @@ async def test_reader_goes_on_at_the_positions_of_an_earlier_one(shared_cluster:
             if len(messages) == 77:
                 break
         assert message.decode() == int(message.value)
-        with pytest.raises(ClosedError, match="was read"):
+        with pytest.raises(ClosedError, match="was only read"):
             await message.ack()
         assert message.group == ""
     messages += await read(
