@@ -78,12 +78,12 @@ class Owner:
             if heard:
                 self.broker.ack(ranges)
         except OverloadedError:
-            return self.acks.refused()
+            return self.acks.shrink_request()
         if heard and ranges:
             older = {offset for offset in self.handled if offset < ranges[-1][1]}
             assert all(offset in self.broker.acked for offset in older)
         if heard and answered:
-            self.acks.confirmed()
+            self.acks.confirm()
         return True
 
     def flush(self) -> None:
