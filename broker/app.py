@@ -71,7 +71,7 @@ from .store.quick_sync import KernelQuickSync, QuickSync
 from .store.store import Store
 
 if TYPE_CHECKING:
-    from .access.guarding import BrokerGuard
+    from .access.broker_guard import BrokerGuard
 
 
 log = logging.getLogger("keylane.broker")
@@ -366,8 +366,8 @@ def _guarding(
     """Return the broker's access control, or None if it is switched off."""
     if not settings.is_guarded:
         return None
-    from .access.audit_sending import AuditSender
-    from .access.guarding import BrokerGuard  # only a guarded broker needs its library
+    from .access.audit_sender import AuditSender
+    from .access.broker_guard import BrokerGuard  # only a guarded broker needs its library
     from .access.judge import CapabilityJudge
 
     judge = CapabilityJudge(

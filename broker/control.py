@@ -46,9 +46,9 @@ from ..protocol.reprocess.holds import Held, SetHold
 from ..protocol.text import plain_number
 from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
+from .folder_ownership import FolderOwnership, check_folder_ownership
 from .partition.damage import damage_of
 from .partition.partition import HostedPartition
-from .standing import FolderOwnership, check_folder_ownership
 from .store.group_changes import drop_partition, forget_group, know_groups, set_cursor
 from .store.store import DURABLE, Store
 

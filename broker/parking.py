@@ -81,6 +81,7 @@ from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .answering.request_checks import owned
 from .control import partition_id_of
+from .folder_ownership import FolderOwnership, check_folder_ownership
 from .partition.park_views import (
     adopted_page,
     changes_for_operator,
@@ -93,7 +94,6 @@ from .partition.park_views import (
 from .partition.parked import NextTry, Parked
 from .partition.partition import Group, HostedPartition
 from .service import BrokerService
-from .standing import FolderOwnership, check_folder_ownership
 from .store.parking import change_parked
 from .store.store import Store
 

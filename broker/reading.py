@@ -29,7 +29,7 @@ from ..protocol.limits import READ_MESSAGES_MAX
 from ..protocol.queues import is_behind_loss, outside
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.text import listed
-from ..rpc.answer_room import reserve_bytes
+from ..rpc.answer_budget import reserve_bytes
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .peers import Peers
 

@@ -56,11 +56,11 @@ from ..protocol.scheduled.receipt import (
 )
 from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
+from .folder_ownership import FolderOwnership, check_folder_ownership
 from .peers import Peers
 from .scheduled.records import Waits, waits_for
 from .scheduled.schedule_index import ScheduledEntry
 from .scheduled.scheduler import Scheduler
-from .standing import FolderOwnership, check_folder_ownership
 from .store.store import DURABLE
 
 ID_BYTES = 16

@@ -43,7 +43,7 @@ from ..protocol.limits import (
     ACK_RANGES_MAX,
 )
 from ..protocol.offsets import IntervalSet
-from ..rpc.answer_room import reserve_bytes
+from ..rpc.answer_budget import reserve_bytes
 from ..rpc.plane.prompt import Handled, PromptCall
 from .answering.awaited_call import AwaitedCall
 from .answering.open_pulls import OpenPulls
@@ -60,6 +60,7 @@ from .answering.stored_batches import check_read, count_delivered, read_batches
 from .answering.unpack_checks import UnpackChecks
 from .answering.waiting import LongPolls
 from .background import BackgroundBudget
+from .folder_ownership import FolderOwnership, check_folder_ownership
 from .partition.acks import apply_ack, decide_ack
 from .partition.partition import Group, HostedPartition
 from .partition.pull_lock import (
@@ -70,7 +71,6 @@ from .partition.pull_lock import (
     release,
     take,
 )
-from .standing import FolderOwnership, check_folder_ownership
 from .store.group_changes import check_told
 from .store.group_commit import Ended
 from .store.store import DURABLE, Store

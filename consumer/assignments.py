@@ -31,21 +31,21 @@ from ..rpc.connections import Connections
 from ..rpc.race import start_task
 from .assignment_log import AssignmentLog
 from .broadcast import Broadcast
-from .delivery.alone_turn import SuspectLock
+from .broker_reachability import BrokerReachability
 from .delivery.filter import MessageFilter
+from .delivery.suspect_lock import SuspectLock
+from .effective_settings import EffectiveSettings
 from .handling.stream import Stream
 from .handling.workers import Workers
 from .log_names import consumer_name
 from .membership import Membership
-from .places import BrokerReachability
-from .pull_room import PrefetchBudget
+from .prefetch_budget import PrefetchBudget
 from .pulling.acked_first import AckedFirstClient, AckedFirstSharedClient
 from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, lapse_reason
 from .pulling.pull_client import PullClient
 from .pulling.shared_client import SharedClient
 from .rebalance import Rebalance
 from .settings import AckMode, ConsumerSettings, FullPolicy
-from .told import EffectiveSettings
 
 log = logging.getLogger("keylane.consumer")
 

@@ -39,9 +39,10 @@ from ..rpc.home import Home, LoopBoundClient
 from ..rpc.race import Race, error_of, shield, start_closing_task
 from .assignments import Assignments
 from .broadcast import Broadcast, check_broadcast
-from .delivery.alone_turn import SuspectLock
+from .consumer_set import new_consumer_set
 from .delivery.filter import build_filter
-from .dispatches import DispatcherFactory, UserHandlers
+from .delivery.suspect_lock import SuspectLock
+from .dispatchers import DispatcherFactory, UserHandlers
 from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.handlers import BatchHandler, Handler
 from .handling.stream import NEXT_CODES, Stream
@@ -63,7 +64,6 @@ from .settings import (
     inherit_settings,
     merge_settings,
 )
-from .several import new_consumer_set
 
 log = logging.getLogger("keylane.consumer")
 H = TypeVar("H", bound=Callable[..., Any])

@@ -11,9 +11,9 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from ..protocol.control import Health
+from .cached_read import CachedRead
 from .catalogue.service import Catalogue
 from .membership import ClusterMember, cluster_view
-from .remembered import CachedRead
 from .sql.database import Database
 
 

@@ -17,9 +17,9 @@ from ..protocol.clock import Clock
 from ..protocol.operations import OperationState
 from ..rpc.operating.histogram import Histogram
 from ..rpc.operating.metrics import Labels, gauge, histogram, labelled, largest
+from .cached_read import CachedRead
 from .cluster.brokers import broker_views
 from .cluster.lost_database import database_lost_error
-from .remembered import CachedRead
 from .sql.database import Database
 from .sql.dialect import now_ms
 from .sql.schema import brokers, given_up, groups, leases, operations, sessions, subjects

@@ -38,7 +38,7 @@ from ..protocol.operations import (
     HideSubject,
 )
 from ..protocol.routing import OrderStrategy, Route
-from .liveness.asking_again import ControlCaller
+from .liveness.control_calls import ControlCaller
 from .metaservers import CALL_TIMEOUT_MS, Metaservers, check_program
 from .network import Channel, Network
 

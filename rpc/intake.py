@@ -43,7 +43,7 @@ from ..protocol.errors import (
 )
 from ..protocol.http.bodies import encode_json
 from ..protocol.limits import CONTROL_BYTES_MAX, HTTP_CONNECTIONS_MAX
-from .access.places import ConnectionSlots
+from .access.connection_slots import ConnectionSlots
 from .tls.contexts import ServerTls
 from .tls.listeners import TlsHandshakes, listen
 

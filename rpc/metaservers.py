@@ -20,7 +20,7 @@ from ..protocol.errors import (
     UnauthenticatedError,
 )
 from ..protocol.http.endpoint import Endpoint
-from .liveness.asking_again import ControlCaller
+from .liveness.control_calls import ControlCaller
 from .network import KnowsMetaservers, Network
 
 T = TypeVar("T")

@@ -64,7 +64,7 @@ from .access.guard import CALLER, Guard, GuardedReply
 from .access.peers import peer_of
 from .access.throttling import THROTTLED_HEADER
 from .access.token_file import TokenFile
-from .answer_room import AnswerBudget, begin_answer
+from .answer_budget import AnswerBudget, begin_answer
 from .intake import (
     ENCODINGS,
     HttpLimits,

@@ -6,7 +6,7 @@ from ...protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from ...protocol.frames import Batches, Pull, Read
 from ...protocol.ids import check_offset
 from ...protocol.limits import PULL_BYTES_MAX
-from ...rpc.answer_room import reserve_bytes
+from ...rpc.answer_budget import reserve_bytes
 from ..partition.partition import HostedPartition
 from ..store.store import Store
 

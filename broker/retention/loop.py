@@ -36,9 +36,9 @@ from ...protocol.limits import GROUPLESS_PARTITIONS_MAX
 from ...protocol.log_filter import LogFilter
 from ...protocol.record import Kind
 from ...protocol.text import counted
+from ..folder_ownership import FolderOwnership
 from ..partition.partition import HostedPartition
 from ..settings import BrokerSettings
-from ..standing import FolderOwnership
 from ..storage.files import Files
 from ..storage.log.log_reader import segment_headers
 from ..storage.reserve import Reserve

@@ -36,7 +36,7 @@ from ...protocol.http.posted import PostedMessage
 from ...protocol.scheduled.receipt import CancelOutcome
 from ...protocol.text import LISTED_MAX, counted, listed
 from ...rpc.race import shield
-from ..standing import FolderOwnership
+from ..folder_ownership import FolderOwnership
 from ..storage.files import Files
 from ..store.group_commit import RunBlocking
 from ..wall_clock import WallClock

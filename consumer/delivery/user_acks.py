@@ -12,7 +12,7 @@ from ...protocol.errors import InvalidRequestError, LeaseLostError, OverloadedEr
 from ...protocol.message import Message
 from ...rpc.race import start_task
 from .copied import copied_delivery
-from .hand import UnregisteredMessages
+from .unregistered_messages import UnregisteredMessages
 
 ACK_STALL_S = 30.0
 """How often, in seconds, a wait for a refused ack checks whether the program still takes messages:

@@ -28,7 +28,7 @@ from typing import Any
 
 from ...protocol.errors import LeaseLostError
 from ...protocol.message import Message
-from ..delivery.hand import UnregisteredMessages
+from ..delivery.unregistered_messages import UnregisteredMessages
 
 _Key = bytes | tuple[int, int]
 _by_offset = attrgetter("offset")

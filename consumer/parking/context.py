@@ -17,8 +17,8 @@ from ...protocol.parked import Failure
 from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
 from ...rpc.race import start_task
-from ..delivery.alone_turn import SuspectLock
 from ..delivery.client_delivery import DeliveryClient
+from ..delivery.suspect_lock import SuspectLock
 from ..log_names import partition_name
 from ..settings import ConsumerSettings
 

@@ -29,7 +29,7 @@ from .ancestors import Ancestors
 from .context import ParkContext
 from .park_sender import ParkSender
 from .redrive import Redrives
-from .retrying import RetryRunner
+from .retry_runner import RetryRunner
 
 log = logging.getLogger("keylane.consumer")
 

@@ -51,9 +51,9 @@ from ..delivery.user_acks import UserAcks
 from ..log_names import partition_name
 from ..parking.context import ParkContext
 from ..parking.key_parking import KeyParking
-from ..pull_room import BudgetShare
+from ..prefetch_budget import BudgetShare
 from ..settings import ConsumerSettings
-from ..unreached import NO_CONNECTION
+from ..unreached_brokers import NO_CONNECTION
 from .ack_sender import AckSender
 from .acks import ranges_of
 from .careful import CarefulHandOut

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from ...protocol.codecs.codec import Codec
 from ...protocol.message import Message
 from ...protocol.operations import SubjectHistory
-from ..delivery.alone_turn import SuspectLock
 from ..delivery.filter import MessageFilter
-from ..pull_room import PrefetchBudget
+from ..delivery.suspect_lock import SuspectLock
+from ..prefetch_budget import PrefetchBudget
 
 
 class PullOwner(Protocol):

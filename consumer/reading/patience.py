@@ -25,7 +25,7 @@ from ...protocol.errors import (
     UnreachableError,
 )
 from ...protocol.limits import READ_GIVE_UP_MS
-from ..unreached import NO_CONNECTION
+from ..unreached_brokers import NO_CONNECTION
 
 log = logging.getLogger("keylane.consumer")
 

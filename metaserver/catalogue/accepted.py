@@ -22,6 +22,7 @@ from ...protocol.ids import FencingToken, check_name
 from ...protocol.operations import StepAction
 from ...protocol.routing import PartitionState
 from ...protocol.text import listed
+from ..cluster.announcements import forget_heard
 from ..cluster.brokers import (
     last_report,
     lock_broker_query,
@@ -30,7 +31,6 @@ from ..cluster.brokers import (
     unknown_group,
     wait_for_broker_locks,
 )
-from ..cluster.heard import forget_heard
 from ..groups.locked_group import (
     lock_group,
     raise_group_versions,

@@ -57,6 +57,7 @@ from ...protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
+from ..cluster.announcements import groups_missed
 from ..cluster.brokers import (
     broker_views,
     cordon_broker,
@@ -66,7 +67,6 @@ from ..cluster.brokers import (
     renew_broker,
     report_broker,
 )
-from ..cluster.heard import groups_missed
 from ..cluster.lost_database import database_lost_error, has_higher_id, is_empty
 from ..cluster.queues import read_queues
 from ..cluster.removals import deletion_expires, extend_deletion_record

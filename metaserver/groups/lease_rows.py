@@ -30,7 +30,7 @@ from ...protocol.errors import (
 from ...protocol.groups import OperatorSwitch
 from ...protocol.ids import FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
-from ..cluster.heard import mark_unsettled
+from ..cluster.announcements import mark_unsettled
 from ..cluster.partitions import (
     HAS_PARENTS,
     blocking_parents,

@@ -22,7 +22,7 @@ from ...protocol.errors import InvalidRequestError, OverloadedError, Reason
 from ...protocol.groups import FailurePolicy, GroupPolicy, GroupSettings, SetGroup, SuspendGroup
 from ...protocol.ids import SessionId
 from ...protocol.routing import ConsumeStrategy, OrderStrategy
-from ..cluster.heard import mark_unsettled
+from ..cluster.announcements import mark_unsettled
 from ..cluster.subjects import open_subject_row
 from ..sql.dialect import insert_new
 from ..sql.schema import groups, leases, sessions, suspended_clients

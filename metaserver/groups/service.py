@@ -45,12 +45,13 @@ from ...protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGrou
 from ...protocol.ids import ConsumerGroup, SessionId, check_name
 from ...protocol.limits import UNREACHED_MAX
 from ...rpc.access.guard import CALLER
-from ..cluster.heard import Announcement
+from ..cluster.announcements import Announcement
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..wakeups import SingleFlight, Waiter, Wakeups
 from .arrivals import JoinWindow, gather_ms_max
 from .group_rows import EARLIEST
+from .keyed_queue import GroupWrites
 from .lease_rows import (
     Changes,
     read_grants,
@@ -71,7 +72,6 @@ from .sessions import (
     leave_group,
     suspend_session,
 )
-from .turns import GroupWrites
 from .views import grants_versions, group_versions, list_groups, read_group
 
 log = logging.getLogger("keylane.metaserver")

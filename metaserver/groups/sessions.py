@@ -39,7 +39,7 @@ from ...protocol.groups import GroupStart
 from ...protocol.http.access import PRINCIPAL
 from ...protocol.ids import SessionId, check_name
 from ...protocol.routing import OrderStrategy
-from ..cluster.heard import Announcement, mark_unsettled, unheard_partitions
+from ..cluster.announcements import Announcement, mark_unsettled, unheard_partitions
 from ..cluster.removals import count_removals, subject_of_deleted_group, was_deleted
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import find_subject, open_subject_row

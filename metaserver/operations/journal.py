@@ -27,8 +27,8 @@ from ...protocol.ids import MAX_I64, Subject
 from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.operations import OperationKind, OperationState, StepAction
 from ...protocol.routing import OrderStrategy, Partition, PartitionState, route_table
+from ..cluster.announcements import store_heard, unheard_children
 from ..cluster.brokers import read_openings
-from ..cluster.heard import store_heard, unheard_children
 from ..cluster.losses import lose_partitions, refuse_folders
 from ..cluster.partitions import HOSTED_BY_ID, read_partitions
 from ..cluster.queues import set_logic_starts, shift_logic_offsets

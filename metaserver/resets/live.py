@@ -50,7 +50,7 @@ from ...protocol.errors import (
 )
 from ...protocol.progress import CanceledReset, GroupReset, ResetGroup
 from ...protocol.text import listed
-from ..cluster.heard import mark_unsettled
+from ..cluster.announcements import mark_unsettled
 from ..cluster.subjects import open_subject_row
 from ..groups.views import OWNERS, find_group
 from ..sql.database import Database

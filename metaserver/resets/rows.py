@@ -36,7 +36,7 @@ from ...protocol.progress import ResetGroup
 from ...protocol.reading.bounds import nearest_ancestors
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ...protocol.text import counted
-from ..cluster.heard import mark_unsettled
+from ..cluster.announcements import mark_unsettled
 from ..cluster.partitions import IS_VISIBLE_PARENT, subject_parents, subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
 from ..groups.leases import drained_after_parents, raise_token_floor

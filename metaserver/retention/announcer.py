@@ -34,8 +34,7 @@ from ...protocol.progress import (
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX, Catalogue
-from ..cluster import heard
-from ..cluster.heard import (
+from ..cluster.announcements import (
     Announcement,
     begin_announcement,
     mark_announced,
@@ -109,7 +108,7 @@ class Announcer:
         """
         if unheard is None:
             unheard = await self._database.write(begin_announcement, group_id)
-        while len(unheard) >= heard.PARTITIONS_MAX:
+        while len(unheard) >= announcements.PARTITIONS_MAX:
             await self._announce_all(unheard)
             unheard = await self._database.read(
                 unheard_partitions, after=unheard[-1].partition_id, group_id=group_id

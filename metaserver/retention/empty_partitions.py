@@ -33,7 +33,7 @@ from ...protocol.routing import Partition, PartitionState
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..catalogue.service import Catalogue
-from ..cluster.heard import lock_groups
+from ..cluster.announcements import lock_groups
 from ..cluster.partitions import BY_ID, is_gone, read_partitions
 from ..settings import MetaserverSettings
 from ..sql.database import Database

@@ -23,7 +23,7 @@ from ...protocol.errors import GroupDeletedError
 from ...protocol.groups import CreateGroup, GroupSettings
 from ...protocol.ids import check_name
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
-from ..cluster.heard import mark_unsettled
+from ..cluster.announcements import mark_unsettled
 from ..cluster.removals import count_removals
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import open_subject_row

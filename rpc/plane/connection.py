@@ -16,7 +16,7 @@ from ...protocol.frames import Answer, Request, Throttled, frame_parts, refusal
 from ...protocol.limits import IN_FLIGHT_PER_CONNECTION_MAX
 from ..access.guard import ConnectionAccess
 from ..access.pacing import Delay
-from ..answer_room import AnswerBudget
+from ..answer_budget import AnswerBudget
 from ..frames.frame_socket import Buffer, FrameSocket
 from ..race import start_task
 

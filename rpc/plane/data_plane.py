@@ -66,10 +66,10 @@ from ...protocol.limits import (
     PULLS_PER_CONNECTION_MAX,
 )
 from ...protocol.membership.versions import VERSION, check_client
+from ..access.connection_slots import ConnectionSlots
 from ..access.guard import AUTHENTICATE_S, FETCH_FRAMES, Guard
 from ..access.pacing import HOLD_MS
-from ..access.places import ConnectionSlots
-from ..answer_room import AnswerBudget, begin_answer
+from ..answer_budget import AnswerBudget, begin_answer
 from ..frames.frame_socket import accept_socket
 from ..frames.incoming import IncomingBudget
 from ..intake import release_connection_slot

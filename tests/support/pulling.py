@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from keylane.consumer import ConsumerSettings
-from keylane.consumer.delivery.alone_turn import SuspectLock
-from keylane.consumer.pull_room import PrefetchBudget
+from keylane.consumer.delivery.suspect_lock import SuspectLock
+from keylane.consumer.prefetch_budget import PrefetchBudget
 from keylane.consumer.pulling.lifetime import PullState
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.backoff import Backoff

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from keylane.metaserver.cluster import heard
+from keylane.metaserver.cluster import announcements
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.group_write import GroupWriter
@@ -90,6 +90,6 @@ async def test_first_join_is_granted_every_page_of_partitions(
     """Whatever the number of partitions that brokers are told of at once, all are told before the
     answer.
     """
-    monkeypatch.setattr(heard, "PARTITIONS_MAX", page)
+    monkeypatch.setattr(announcements, "PARTITIONS_MAX", page)
     assert await cluster.granted(SESSION) == PARTITIONS
     assert cluster.broker.known == {key: {"g"} for key in cluster.broker.hosted}

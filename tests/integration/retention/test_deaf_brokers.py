@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from keylane.metaserver.cluster import heard
+from keylane.metaserver.cluster import announcements
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol import endpoints
@@ -40,7 +40,7 @@ async def test_broker_that_refuses_a_group_blocks_no_other(
     """With more refusals than a round asks for, partitions behind them are known to their broker in
     one look.
     """
-    monkeypatch.setattr(heard, "PARTITIONS_MAX", PARTITIONS)
+    monkeypatch.setattr(announcements, "PARTITIONS_MAX", PARTITIONS)
     settings = MetaserverSettings(
         data=tmp_path, port=0, poll_ms=50, expire_ms=200, broker_ttl_ms=600_000
     )

@@ -14,7 +14,7 @@ from keylane.consumer.handling.lanes import Lanes
 from keylane.consumer.handling.stream import Stream
 from keylane.consumer.handling.workers import Workers
 from keylane.consumer.membership import Membership
-from keylane.consumer.pull_room import PrefetchBudget
+from keylane.consumer.prefetch_budget import PrefetchBudget
 from keylane.consumer.pulling import acks as acks_module
 from keylane.consumer.pulling.acks import AckQueue
 from keylane.consumer.pulling.fetch_offsets import FetchOffsets

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from keylane.broker import control
 from keylane.broker.partition.partition import HostedPartition
 from keylane.broker.retention.loop import RetentionLoop
-from keylane.metaserver.cluster.heard import store_heard
+from keylane.metaserver.cluster.announcements import store_heard
 from keylane.metaserver.groups import lease_rows
 from keylane.metaserver.groups import leases as leases_module
 from keylane.metaserver.groups import service as groups_service

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from keylane.metaserver.cluster.heard import store_heard
+from keylane.metaserver.cluster.announcements import store_heard
 from keylane.metaserver.groups import lease_rows
 from keylane.metaserver.groups.lease_rows import Changes
 from keylane.metaserver.sql.schema import groups, partitions

@@ -14,7 +14,7 @@ import pytest
 from keylane.protocol.control import Done
 from keylane.protocol.http.endpoint import Endpoint, Rights
 from keylane.rpc import server as server_module
-from keylane.rpc.answer_room import reserve_bytes
+from keylane.rpc.answer_budget import reserve_bytes
 from keylane.rpc.intake import HttpLimits
 from keylane.rpc.server import ControlRoute, Params, Reply, Server
 

@@ -20,7 +20,7 @@ from keylane.protocol.frames import (
     decode_answer,
     encode_frame,
 )
-from keylane.rpc.answer_room import AnswerBudget, reserve_bytes
+from keylane.rpc.answer_budget import AnswerBudget, reserve_bytes
 from keylane.rpc.plane import data_plane
 from keylane.rpc.plane.connection import PlaneConnection
 from keylane.rpc.server import Server

@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from keylane import InvalidRequestError
 from keylane.consumer.delivery.copied import CopiedDelivery
 from keylane.consumer.parking.redrive import RedriveDelivery
-from keylane.consumer.parking.retrying import RetryDelivery
+from keylane.consumer.parking.retry_runner import RetryDelivery
 from keylane.consumer.pulling.careful import CarefulHandOut
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.consumer.pulling.shared_client import HandOut

@@ -16,7 +16,7 @@ from keylane.broker.partition.parked_key import ParkedKey
 from keylane.broker.partition.partition import HostedPartition
 from keylane.consumer.handling.failing import Failing
 from keylane.consumer.parking.park_sender import ParkSender
-from keylane.consumer.parking.retrying import RetryDelivery, RetryRunner
+from keylane.consumer.parking.retry_runner import RetryDelivery, RetryRunner
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.parked import Shift, Unpark
 from sim.mutants.mutant import Breaks, Patches

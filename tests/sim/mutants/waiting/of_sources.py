@@ -6,9 +6,9 @@ from typing import Any
 
 from keylane.consumer.parking import redrive
 from keylane.consumer.parking.ancestors import Ancestors
-from keylane.consumer.parking.due_tries import RetrySchedule
 from keylane.consumer.parking.passed_over import PassedOver
 from keylane.consumer.parking.redrive import Redrives
+from keylane.consumer.parking.retry_schedule import RetrySchedule
 from keylane.metaserver.groups import parked_ancestors
 from keylane.protocol.errors import OffsetOutOfRangeError
 from sim.mutants.mutant import Breaks, Patches

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
+from keylane.metaserver.cluster.announcements import unheard_children
 from keylane.metaserver.cluster.brokers import cordon_broker, report_broker, writable_groups
-from keylane.metaserver.cluster.heard import unheard_children
 from keylane.metaserver.cluster.removals import _delete_group_rows
 from keylane.metaserver.cluster.subjects import find_subject, read_route
 from keylane.metaserver.groups.leases import GroupPartition, readable_partitions

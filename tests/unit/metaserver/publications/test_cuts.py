@@ -258,7 +258,7 @@ def test_target_goes_on_as_it_is_when_the_hidden_subject_is_deleted(cuts):
 
 
 def _unsettle(connection: Any, group_id: int) -> None:
-    from keylane.metaserver.cluster.heard import mark_unsettled
+    from keylane.metaserver.cluster.announcements import mark_unsettled
 
     mark_unsettled(connection, group_id)
 

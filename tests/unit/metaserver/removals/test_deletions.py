@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from keylane.metaserver.catalogue.creations import replan_creation
-from keylane.metaserver.cluster.heard import read_announcements
+from keylane.metaserver.cluster.announcements import read_announcements
 from keylane.metaserver.cluster.removals import (
     GROUPS_PER_DELETE,
     PendingRemoval,

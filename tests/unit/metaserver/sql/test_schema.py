@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.heard import store_heard
+from keylane.metaserver.cluster.announcements import store_heard
 from keylane.metaserver.cluster.removals import (
     name_was_deleted,
     subject_of_deleted_group,

@@ -18,7 +18,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.frames import Ack, Acked, Append, Appended, Batches, Pull, Read, frame_parts
 from keylane.protocol.limits import FRAME_BYTES_MAX, IN_FLIGHT_PER_CONNECTION_MAX
-from keylane.rpc.answer_room import CONNECTION_BYTES_MAX, READS_AT_ONCE, AnswerBudget
+from keylane.rpc.answer_budget import CONNECTION_BYTES_MAX, READS_AT_ONCE, AnswerBudget
 from keylane.rpc.frames.frame_socket import FrameSocket
 from keylane.rpc.frames.incoming import IncomingBudget
 from keylane.rpc.http_network import HttpNetwork

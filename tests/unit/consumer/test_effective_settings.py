@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from keylane.consumer import ConsumerSettings, FailurePolicy
-from keylane.consumer.told import EffectiveSettings, effective_settings, stored_text
+from keylane.consumer.effective_settings import EffectiveSettings, effective_settings, stored_text
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import Grants
 from keylane.protocol.groups import GroupPolicy, OperatorSwitch

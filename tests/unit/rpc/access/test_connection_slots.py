@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from keylane.rpc.access.places import ConnectionSlots, SlotGrant
+from keylane.rpc.access.connection_slots import ConnectionSlots, SlotGrant
 
 
 def filled(limit: int, **held: int) -> ConnectionSlots[str]:

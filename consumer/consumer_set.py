@@ -12,7 +12,7 @@ from ..protocol.errors import ClosedError, ConfigError, HandlerTypeError, Reason
 from ..protocol.ids import check_name
 from ..rpc.environment import environment_of
 from ..rpc.race import Race, error_of, shield, start_task
-from .dispatches import UserHandlers
+from .dispatchers import UserHandlers
 from .settings import ConsumerSettings
 
 _NOT_ENCODABLE = re.compile("[\0\ud800-\udfff]")

@@ -8,9 +8,8 @@ import pytest
 import sqlalchemy as sa
 
 from keylane.metaserver.catalogue.accepted import accept_complete, accept_folder
-from keylane.metaserver.cluster import heard as hearing
-from keylane.metaserver.cluster.brokers import note_refused, report_broker
-from keylane.metaserver.cluster.heard import (
+from keylane.metaserver.cluster import announcements as hearing
+from keylane.metaserver.cluster.announcements import (
     forget_heard,
     lock_groups,
     mark_announced,
@@ -19,6 +18,7 @@ from keylane.metaserver.cluster.heard import (
     unannounced_groups,
     unheard_partitions,
 )
+from keylane.metaserver.cluster.brokers import note_refused, report_broker
 from keylane.metaserver.groups.lease_rows import read_grants, settle_group, store_drained
 from keylane.metaserver.groups.locked_group import raise_group_versions
 from keylane.metaserver.groups.sessions import join_group

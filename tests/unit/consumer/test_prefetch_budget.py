@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from keylane.consumer import ConsumerSettings
-from keylane.consumer.pull_room import MESSAGE_BYTES, BudgetShare, PrefetchBudget
+from keylane.consumer.prefetch_budget import MESSAGE_BYTES, BudgetShare, PrefetchBudget
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.errors import NotSentError
 from keylane.protocol.frames import Pull

@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from keylane.metaserver.groups import turns as turns_module
-from keylane.metaserver.groups.turns import KeyedQueue, Work
+from keylane.metaserver.groups import keyed_queue as turns_module
+from keylane.metaserver.groups.keyed_queue import KeyedQueue, Work
 from keylane.protocol.errors import StorageError
 
 

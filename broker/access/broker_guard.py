@@ -19,7 +19,7 @@ from ...rpc.access.caller import AccessTarget
 from ...rpc.access.guard import Guard
 from ..scheduled.scheduler import Scheduler
 from ..store.store import Store
-from .audit_sending import AuditSender
+from .audit_sender import AuditSender
 from .judge import CapabilityJudge, JudgedCapability
 
 RATES_MAX = 10_000

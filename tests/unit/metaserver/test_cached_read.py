@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from keylane.metaserver import remembered
-from keylane.metaserver.remembered import CachedRead
+from keylane.metaserver import cached_read
+from keylane.metaserver.cached_read import CachedRead
 from keylane.protocol.errors import StorageError
 
 
@@ -30,7 +30,7 @@ class HangingSource:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "WAIT_S", 0.05)
+    monkeypatch.setattr(cached_read, "WAIT_S", 0.05)
 
 
 async def test_get_returns_a_new_result_when_the_source_answers() -> None:

@@ -33,9 +33,9 @@ from ...protocol.offsets import Range
 from ...protocol.parked import RETRIED, Failure, ParkedKeyRow, Shift, crash_failure
 from ...protocol.text import counted
 from .context import ParkContext
-from .due_tries import DueTry, RetrySchedule
 from .park_sender import ParkSender
 from .redrive import CONCURRENT_MAX, WINDOW, RedriveDelivery, Redrives
+from .retry_schedule import DueTry, RetrySchedule
 
 log = logging.getLogger("keylane.consumer")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.consumer.parking.due_tries import DueTry, RetrySchedule
+from keylane.consumer.parking.retry_schedule import DueTry, RetrySchedule
 
 PAUSE_NS = 100
 DEAD, ALIVE = 1, 2

@@ -1,5 +1,5 @@
 """Finds out which brokers a consumer cannot reach: asks the metaserver about them, and tries to
-connect. Network only; `unreached.py` decides.
+connect. Network only; `unreached_brokers.py` decides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..rpc.connections import Connections
 from ..rpc.race import start_task
 from .membership import Membership
 from .pulling.pull_client import PullClient
-from .unreached import NO_CONNECTION, UnreachedBrokers, patience_for
+from .unreached_brokers import NO_CONNECTION, UnreachedBrokers, patience_for
 
 log = logging.getLogger("keylane.consumer")
 _UNREACHED = (

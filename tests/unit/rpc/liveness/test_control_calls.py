@@ -11,7 +11,7 @@ import pytest
 
 from keylane.protocol import endpoints
 from keylane.protocol.errors import OutcomeUnknownError, SubjectUnknownError
-from keylane.rpc.liveness.asking_again import ControlCaller, hedge
+from keylane.rpc.liveness.control_calls import ControlCaller, hedge
 
 
 def ask(after_s: float, result: object) -> Callable[..., object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from keylane.rpc.answer_room import AnswerBudget, begin_answer, reserve_bytes
+from keylane.rpc.answer_budget import AnswerBudget, begin_answer, reserve_bytes
 
 
 async def settled() -> None:
