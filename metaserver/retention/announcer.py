@@ -34,6 +34,7 @@ from ...protocol.progress import (
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX, Catalogue
+from ..cluster import announcements
 from ..cluster.announcements import (
     Announcement,
     begin_announcement,
