@@ -43,9 +43,13 @@ def ordered(frame: DataFrame, tasks: int | None = None) -> DataFrame:
         )
     if tasks is not None and (type(tasks) is not int or tasks < 1):
         raise ConfigError(f"tasks is a whole number above 0, not {tasks!r:.40}")
-    keys = [name for name in ("subject",) if name in frame.columns] + ["logical_partition"]
-    spread = frame.repartition(*keys) if tasks is None else frame.repartition(tasks, *keys)
+    hash_columns = [name for name in ("subject",) if name in frame.columns] + ["logical_partition"]
+    shuffled = (
+        frame.repartition(*hash_columns)
+        if tasks is None
+        else frame.repartition(tasks, *hash_columns)
+    )
     # Rows without a key may have the same place in several partitions, and a repeated task must
     # return them in the same order.
-    ties = [name for name in ("partition", "queue") if name in frame.columns]
-    return spread.sortWithinPartitions(*keys, *ORDER[1:], *ties)
+    tie_breakers = [name for name in ("partition", "queue") if name in frame.columns]
+    return shuffled.sortWithinPartitions(*hash_columns, *ORDER[1:], *tie_breakers)

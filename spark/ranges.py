@@ -27,7 +27,7 @@ from ..arrow.planner import PlannedRange
 from ..arrow.selection import ReadOptions
 from ..arrow.task_reader import read_task
 from .failure import readable_errors
-from .schema import schema_of
+from .schema import read_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,35 +54,37 @@ def read_ranges(
         apply: runs in the worker over the batches of each task; it may drop rows and create others.
         schema: the schema of the batches that `apply` yields; None: the columns of the options.
     """
-    packed = [
+    pickled_tasks = [
         pickle.dumps([task] if isinstance(task, PlannedRange) else list(task)) for task in tasks
     ]
-    result_schema = schema_of(options) if schema is None else schema
-    if not packed:
+    result_schema = read_schema(options) if schema is None else schema
+    if not pickled_tasks:
         return spark.createDataFrame([], result_schema)
     # Spark Connect has no SparkContext: every task gets all ranges, and reads its own.
-    of_all = None if hasattr(spark, "sparkContext") else packed
+    all_tasks = None if hasattr(spark, "sparkContext") else pickled_tasks
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with readable_errors():
-            rows = _rows(options, batches, of_all)
+            rows = _read_rows(options, batches, all_tasks)
             yield from rows if apply is None else apply(rows)
 
-    if of_all is not None:
-        return spark.range(0, len(packed), 1, len(packed)).mapInArrow(read, result_schema)
+    if all_tasks is not None:
+        return spark.range(0, len(pickled_tasks), 1, len(pickled_tasks)).mapInArrow(
+            read, result_schema
+        )
     # One element for each task, so that `numSlices` gives each task exactly one.
-    numbered = spark.sparkContext.parallelize(list(enumerate(packed)), len(packed))
+    numbered = spark.sparkContext.parallelize(list(enumerate(pickled_tasks)), len(pickled_tasks))
     frame = spark.createDataFrame(numbered, "id LONG, ranges BINARY")
     return frame.mapInArrow(read, result_schema)
 
 
-def _rows(
-    options: ReadOptions, tasks: Iterator[pa.RecordBatch], of_all: Sequence[bytes] | None
+def _read_rows(
+    options: ReadOptions, tasks: Iterator[pa.RecordBatch], all_tasks: Sequence[bytes] | None
 ) -> Iterator[pa.RecordBatch]:
     for batch in tasks:
-        if of_all is None:
-            mine = batch.column("ranges").to_pylist()
+        if all_tasks is None:
+            selected = batch.column("ranges").to_pylist()
         else:
-            mine = [of_all[number] for number in batch.column("id").to_pylist()]
-        for ranges in mine:
+            selected = [all_tasks[number] for number in batch.column("id").to_pylist()]
+        for ranges in selected:
             yield from read_task(options, pickle.loads(ranges))  # noqa: S301 - pickled by us

@@ -67,15 +67,15 @@ def local_session(
     if session is None:
         set_environment(java_home)
         builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
-        chosen = {**local_settings(cores, java_options), **(settings or {})}
-        for key, value in chosen.items():
+        config = {**local_settings(cores, java_options), **(settings or {})}
+        for key, value in config.items():
             builder = builder.config(key, value)
         try:
             session = builder.getOrCreate()
         except PySparkRuntimeError as error:
             if error.getCondition() != "JAVA_GATEWAY_EXITED":
                 raise
-            raise _java_error(chosen) or error from error
+            raise _java_error(config) or error from error
     register(session)
     return session
 
@@ -90,22 +90,22 @@ def _java_error(settings: Mapping[str, str]) -> KeylaneError | None:
         )
         error.hint = "Install a JDK of version 17 or newer, or set JAVA_HOME to its folder."
         return error
-    output = _output_of_java(settings)
+    output = _java_output(settings)
     return None if output is None else ConfigError(f"Spark's Java does not start: {output}")
 
 
 def _is_new_enough(java: Path) -> bool:
     try:
-        shown = subprocess.run(
+        result = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=PROBE_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return False
-    version = re.search(r'version "(\d+)', shown.stderr)
+    version = re.search(r'version "(\d+)', result.stderr)
     return version is not None and int(version[1]) >= JAVA_MIN
 
 
-def _output_of_java(settings: Mapping[str, str]) -> str | None:
+def _java_output(settings: Mapping[str, str]) -> str | None:
     """What Java says when it is started once more; None if it starts."""
     from pyspark import SparkConf
     from pyspark.errors import PySparkRuntimeError

@@ -21,7 +21,7 @@ from difflib import get_close_matches
 from ..arrow.secured import PLAIN, Secured
 from ..protocol.http.tls_settings import TlsSettings
 
-_NAMES_ELSEWHERE = {
+_NAMES_IN_OTHER_SOURCES = {
     "bootstrap.servers": "meta",
     "kafka.bootstrap.servers": "meta",
     "service.url": "meta",
@@ -38,7 +38,7 @@ _NAMES_ELSEWHERE = {
     "endingtime": "end",
 }
 """Names of other data sources for our options."""
-_OPTION_ADVICE = (
+_CREDENTIAL_ADVICE = (
     "a token is no option, because Spark shows options in plans and logs; write it into a file, "
     "and give tokenFile"
 )
@@ -52,36 +52,40 @@ def advice(name: str, names: Sequence[str]) -> str:
         names: the names of all options.
     """
     if name.lower() == "token":
-        return _OPTION_ADVICE
-    meant = _NAMES_ELSEWHERE.get(name.lower())
-    if meant not in names:
-        known = {each.lower(): each for each in names}
-        near = get_close_matches(name.lower(), list(known), n=1)
-        meant = known[near[0]] if near else None
-    return f"unknown; did you mean {meant}?" if meant else f"unknown; there are {', '.join(names)}"
+        return _CREDENTIAL_ADVICE
+    suggestion = _NAMES_IN_OTHER_SOURCES.get(name.lower())
+    if suggestion not in names:
+        by_lowercase = {each.lower(): each for each in names}
+        matches = get_close_matches(name.lower(), list(by_lowercase), n=1)
+        suggestion = by_lowercase[matches[0]] if matches else None
+    return (
+        f"unknown; did you mean {suggestion}?"
+        if suggestion
+        else f"unknown; there are {', '.join(names)}"
+    )
 
 
 TLS_CA, TLS_CERT, TLS_KEY, TOKEN_FILE = NAMES = ("tlsCa", "tlsCert", "tlsKey", "tokenFile")
 PATH_MAX = 4_096
 
 
-def path_of(text: str) -> str:
+def parse_path(text: str) -> str:
     """Return the path of a file; raise ValueError if it is none."""
     if "\0" in text or len(text) > PATH_MAX:
         raise ValueError(f"give the path of a file, not {text!r:.80}")
     return text
 
 
-def token_path_of(text: str) -> str:
+def parse_token_path(text: str) -> str:
     """Return the path of a file with a token; raise ValueError, without the text, if it is a
     token.
     """
     if text.startswith("kl_"):
         raise ValueError("this is a token; give the path of a file with it")
-    return path_of(text)
+    return parse_path(text)
 
 
-def secured_of(paths: Mapping[str, str], problems: dict[str, str]) -> Secured:
+def parse_secured(paths: Mapping[str, str], problems: dict[str, str]) -> Secured:
     """
     Return the TLS and the token of a source's connections.
 
@@ -90,8 +94,8 @@ def secured_of(paths: Mapping[str, str], problems: dict[str, str]) -> Secured:
         problems: gets the problem of each missing option, by name.
     """
     ca, cert, key = (paths.get(name, "") for name in (TLS_CA, TLS_CERT, TLS_KEY))
-    halved = bool(cert) != bool(key)
-    if halved:
+    incomplete = bool(cert) != bool(key)
+    if incomplete:
         problems[TLS_KEY if cert else TLS_CERT] = (
             "a client certificate needs both its file and that of its key"
         )
@@ -101,6 +105,6 @@ def secured_of(paths: Mapping[str, str], problems: dict[str, str]) -> Secured:
     if not ca and not token_file:
         return PLAIN
     return Secured(
-        tls=TlsSettings(ca=ca, cert=cert, key=key) if ca and not halved else None,
+        tls=TlsSettings(ca=ca, cert=cert, key=key) if ca and not incomplete else None,
         token_file=token_file,
     )

@@ -40,13 +40,13 @@ from ..protocol.errors import (
     PartitionUnknownError,
 )
 from .failure import readable_errors
-from .options import asked_options, of_table, parse_options
-from .schema import options_in, schema_of, with_options
-from .streaming.handover import after_backfill
-from .streaming.limits import LIMITED
+from .options import is_sql_table, parse_options, user_options
+from .schema import embed_options, embedded_options, read_schema
+from .streaming.handover import resolve_backfill_start
+from .streaming.limits import HAS_READ_LIMITS
 from .streaming.reader import KeylaneStreamReader
 from .streaming.settings import StreamSettings, stream_settings
-from .travel import portable
+from .travel import reduce_by_value
 from .writing.batch_writer import KeylaneBatchWriter
 from .writing.stream_writer import KeylaneStreamWriter
 
@@ -68,7 +68,7 @@ class KeylaneSource(DataSource):
         super().__init__(dict(options))
         self._loaded_ms = time.time_ns() // 1_000_000
         self._plan: list[PlannedRange] | None = None
-        self._plan_stays_here = False
+        self._plan_on_driver_only = False
 
     @classmethod
     def name(cls) -> str:
@@ -78,8 +78,8 @@ class KeylaneSource(DataSource):
     def schema(self) -> StructType:
         """Take the snapshot, and return the columns."""
         with readable_errors():
-            options = self._parsed(self.options)
-            after_backfill(options)
+            options = self._parse(self.options)
+            resolve_backfill_start(options)
             self._check_streamable(options)
             try:
                 # PySpark does not say whether this is a stream, which alone may begin behind a
@@ -95,20 +95,22 @@ class KeylaneSource(DataSource):
             except PartitionUnknownError as error:  # so it may with the whole partition
                 if error.partition_id is None or not has_expired(options, error.partition_id):
                     raise
-        schema = schema_of(options)
+        schema = read_schema(options)
         return (
-            with_options(schema, asked_options(self.options)) if of_table(self.options) else schema
+            embed_options(schema, user_options(self.options))
+            if is_sql_table(self.options)
+            else schema
         )
 
     def reader(self, schema: StructType) -> KeylaneReader:
         """Return a reader of the snapshot; a schema that the user gives must be the same."""
         with readable_errors():
-            options = self._parsed({**options_in(schema), **self.options})
+            options = self._parse({**embedded_options(schema), **self.options})
             _check_schema(options, schema)
             check_batch(options)
             reader = KeylaneReader(options, pack(self._snapshot(options), options))
         # Spark pickles the source once more now, for every task: its copies there need no plan.
-        self._plan_stays_here = True
+        self._plan_on_driver_only = True
         return reader
 
     def streamReader(  # noqa: N802 - a name of PySpark
@@ -117,13 +119,13 @@ class KeylaneSource(DataSource):
         """Return a stream; an error is raised by the stream's first call, because PySpark hides an
         error of this call.
         """
-        options = self._parsed({**options_in(schema), **self.options})
+        options = self._parse({**embedded_options(schema), **self.options})
         try:
-            options = after_backfill(options)
+            options = resolve_backfill_start(options)
             _check_schema(options, schema)
-            settings = stream_settings(options, self.options, limited=LIMITED)
+            settings = stream_settings(options, self.options, has_read_limits=HAS_READ_LIMITS)
         except KeylaneError as error:
-            settings = StreamSettings(refused=error)
+            settings = StreamSettings(error=error)
         return KeylaneStreamReader(options, settings, read_task)
 
     def writer(self, schema: StructType, overwrite: bool) -> KeylaneBatchWriter:
@@ -141,22 +143,22 @@ class KeylaneSource(DataSource):
     def _check_streamable(self, options: ReadOptions) -> None:
         """Raise InvalidRequestError for an option that only a stream has, if this one cannot."""
         if options.max_rows_per_trigger is not None or options.commit_group is not None:
-            stream_settings(options, self.options, limited=LIMITED)
+            stream_settings(options, self.options, has_read_limits=HAS_READ_LIMITS)
 
-    def _parsed(self, options: Mapping[str, str]) -> ReadOptions:
+    def _parse(self, options: Mapping[str, str]) -> ReadOptions:
         return parse_options(options, now_ms=self._loaded_ms)
 
     def _snapshot(self, options: ReadOptions) -> list[PlannedRange]:
         if self._plan is None:
-            assert not self._plan_stays_here, "a source of a task plans nothing"
+            assert not self._plan_on_driver_only, "a source of a task plans nothing"
             self._plan = take_snapshot(options)
         return self._plan
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = dict(self.__dict__)
-        if self._plan_stays_here:
+        if self._plan_on_driver_only:
             state["_plan"] = None
-        return portable(KeylaneSource, state)
+        return reduce_by_value(KeylaneSource, state)
 
 
 def _check_schema(options: ReadOptions, schema: StructType) -> None:
@@ -166,12 +168,12 @@ def _check_schema(options: ReadOptions, schema: StructType) -> None:
             "give no schema and no list of columns; choose columns with the option `columns`: "
             f"they are {', '.join(options.columns)}, and the schema has {', '.join(names)}"
         )
-    for wanted, given in zip(schema_of(options).fields, schema.fields, strict=True):
-        kind, other = wanted.dataType.simpleString(), given.dataType.simpleString()
-        if kind != other:
+    for expected, given in zip(read_schema(options).fields, schema.fields, strict=True):
+        expected_type, given_type = expected.dataType.simpleString(), given.dataType.simpleString()
+        if expected_type != given_type:
             raise ConfigError(
-                f"give no schema: column {wanted.name} is {kind}, and the schema says {other}; "
-                "cast the column of the DataFrame instead"
+                f"give no schema: column {expected.name} is {expected_type}, and the schema says "
+                f"{given_type}; cast the column of the DataFrame instead"
             )
 
 
@@ -199,7 +201,7 @@ class KeylaneReader(DataSourceReader):
             yield from read_task(self._options, partition.ranges)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return portable(KeylaneReader, {**self.__dict__, "_tasks": []})
+        return reduce_by_value(KeylaneReader, {**self.__dict__, "_tasks": []})
 
 
 class _SparkWorker:

@@ -17,7 +17,7 @@ from pyspark import daemon
 
 MODULE = "keylane.spark.worker_daemon"
 """The value of the setting."""
-WARM = (
+PRELOADED = (
     "pyarrow",
     "pyspark.sql.datasource",
     "pyspark.sql.pandas.serializers",
@@ -25,14 +25,14 @@ WARM = (
     "keylane.arrow.range_reader",
     "keylane.spark.source",
 )
-_worker = daemon.worker
+_pyspark_worker = daemon.worker
 
 
-def warm() -> None:
+def preload() -> None:
     """Load the modules that workers need, and exclude them from the garbage collection that Spark
     runs after each task, which takes 30 ms.
     """
-    for name in WARM:
+    for name in PRELOADED:
         with contextlib.suppress(ImportError):  # a worker that needs the module raises the error
             importlib.import_module(name)
     gc.collect()
@@ -44,7 +44,7 @@ def worker(sock: Any, authenticated: bool) -> int:
     again.
     """
     try:
-        return _worker(sock, authenticated)
+        return _pyspark_worker(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):
         # Errors of a task are sent to Spark, and are not raised here.
         # Python 3.13 would print what a closed stream could not write.
@@ -57,6 +57,6 @@ def _ignore(_unraisable: object) -> None:
 
 
 if __name__ == "__main__":
-    warm()
+    preload()
     daemon.worker = worker
     daemon.manager()

@@ -53,18 +53,23 @@ def positions(
     Raises:
         JobError: a row does not name the message of which it was made.
     """
-    begins = {group: dict(ends) for group in cursors}
+    first_offsets = {group: dict(ends) for group in cursors}
     for batch in batches:
-        new, offsets = _numbers(batch.column("partition")), _numbers(batch.column("offset"))
-        source, at = sources_of(batch.column("properties"))
+        new_partitions, offsets = (
+            _to_int64(batch.column("partition")),
+            _to_int64(batch.column("offset")),
+        )
+        source_partitions, source_offsets = parse_sources(batch.column("properties"))
         for group, by_source in cursors.items():
-            left = np.zeros(len(at), bool)
+            is_unhandled = np.zeros(len(source_offsets), bool)
             for partition_id, cursor in by_source.items():
-                left |= (source == partition_id) & (at >= cursor)
-            for number in np.unique(new[left]).tolist():
-                first = int(offsets[left & (new == number)].min())
-                begins[group][number] = min(begins[group][number], first)
-    return begins
+                is_unhandled |= (source_partitions == partition_id) & (source_offsets >= cursor)
+            for new_partition in np.unique(new_partitions[is_unhandled]).tolist():
+                first = int(offsets[is_unhandled & (new_partitions == new_partition)].min())
+                first_offsets[group][new_partition] = min(
+                    first_offsets[group][new_partition], first
+                )
+    return first_offsets
 
 
 def check_covers(
@@ -81,8 +86,8 @@ def check_covers(
     for each in stored:
         if each.first >= each.end:
             continue  # retention has removed all of it
-        whole = ranges.get(each.partition_id)
-        begin, end = (0, 0) if whole is None else (whole.start, whole.end)
+        job_range = ranges.get(each.partition_id)
+        begin, end = (0, 0) if job_range is None else (job_range.start, job_range.end)
         if each.end > end:
             raise JobError(
                 Reason.CUT_OVER,
@@ -103,12 +108,12 @@ def check_covers(
                 )
 
 
-def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
+def _to_int64(column: pa.Array) -> npt.NDArray[np.int64]:
     numbers: npt.NDArray[np.int64] = column.to_numpy(zero_copy_only=False).astype(np.int64)
     return numbers
 
 
-def sources_of(properties: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def parse_sources(properties: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """
     Return the source partition and the source offset of each row, from its properties.
 

@@ -33,7 +33,7 @@ from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import JobPiece, Manifest, decode_manifest, encode_manifest
 from ...protocol.text import counted
 
-FACTS = b"keylane.piece"
+PIECE_METADATA = b"keylane.piece"
 PLAN, MANIFEST = "plan.json", "manifest.json"
 
 
@@ -42,13 +42,13 @@ class OutputFolder:
 
     def __init__(self, path: str) -> None:
         self.path = Path(path).absolute()
-        self._own = self.path / "_keylane"
-        self._facts = self._own / "pieces"
-        self.parked = self._own / "parked"
+        self._internal = self.path / "_keylane"
+        self._records = self._internal / "pieces"
+        self.parked = self._internal / "parked"
 
     def read(self, name: str) -> Manifest | None:
         """Return the plan or the manifest, or None if there is none; raise JobError."""
-        path = self._own / name
+        path = self._internal / name
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -59,31 +59,34 @@ class OutputFolder:
 
     def write(self, name: str, manifest: Manifest) -> None:
         """Write the plan or the manifest, in one step."""
-        unfinished = self._unfinished()
-        unfinished.write_bytes(encode_manifest(manifest))
-        self._finish(unfinished, self._own / name)
+        temporary = self._new_temporary_file()
+        temporary.write_bytes(encode_manifest(manifest))
+        self._commit_file(temporary, self._internal / name)
 
-    def forget(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Remove the plan or the manifest, if it is there."""
-        (self._own / name).unlink(missing_ok=True)
+        (self._internal / name).unlink(missing_ok=True)
 
     def write_piece(self, piece: JobPiece, rows: pa.Table, mark: str) -> None:
         """Write the rows of a piece with its facts, in one step; a second write of the same piece
         changes nothing.
         """
-        facts = msgspec.json.encode((mark, piece))
-        unfinished = self._unfinished()
+        piece_metadata = msgspec.json.encode((mark, piece))
+        temporary = self._new_temporary_file()
         pq.write_table(
-            rows.replace_schema_metadata({**(rows.schema.metadata or {}), FACTS: facts}), unfinished
+            rows.replace_schema_metadata(
+                {**(rows.schema.metadata or {}), PIECE_METADATA: piece_metadata}
+            ),
+            temporary,
         )
-        self._finish(unfinished, self.path / piece.file)
+        self._commit_file(temporary, self.path / piece.file)
 
-    def write_facts(self, piece: JobPiece, mark: str) -> None:
+    def record_piece(self, piece: JobPiece, mark: str) -> None:
         """Note, in one step, that the rows of a piece are in a subject."""
-        unfinished = self._unfinished()
-        unfinished.write_bytes(msgspec.json.encode((mark, piece)))
-        self._facts.mkdir(parents=True, exist_ok=True)
-        self._finish(unfinished, self._facts / facts_file(piece))
+        temporary = self._new_temporary_file()
+        temporary.write_bytes(msgspec.json.encode((mark, piece)))
+        self._records.mkdir(parents=True, exist_ok=True)
+        self._commit_file(temporary, self._records / record_file(piece))
 
     def write_parked(self, piece: JobPiece, messages: pa.Table) -> None:
         """Write the parked messages of a piece, before the piece itself; if there are none, remove
@@ -93,10 +96,10 @@ class OutputFolder:
         if not messages.num_rows:
             path.unlink(missing_ok=True)
             return
-        unfinished = self._unfinished()
-        pq.write_table(messages, unfinished)
+        temporary = self._new_temporary_file()
+        pq.write_table(messages, temporary)
         self.parked.mkdir(parents=True, exist_ok=True)
-        self._finish(unfinished, path)
+        self._commit_file(temporary, path)
 
     def parked_text(self, manifest: Manifest) -> str:
         """Return a text that says how many messages the job has parked, and where; "" for none."""
@@ -109,54 +112,54 @@ class OutputFolder:
         )
 
     def pieces(
-        self, mark: str, earlier: Mapping[str, str] = MappingProxyType({})
+        self, mark: str, earlier_codes: Mapping[str, str] = MappingProxyType({})
     ) -> list[JobPiece]:
         """
         Return the pieces that are done, sorted by partition and offset.
 
         Args:
             mark: the mark of the pieces that are made now.
-            earlier: the code of earlier pieces that also count, by their mark.
+            earlier_codes: the code of earlier pieces that also count, by their mark.
         """
         done = []
 
-        def take(by: str, piece: JobPiece) -> None:
-            if by == mark:
+        def add_if_counted(piece_mark: str, piece: JobPiece) -> None:
+            if piece_mark == mark:
                 done.append(piece)
-            elif by in earlier:
-                done.append(msgspec.structs.replace(piece, code=earlier[by]))
+            elif piece_mark in earlier_codes:
+                done.append(msgspec.structs.replace(piece, code=earlier_codes[piece_mark]))
 
-        for path in self._facts.glob("*.json"):
-            take(*msgspec.json.decode(path.read_bytes(), type=tuple[str, JobPiece]))
+        for path in self._records.glob("*.json"):
+            add_if_counted(*msgspec.json.decode(path.read_bytes(), type=tuple[str, JobPiece]))
         for path in self.path.glob("part-*.parquet"):
-            facts = (pq.read_schema(path).metadata or {}).get(FACTS)
-            if facts is None:
+            piece_metadata = (pq.read_schema(path).metadata or {}).get(PIECE_METADATA)
+            if piece_metadata is None:
                 continue
-            by, piece = msgspec.json.decode(facts, type=tuple[str, JobPiece])
+            piece_mark, piece = msgspec.json.decode(piece_metadata, type=tuple[str, JobPiece])
             if piece.file == path.name:
-                take(by, piece)
+                add_if_counted(piece_mark, piece)
         return sorted(done, key=lambda piece: (piece.partition_id, piece.start))
 
-    def rows_of(self, piece: JobPiece) -> pa.Table:
+    def read_rows(self, piece: JobPiece) -> pa.Table:
         """Return the rows of a piece."""
         return pq.read_table(self.path / piece.file).replace_schema_metadata(None)
 
     def done_ranges(self) -> Iterator[tuple[int, int]]:
         """Yield the partition id and the number of messages of each piece, from the file names."""
-        for path in chain(self.path.glob("part-*.parquet"), self._facts.glob("*.json")):
+        for path in chain(self.path.glob("part-*.parquet"), self._records.glob("*.json")):
             partition_id, start, end = path.stem.removeprefix("part-").split("-")
             yield int(partition_id), int(end) - int(start)
 
-    def _unfinished(self) -> Path:
-        folder = self._own / "unfinished"
+    def _new_temporary_file(self) -> Path:
+        folder = self._internal / "unfinished"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / uuid.uuid4().hex
 
     @staticmethod
-    def _finish(unfinished: Path, path: Path) -> None:
-        with unfinished.open("rb") as written:
+    def _commit_file(temporary: Path, path: Path) -> None:
+        with temporary.open("rb") as written:
             os.fsync(written.fileno())
-        unfinished.replace(path)
+        temporary.replace(path)
 
 
 def piece_file(partition_id: int, start: int, end: int) -> str:
@@ -164,6 +167,6 @@ def piece_file(partition_id: int, start: int, end: int) -> str:
     return f"part-{partition_id:010d}-{start:016d}-{end:016d}.parquet"
 
 
-def facts_file(piece: JobPiece) -> str:
+def record_file(piece: JobPiece) -> str:
     """Return the name of the file with the facts of a piece whose rows are in a subject."""
     return f"{piece.partition_id:010d}-{piece.start:016d}-{piece.end:016d}.json"

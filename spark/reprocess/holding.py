@@ -27,7 +27,7 @@ TTL_MS = 600_000
 """Milliseconds after which the holds of a killed job expire."""
 
 
-class Holding:
+class RetentionHold:
     """The holds of one job on one subject; a `with` block sets them, and releases them at its
     end.
     """
@@ -58,11 +58,13 @@ class Holding:
         self._ends = dict(ends)
         self._handover_ms = handover_ms
         self._ttl_ms = ttl_ms
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name="keylane holds", daemon=True)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=self._renew_until_stopped, name="keylane holds", daemon=True
+        )
 
     def __enter__(self) -> Self:
-        asyncio.run(self._hold(self._starts, self._ttl_ms))
+        asyncio.run(self._set_holds(self._starts, self._ttl_ms))
         self._thread.start()
         return self
 
@@ -72,12 +74,12 @@ class Holding:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        self._ended.set()
+        self._stopped.set()
         self._thread.join()
         if kind is not None:
             return  # the same command can continue the job until the holds expire
         try:
-            asyncio.run(self._hold(self._ends, self._handover_ms))
+            asyncio.run(self._set_holds(self._ends, self._handover_ms))
         except KeylaneError as error:
             log.warning(
                 "cannot release the holds of job %s, which will expire: %s",
@@ -85,14 +87,14 @@ class Holding:
                 error,
             )
 
-    def _renew(self) -> None:
-        while not self._ended.wait(self._ttl_ms / 3000):
+    def _renew_until_stopped(self) -> None:
+        while not self._stopped.wait(self._ttl_ms / 3000):
             try:
-                asyncio.run(self._hold(self._starts, self._ttl_ms))
+                asyncio.run(self._set_holds(self._starts, self._ttl_ms))
             except KeylaneError as error:
                 log.warning("cannot renew the holds of job %s: %s", self._job, error)
 
-    async def _hold(self, offsets: Mapping[int, int], ttl_ms: int) -> None:
+    async def _set_holds(self, offsets: Mapping[int, int], ttl_ms: int) -> None:
         """
         Set the hold of every partition.
 

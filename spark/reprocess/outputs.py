@@ -23,10 +23,16 @@ import pyarrow as pa
 from ...arrow.reading import read
 from ...protocol.errors import JobError, PartitionUnknownError, Reason, SubjectUnknownError
 from ...protocol.reprocess.manifest import JobPiece, Manifest, live_offsets
-from .compared_rows import ComparedRows, RowDifferences, compared_rows, differing_keys, of_pieces
-from .comparing import KeyDifference, differences
+from .compared_rows import (
+    ComparedRows,
+    RowDifferences,
+    compared_rows,
+    differing_keys,
+    select_pieces,
+)
+from .comparing import KeyDifference, find_differences
 from .folder import MANIFEST, OutputFolder
-from .messages import messages_of
+from .messages import to_messages
 
 ROUND_ROWS = 5_000_000
 SUBJECT = "subject:"
@@ -54,33 +60,37 @@ def compare_outputs(meta: str, old: str, new: OutputFolder) -> list[KeyDifferenc
         name = old.removeprefix(SUBJECT)
         pairs = [(piece, piece) for piece in after.pieces]
         before: _Side = _Subject(meta, name, after if name == after.subject else None)
-        return _merged(_by_rows(before, _side(meta, new, after), pairs))
+        return _merge(_compare_rows(before, _output_of(meta, new, after), pairs))
     folder = OutputFolder(old)
     earlier = complete(folder)
-    pairs = [pair for pair in _paired(folder, earlier, new, after) if _differ(*pair)]
+    pairs = [pair for pair in _pair_pieces(folder, earlier, new, after) if _differ(*pair)]
     if earlier.output or after.output:
-        return _merged(_by_rows(_side(meta, folder, earlier), _side(meta, new, after), pairs))
-    return _merged(
+        return _merge(
+            _compare_rows(_output_of(meta, folder, earlier), _output_of(meta, new, after), pairs)
+        )
+    return _merge(
         each
         for other, piece in pairs
-        for each in differences(piece.partition_id, folder.rows_of(other), new.rows_of(piece))
+        for each in find_differences(
+            piece.partition_id, folder.read_rows(other), new.read_rows(piece)
+        )
     )
 
 
-def _merged(unlike: Iterable[KeyDifference]) -> list[KeyDifference]:
+def _merge(differences: Iterable[KeyDifference]) -> list[KeyDifference]:
     """Merge the differences of each partition and key, and sort them by partition and first
     offset.
     """
     merged: dict[tuple[int, object], KeyDifference] = {}
-    for each in unlike:
-        place = each.partition_id, each.key
-        other = merged.get(place)
+    for each in differences:
+        key = each.partition_id, each.key
+        other = merged.get(key)
         if other is not None:
             offsets = (other.first_offset, each.first_offset)
             first = min((offset for offset in offsets if offset is not None), default=None)
-            merged[place] = replace(other, first_offset=first, rows=other.rows + each.rows)
+            merged[key] = replace(other, first_offset=first, rows=other.rows + each.rows)
         else:
-            merged[place] = each
+            merged[key] = each
     return sorted(
         merged.values(),
         key=lambda each: (each.partition_id, each.first_offset is None, each.first_offset or 0),
@@ -96,7 +106,7 @@ def complete(folder: OutputFolder) -> Manifest:
     return manifest
 
 
-def _paired(
+def _pair_pieces(
     old: OutputFolder, before: Manifest, new: OutputFolder, after: Manifest
 ) -> list[tuple[JobPiece, JobPiece]]:
     pieces = {(each.partition_id, each.start, each.end): each for each in before.pieces}
@@ -118,7 +128,7 @@ class _Side(ABC):
     """One of the two compared outputs."""
 
     where = ""
-    own_places = False
+    is_source = False
     planned_us: int | None = None
 
     @abstractmethod
@@ -133,7 +143,7 @@ class _Side(ABC):
                     batch,
                     compared_rows(
                         batch,
-                        own_places=self.own_places,
+                        is_source=self.is_source,
                         planned_us=self.planned_us,
                         where=self.where,
                     ),
@@ -151,7 +161,7 @@ class _Files(_Side):
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
         for piece in pieces:
             try:
-                rows = messages_of(self._folder.rows_of(piece), job=self._job, piece=piece)
+                rows = to_messages(self._folder.read_rows(piece), job=self._job, piece=piece)
             except JobError as error:
                 raise JobError(
                     Reason.OUTPUTS_DIFFER, f"{self.where}: {error.message}", path=self.where
@@ -162,15 +172,15 @@ class _Files(_Side):
 class _Subject(_Side):
     """The rows of a subject, or the messages that a job has read if it is the job's source."""
 
-    def __init__(self, meta: str, name: str, read_by: Manifest | None) -> None:
+    def __init__(self, meta: str, name: str, manifest: Manifest | None) -> None:
         self._meta = meta
         self._name = name
-        self._read_by = read_by
-        self.own_places = read_by is not None
+        self._manifest = manifest
+        self.is_source = manifest is not None
         self.where = f"{SUBJECT}{name}"
 
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
-        if self._read_by is None:
+        if self._manifest is None:
             yield from read(self._meta, self._name, columns=COLUMNS)
             return
         starts: dict[int, int] = {}
@@ -224,68 +234,68 @@ def _read_ranges(
         ) from None
 
 
-def _side(meta: str, folder: OutputFolder, manifest: Manifest) -> _Side:
+def _output_of(meta: str, folder: OutputFolder, manifest: Manifest) -> _Side:
     return _JobRows(meta, folder, manifest) if manifest.output else _Files(folder, manifest)
 
 
-def _by_rows(
+def _compare_rows(
     old: _Side, new: _Side, pairs: Sequence[tuple[JobPiece, JobPiece]]
 ) -> Iterator[KeyDifference]:
-    for some in rounds(pairs):
-        before, after = [other for other, _ in some], [piece for _, piece in some]
-        unlike = differing_keys(_gathered(old, before), _gathered(new, after))
-        if len(unlike.source):
-            keys = _keys_of([(old, before), (new, after)], set(unlike.key.tolist()))
-            yield from _named(unlike, keys)
+    for round_pairs in rounds(pairs):
+        before, after = [other for other, _ in round_pairs], [piece for _, piece in round_pairs]
+        differences = differing_keys(_collect_rows(old, before), _collect_rows(new, after))
+        if len(differences.source):
+            keys = _find_keys([(old, before), (new, after)], set(differences.key.tolist()))
+            yield from _with_keys(differences, keys)
 
 
 def rounds(
     pairs: Sequence[tuple[JobPiece, JobPiece]],
 ) -> Iterator[list[tuple[JobPiece, JobPiece]]]:
     """Yield the pieces that are compared at once."""
-    some: list[tuple[JobPiece, JobPiece]] = []
+    round_pairs: list[tuple[JobPiece, JobPiece]] = []
     rows = 0
     for pair in pairs:
         size = max(*(each.rows for each in pair), pair[0].end - pair[0].start)
-        if some and rows + size > ROUND_ROWS:
-            yield some
-            some, rows = [], 0
-        some.append(pair)
+        if round_pairs and rows + size > ROUND_ROWS:
+            yield round_pairs
+            round_pairs, rows = [], 0
+        round_pairs.append(pair)
         rows += size
-    if some:
-        yield some
+    if round_pairs:
+        yield round_pairs
 
 
-def _gathered(side: _Side, pieces: Sequence[JobPiece]) -> ComparedRows:
-    parts = (of_pieces(rows, pieces) for _, rows in side.rows(pieces))
-    return ComparedRows.together([part for part in parts if len(part)])
+def _collect_rows(side: _Side, pieces: Sequence[JobPiece]) -> ComparedRows:
+    parts = (select_pieces(rows, pieces) for _, rows in side.rows(pieces))
+    return ComparedRows.concatenate([part for part in parts if len(part)])
 
 
-def _keys_of(
-    sides: Sequence[tuple[_Side, Sequence[JobPiece]]], wanted: set[int]
+def _find_keys(
+    sides: Sequence[tuple[_Side, Sequence[JobPiece]]], hashes: set[int]
 ) -> dict[int, bytes]:
     """Return the keys of these hashes; the rows are read again until every key is known."""
     keys_by_hash: dict[int, bytes] = {}
     for side, pieces in sides:
         for batch, rows in side.rows(pieces):
-            left = np.array(sorted(wanted - keys_by_hash.keys()), np.uint64)
-            if not len(left):
+            missing = np.array(sorted(hashes - keys_by_hash.keys()), np.uint64)
+            if not len(missing):
                 return keys_by_hash
-            at = np.flatnonzero(np.isin(rows.key, left))
-            hashes, firsts = np.unique(rows.key[at], return_index=True)
+            at = np.flatnonzero(np.isin(rows.key, missing))
+            row_hashes, firsts = np.unique(rows.key[at], return_index=True)
             keys = batch.column("key") if "key" in batch.schema.names else None
-            for number, row in zip(hashes.tolist(), at[firsts].tolist(), strict=True):
+            for key_hash, row in zip(row_hashes.tolist(), at[firsts].tolist(), strict=True):
                 key = None if keys is None else keys[row].as_py()
-                keys_by_hash[number] = key.encode() if isinstance(key, str) else key or b""
+                keys_by_hash[key_hash] = key.encode() if isinstance(key, str) else key or b""
     return keys_by_hash
 
 
-def _named(unlike: RowDifferences, keys: dict[int, bytes]) -> Iterator[KeyDifference]:
+def _with_keys(differences: RowDifferences, keys: dict[int, bytes]) -> Iterator[KeyDifference]:
     for source, key, first, rows in zip(
-        unlike.source.tolist(),
-        unlike.key.tolist(),
-        unlike.first_offset.tolist(),
-        unlike.rows.tolist(),
+        differences.source.tolist(),
+        differences.key.tolist(),
+        differences.first_offset.tolist(),
+        differences.rows.tolist(),
         strict=True,
     ):
         yield KeyDifference(partition_id=source, key=keys[key], first_offset=first, rows=rows)

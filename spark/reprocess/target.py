@@ -30,7 +30,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 from msgspec import UNSET
-from msgspec.structs import replace as changed
+from msgspec.structs import replace as replace_fields
 
 from ...protocol.clock import SystemClock
 from ...protocol.errors import (
@@ -84,7 +84,7 @@ def store_rows(hidden: HiddenRows, messages: pa.Table, piece: JobPiece) -> None:
             clock=SystemClock(),
             rng=random.Random(),
             subject_id=hidden.subject_id,
-            of_a_job=True,
+            allow_reserved=True,
         )
 
     run_with_network(work)
@@ -108,7 +108,7 @@ class JobTarget:
         name = self.options.hidden or hidden_name(target, secrets.token_hex(8))
         return SubjectOutput(target=target, hidden=name, published=self.options.publish)
 
-    def made(self, manifest: Manifest) -> Manifest:
+    def create(self, manifest: Manifest) -> Manifest:
         """
         Create the hidden subject unless it exists, and return the manifest with its id.
 
@@ -119,10 +119,10 @@ class JobTarget:
             KeylaneError: the metaserver refuses, or does not answer.
         """
         output = _output(manifest)
-        view = self._call(output, lambda subject: subject.make())
-        return changed(manifest, output=self._unused(output, view.route.subject_id))
+        view = self._call(output, lambda subject: subject.create())
+        return replace_fields(manifest, output=self._adopt(output, view.route.subject_id))
 
-    def cuts(self, source: str) -> bool:
+    def needs_cut(self, source: str) -> bool:
         """Return True if the rows will replace the messages of which they are made."""
         return self.options.subject == source and not self.options.publish
 
@@ -143,9 +143,9 @@ class JobTarget:
             KeylaneError: the metaserver refuses, or does not answer.
         """
         view, older = self._call(output, lambda subject: subject.cut())
-        return self._unused(output, view.route.subject_id), older
+        return self._adopt(output, view.route.subject_id), older
 
-    def rows(self, manifest: Manifest) -> HiddenRows:
+    def hidden_rows(self, manifest: Manifest) -> HiddenRows:
         """Return what the tasks need to know of the hidden subject."""
         return HiddenRows(
             options=replace(self.options, order="none"),
@@ -155,7 +155,7 @@ class JobTarget:
             sent_at_ns=manifest.planned_at_ms * 1_000_000,
         )
 
-    def checked(self, manifest: Manifest) -> Manifest:
+    def check_rows(self, manifest: Manifest) -> Manifest:
         """
         Count the rows of a complete job, and return its manifest with the places of the rows.
 
@@ -163,7 +163,7 @@ class JobTarget:
             RowsError: the hidden subject does not have exactly the rows of the pieces.
             RowsError: retention has removed some of them.
         """
-        stored = self._call(_output(manifest), lambda subject: subject.kept())
+        stored = self._call(_output(manifest), lambda subject: subject.count_complete())
         if sum(stored.values()) != manifest.rows_out:
             output = _output(manifest)
             raise RowsError(
@@ -172,7 +172,7 @@ class JobTarget:
                 f"{manifest.rows_out}: delete it "
                 "with `keylane subject delete`, and run the same command again",
             )
-        return changed(manifest, output=changed(_output(manifest), messages=stored))
+        return replace_fields(manifest, output=replace_fields(_output(manifest), messages=stored))
 
     def publish(self, manifest: Manifest) -> None:
         """Publish the rows if the options say so; a repeat changes nothing. Raises the errors of
@@ -182,7 +182,7 @@ class JobTarget:
             output = _output(manifest)
             self._call(output, lambda subject: subject.publish(), subject_id=output.subject_id)
 
-    def is_there(self, done: Manifest) -> bool:
+    def ensure_published(self, done: Manifest) -> bool:
         """
         Publish the rows of a complete job if the options say so, and return True; return False if
         they are gone and must be written again.
@@ -212,7 +212,7 @@ class JobTarget:
                 return False
             return True
         try:
-            self._call(output, lambda subject: subject.make())
+            self._call(output, lambda subject: subject.create())
         except PublishError as error:
             if error.reason is not Reason.PUBLISH_TARGET:
                 raise
@@ -231,18 +231,18 @@ class JobTarget:
         """
         output = _output(done)
         before = output.messages or {}
-        stored = self._call(output, lambda subject: subject.stored())
+        stored = self._call(output, lambda subject: subject.count_messages())
         if stored.keys() != before.keys():
             return False
-        self.checked(done)
+        self.check_rows(done)
         return True
 
-    def _unused(self, output: SubjectOutput, subject_id: int) -> SubjectOutput:
+    def _adopt(self, output: SubjectOutput, subject_id: int) -> SubjectOutput:
         """Return the output with the id of its hidden subject; a subject that is new to the job
         must be empty.
         """
         if output.subject_id != subject_id:
-            stored = self._call(output, lambda subject: subject.stored())
+            stored = self._call(output, lambda subject: subject.count_messages())
             check_unused(output.hidden, self.options.subject, stored)
         return _with_id(output, subject_id)
 
@@ -272,7 +272,7 @@ def _with_id(output: SubjectOutput, subject_id: int) -> SubjectOutput:
     """
     if output.subject_id == subject_id:
         return output
-    return changed(output, subject_id=subject_id, messages=UNSET)
+    return replace_fields(output, subject_id=subject_id, messages=UNSET)
 
 
 def _output(manifest: Manifest) -> SubjectOutput:

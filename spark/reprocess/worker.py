@@ -25,7 +25,7 @@ from ..failure import readable_errors
 from .digest import table_digest
 from .folder import OutputFolder, piece_file
 from .job import Job, JobFunction
-from .messages import REPLAY, messages_of
+from .messages import REPLAY, to_messages
 from .target import HiddenRows, store_rows
 
 PARKED_MAX = 1_000
@@ -80,13 +80,13 @@ def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
             for too many messages.
         KeylaneError: an error of reading.
     """
-    read = list(read_task(task.options, [planned]))
-    messages = pa.Table.from_batches(read, arrow_schema(task.options.columns))
+    batches = list(read_task(task.options, [planned]))
+    messages = pa.Table.from_batches(batches, arrow_schema(task.options.columns))
     parked = messages.slice(0, 0)
     if task.park:
-        rows, parked = call_without_bad(job, messages, planned)
+        rows, parked = call_isolating_failures(job, messages, planned)
     else:
-        rows = called(job.name, job.function, messages, planned)
+        rows = call_function(job.name, job.function, messages, planned)
     folder = OutputFolder(task.folder)
     piece = JobPiece(
         partition_id=planned.partition_id,
@@ -99,16 +99,16 @@ def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
     )
     folder.write_parked(piece, parked)
     if task.hidden is not None:
-        store_rows(task.hidden, messages_of(rows, job=job.name, piece=piece), piece)
-        folder.write_facts(piece, task.hidden.mark)
+        store_rows(task.hidden, to_messages(rows, job=job.name, piece=piece), piece)
+        folder.record_piece(piece, task.hidden.mark)
         return piece.rows
-    marked = rows.drop_columns([REPLAY]) if REPLAY in rows.column_names else rows
-    name = pa.repeat(pa.scalar(job.name, pa.string()), rows.num_rows)
-    folder.write_piece(piece, marked.append_column(REPLAY, name), job.code)
+    output = rows.drop_columns([REPLAY]) if REPLAY in rows.column_names else rows
+    job_names = pa.repeat(pa.scalar(job.name, pa.string()), rows.num_rows)
+    folder.write_piece(piece, output.append_column(REPLAY, job_names), job.code)
     return piece.rows
 
 
-def call_without_bad(
+def call_isolating_failures(
     job: Job, messages: pa.Table, planned: PlannedRange
 ) -> tuple[pa.Table, pa.Table]:
     """
@@ -127,7 +127,7 @@ def call_without_bad(
     while pending:
         table = pending.pop()
         try:
-            results.append(called(job.name, job.function, table, planned))
+            results.append(call_function(job.name, job.function, table, planned))
         except JobError as error:
             cause, half = error.__cause__, table.num_rows // 2
             if cause is None:
@@ -145,7 +145,7 @@ def call_without_bad(
                 text = text.encode(errors="replace").decode()
                 parked.append(table.append_column(ERROR, pa.array([text], pa.string())))
     if not results:
-        results.append(_without_rows(job, messages, planned))
+        results.append(_empty_result(job, messages, planned))
     try:
         rows = (
             results[0]
@@ -165,39 +165,41 @@ def call_without_bad(
     return rows, pa.concat_tables(parked) if parked else messages.slice(0, 0)
 
 
-def _without_rows(job: Job, messages: pa.Table, planned: PlannedRange) -> pa.Table:
+def _empty_result(job: Job, messages: pa.Table, planned: PlannedRange) -> pa.Table:
     """Return the function's result for an empty table, or an empty table of values if it fails for
     that too.
     """
     try:
-        return called(job.name, job.function, messages.slice(0, 0), planned)
+        return call_function(job.name, job.function, messages.slice(0, 0), planned)
     except JobError:
         return pa.table({"value": pa.array([], pa.binary())})
 
 
-def called(name: str, function: JobFunction, rows: pa.Table, planned: PlannedRange) -> pa.Table:
+def call_function(
+    name: str, function: JobFunction, rows: pa.Table, planned: PlannedRange
+) -> pa.Table:
     """Call the function and return its table; raise JobError if it fails."""
     where = f"[{planned.start}, {planned.end}) of partition {planned.partition_id}"
     details = {"job": name, "partition_id": planned.partition_id, "start": planned.start}
     try:
-        given = function(rows)
+        result = function(rows)
     except KeylaneError:
         raise
     except Exception as error:
         raise JobError(
             Reason.JOB_FAILED, f"job {name} at {where}: {type(error).__name__}: {error}", **details
         ) from error
-    if isinstance(given, pa.RecordBatch):
-        return pa.Table.from_batches([given])
-    if not isinstance(given, pa.Table):
+    if isinstance(result, pa.RecordBatch):
+        return pa.Table.from_batches([result])
+    if not isinstance(result, pa.Table):
         raise JobError(
             Reason.JOB_FAILED,
-            f"job {name} at {where} gave {type(given).__name__}, not a pyarrow.Table",
+            f"job {name} at {where} gave {type(result).__name__}, not a pyarrow.Table",
             **details,
         )
-    return given
+    return result
 
 
-def cut(planned: PlannedRange, start: int, end: int) -> PlannedRange:
+def slice_range(planned: PlannedRange, start: int, end: int) -> PlannedRange:
     """Return a part of a planned range."""
     return replace(planned, start=start, end=end)

@@ -47,24 +47,32 @@ class LostRange:
 
 
 def first_offset(
-    view: View, begins: Mapping[int, int], subjects: Mapping[str, int]
+    view: View, start_offsets: Mapping[int, int], subjects: Mapping[str, int]
 ) -> StreamOffset:
     """
     Return the offset at which batch 0 begins.
 
     Args:
-        begins: the first offset to read of each partition that is not gone, by partition id.
+        start_offsets: the first offset to read of each partition that is not gone, by partition id.
         subjects: the ids of the subjects, by name.
     """
     lineage = view.lineage
     starts = {
-        number: begins.get(number, 0) if not branch.gone else _end_of_gone(branch)
-        for number, branch in lineage.branches.items()
+        partition_id: start_offsets.get(partition_id, 0)
+        if not branch.is_gone
+        else _end_of_gone(branch)
+        for partition_id, branch in lineage.branches.items()
     }
-    done = finished(view, StreamOffset(subjects=subjects, waiting=starts))
-    read = {number: at for number, at in starts.items() if lineage.before(number) <= done}
-    waiting = {number: at for number, at in starts.items() if number not in read and at}
-    offsets = _without_passed(view, read, done)
+    done = finished_partitions(view, StreamOffset(subjects=subjects, waiting=starts))
+    read = {
+        partition_id: at
+        for partition_id, at in starts.items()
+        if lineage.required_parents(partition_id) <= done
+    }
+    waiting = {
+        partition_id: at for partition_id, at in starts.items() if partition_id not in read and at
+    }
+    offsets = _drop_finished_parents(view, read, done)
     return StreamOffset(subjects=subjects, offsets=offsets, waiting=waiting, initial=True)
 
 
@@ -81,52 +89,57 @@ def next_offset(
     Args:
         ends: the end of the stream by partition id; other partitions are not read. None: the
             stream does not end.
-        rows_max: the limit for the messages of the batch; None: no limit. `_limit_to_a_seal` may
+        rows_max: the limit for the messages of the batch; None: no limit. `_seal_limit` may
             lower it.
     """
     origin = replace(start, initial=False) if start.initial else None
-    done = finished(view, start)
-    begins: dict[int, int] = {}
+    done = finished_partitions(view, start)
+    start_offsets: dict[int, int] = {}
     counts: dict[int, int] = {}
     waiting: dict[int, int] = {}
-    for number, stored in view.stored.items():
-        if number in done:
+    for partition_id, stored in view.stored.items():
+        if partition_id in done:
             continue
-        begin = max(start.at(number), stored.first)
-        stop = stored.end if ends is None else min(stored.end, ends.get(number, 0))
-        if stop > begin and _may_begin(view, start, number, done):
-            begins[number], counts[number] = begin, stop - begin
-        elif stop > begin:
-            waiting[number] = stop - begin
+        first = max(start.at(partition_id), stored.first)
+        end = stored.end if ends is None else min(stored.end, ends.get(partition_id, 0))
+        if end > first and _can_be_read(view, start, partition_id, done):
+            start_offsets[partition_id], counts[partition_id] = first, end - first
+        elif end > first:
+            waiting[partition_id] = end - first
     if not counts:
         return start if origin is None else replace(origin, origin=origin)
     offsets = dict(start.offsets)
     behind = _waiting_behind(view, waiting, counts.keys(), done)
-    limits = [rows_max, _limit_to_a_seal(counts, behind)]
+    limits = [rows_max, _seal_limit(counts, behind)]
     rows_max = min((limit for limit in limits if limit is not None), default=None)
-    turn = sum(start.offsets.values())
-    for number, count in shares(counts, rows_max, turn=turn, behind=behind).items():
-        if number not in offsets:
-            for passed_by in view.lineage.passed_by(number) - done - offsets.keys():
-                offsets[passed_by] = start.at(passed_by)
-        offsets[number] = begins[number] + count
+    rotation = sum(start.offsets.values())
+    for partition_id, count in shares(counts, rows_max, rotation=rotation, behind=behind).items():
+        if partition_id not in offsets:
+            bypassed = view.lineage.bypassed_parents(partition_id)
+            for parent in bypassed - done - offsets.keys():
+                offsets[parent] = start.at(parent)
+        offsets[partition_id] = start_offsets[partition_id] + count
     return StreamOffset(
         subjects=start.subjects,
-        offsets=_without_passed(view, offsets, done),
-        waiting={number: at for number, at in start.waiting.items() if number not in offsets},
+        offsets=_drop_finished_parents(view, offsets, done),
+        waiting={
+            partition_id: at
+            for partition_id, at in start.waiting.items()
+            if partition_id not in offsets
+        },
         origin=origin,
     )
 
 
-def everything(
+def stored_end(
     view: View, subjects: Mapping[str, int], origin: StreamOffset | None
 ) -> StreamOffset:
     """
-    Return the end of a batch of everything that is stored, for versions of Spark that do not pass
-    the start of the batch.
+    Return the end of a batch of all stored messages, for versions of Spark that do not pass the
+    start of the batch.
 
-    The batch may contain children together with their parents; `lineage_groups` puts them into one
-    task.
+    The batch may contain children together with their parents; `group_by_lineage` puts them into
+    one task.
 
     Args:
         subjects: the ids of the subjects, by name.
@@ -135,35 +148,41 @@ def everything(
     """
     return StreamOffset(
         subjects=subjects,
-        offsets={number: stored.end for number, stored in view.stored.items()},
+        offsets={partition_id: stored.end for partition_id, stored in view.stored.items()},
         origin=None if origin is None else replace(origin, initial=False),
     )
 
 
-def passed(view: View, offset: StreamOffset) -> set[int]:
+def passed_partitions(view: View, offset: StreamOffset) -> set[int]:
     """Return the partitions that were read to their end and are no longer in the offset, because
     their children are.
     """
     read: set[int] = set()
-    for number in reversed(view.lineage.branches):
-        children = view.lineage.children[number]
-        if number not in offset.offsets and (children & offset.offsets.keys() or children & read):
-            read.add(number)
+    for partition_id in reversed(view.lineage.branches):
+        children = view.lineage.children[partition_id]
+        if partition_id not in offset.offsets and (
+            children & offset.offsets.keys() or children & read
+        ):
+            read.add(partition_id)
     return read
 
 
-def finished(view: View, offset: StreamOffset) -> set[int]:
+def finished_partitions(view: View, offset: StreamOffset) -> set[int]:
     """Return the partitions that have nothing left to read; partitions without messages only if
     their ancestors have nothing left either.
     """
-    done = passed(view, offset)
-    for number, branch in view.lineage.branches.items():
-        if number in done or not _may_begin(view, offset, number, done):
+    done = passed_partitions(view, offset)
+    for partition_id, branch in view.lineage.branches.items():
+        if partition_id in done or not _can_be_read(view, offset, partition_id, done):
             continue
-        end, stored = view.end_of(number), view.stored.get(number)
-        at = max(offset.at(number), 0 if stored is None else stored.first)
-        if branch.gone or (end is not None and at >= end) or _was_read(view, offset, number):
-            done.add(number)
+        end, stored = view.end_of(partition_id), view.stored.get(partition_id)
+        at = max(offset.at(partition_id), 0 if stored is None else stored.first)
+        if (
+            branch.is_gone
+            or (end is not None and at >= end)
+            or _was_read(view, offset, partition_id)
+        ):
+            done.add(partition_id)
     return done
 
 
@@ -174,18 +193,18 @@ def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
     replaced = view.lineage.replaced.get(partition_id, frozenset())
     if not replaced or partition_id in offset.offsets or partition_id in offset.waiting:
         return False
-    read = passed(view, offset)
+    read = passed_partitions(view, offset)
 
-    def had_all(number: int) -> bool:
+    def had_all(ancestor: int) -> bool:
         """Return True if a partition was read completely; one without messages is never in an
         offset, but its parents are.
         """
-        end = view.end_of(number)
+        end = view.end_of(ancestor)
         if end == 0:
-            before = view.lineage.parents[number]
-            is_known = bool(before) or not view.lineage.branches[number].partition.parents
-            return is_known and all(map(had_all, before))
-        return number in read or (end is not None and offset.offsets.get(number, -1) >= end)
+            parents = view.lineage.parents[ancestor]
+            is_known = bool(parents) or not view.lineage.branches[ancestor].partition.parents
+            return is_known and all(map(had_all, parents))
+        return ancestor in read or (end is not None and offset.offsets.get(ancestor, -1) >= end)
 
     return all(map(had_all, replaced))
 
@@ -196,29 +215,31 @@ def batch_ranges(view: View, start: StreamOffset, end: StreamOffset) -> list[Bat
     """
     if start.initial and end.origin is not None:
         start = end.origin
-    done = passed(view, start)
-    order = {number: place for place, number in enumerate(view.lineage.branches)}
+    done = passed_partitions(view, start)
+    order = {partition_id: position for position, partition_id in enumerate(view.lineage.branches)}
     return [
-        BatchRange(number, start.at(number), end.offsets[number])
-        for number in sorted(end.offsets, key=lambda number: (order.get(number, -1), number))
-        if number not in done and end.offsets[number] > start.at(number)
+        BatchRange(partition_id, start.at(partition_id), end.offsets[partition_id])
+        for partition_id in sorted(
+            end.offsets, key=lambda partition_id: (order.get(partition_id, -1), partition_id)
+        )
+        if partition_id not in done and end.offsets[partition_id] > start.at(partition_id)
     ]
 
 
 def lost_ranges(view: View, offset: StreamOffset) -> Iterator[LostRange]:
     """Yield the ranges that were removed before the stream has read them."""
-    done = passed(view, offset)
-    for number, branch in view.lineage.branches.items():
-        at, stored = offset.at(number), view.stored.get(number)
-        if number in done:
+    done = passed_partitions(view, offset)
+    for partition_id, branch in view.lineage.branches.items():
+        at, stored = offset.at(partition_id), view.stored.get(partition_id)
+        if partition_id in done:
             continue
-        if branch.gone and at < _end_of_gone(branch):
-            yield LostRange(number, at, branch.end)
-        if not branch.gone and stored is not None and at < stored.first:
-            yield LostRange(number, at, stored.first)
+        if branch.is_gone and at < _end_of_gone(branch):
+            yield LostRange(partition_id, at, branch.end)
+        if not branch.is_gone and stored is not None and at < stored.first:
+            yield LostRange(partition_id, at, stored.first)
 
 
-def lineage_groups(view: View, ranges: Sequence[BatchRange]) -> list[list[BatchRange]]:
+def group_by_lineage(view: View, ranges: Sequence[BatchRange]) -> list[list[BatchRange]]:
     """Return the ranges of each group of connected parents and children, parents first: one task
     reads a group in order.
     """
@@ -226,10 +247,10 @@ def lineage_groups(view: View, ranges: Sequence[BatchRange]) -> list[list[BatchR
     for each in ranges:
         group = [each]
         for ancestor in sorted(view.lineage.ancestors(each.partition_id) & group_of.keys()):
-            joined = group_of[ancestor]
-            if joined is not group:
-                group[:0] = joined
-                group_of |= {member.partition_id: group for member in joined}
+            ancestor_group = group_of[ancestor]
+            if ancestor_group is not group:
+                group[:0] = ancestor_group
+                group_of |= {member.partition_id: group for member in ancestor_group}
         group_of[each.partition_id] = group
     return list({id(group): group for group in group_of.values()}.values())
 
@@ -246,7 +267,7 @@ def task_ranges(
     """
     tasks: list[list[BatchRange]] = []
     rows_of_last = 0
-    for group in lineage_groups(view, ranges):
+    for group in group_by_lineage(view, ranges):
         rows = sum(each.end - each.start for each in group)
         if tasks and rows + rows_of_last <= rows_max:
             tasks[-1] += group
@@ -261,40 +282,49 @@ def shares(
     counts: Mapping[int, int],
     rows_max: int | None,
     *,
-    turn: int,
+    rotation: int,
     behind: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, int]:
     """
     Return the number of messages that a batch takes of each partition: in proportion to their
     number, at least one, and together at most `rows_max`.
 
-    If there are more partitions than rows, `turn` rotates which partitions are read.
+    If there are more partitions than rows, `rotation` rotates which partitions are read.
 
     Args:
         behind: the number of messages that wait until a partition is read, by its id. They count
             for its share: otherwise partitions without descendants would be read to the end while
             others lag days behind, and a watermark would then drop the rows of those.
     """
-    weights = {number: count + behind.get(number, 0) for number, count in counts.items()}
+    weights = {
+        partition_id: count + behind.get(partition_id, 0) for partition_id, count in counts.items()
+    }
     total = sum(weights.values())
     if rows_max is None or total <= rows_max:
         return dict(counts)
-    numbers = sorted(counts)
-    if rows_max < len(numbers):
-        first = turn % len(numbers)
-        return dict.fromkeys((numbers[first:] + numbers[:first])[:rows_max], 1)
+    partition_ids = sorted(counts)
+    if rows_max < len(partition_ids):
+        first = rotation % len(partition_ids)
+        return dict.fromkeys((partition_ids[first:] + partition_ids[:first])[:rows_max], 1)
     # After one message of each, the others are divided in proportion; the largest remainders get
     # what rounding leaves.
-    spare, rest = rows_max - len(numbers), total - len(numbers)
-    parts = {number: divmod(spare * (weights[number] - 1), rest) for number in numbers}
-    taken = {number: 1 + whole for number, (whole, _) in parts.items()}
-    left = rows_max - sum(taken.values())
-    for number in sorted(numbers, key=lambda number: -parts[number][1])[:left]:
-        taken[number] += 1
-    return {number: min(count, counts[number]) for number, count in taken.items()}
+    extra_rows, extra_weight = rows_max - len(partition_ids), total - len(partition_ids)
+    quotients = {
+        partition_id: divmod(extra_rows * (weights[partition_id] - 1), extra_weight)
+        for partition_id in partition_ids
+    }
+    result = {partition_id: 1 + quotient for partition_id, (quotient, _) in quotients.items()}
+    remainder = rows_max - sum(result.values())
+    for partition_id in sorted(partition_ids, key=lambda partition_id: -quotients[partition_id][1])[
+        :remainder
+    ]:
+        result[partition_id] += 1
+    return {
+        partition_id: min(count, counts[partition_id]) for partition_id, count in result.items()
+    }
 
 
-def _limit_to_a_seal(counts: Mapping[int, int], behind: Mapping[int, int]) -> int | None:
+def _seal_limit(counts: Mapping[int, int], behind: Mapping[int, int]) -> int | None:
     """
     Return the limit for the messages of a batch in which some partitions have messages waiting
     behind them; None: no limit.
@@ -303,14 +333,16 @@ def _limit_to_a_seal(counts: Mapping[int, int], behind: Mapping[int, int]) -> in
     ends, in all partitions in proportion, where the first of them is read completely. It has at
     least a sixteenth of all messages, so that a long lineage does not need many batches.
     """
-    weights = {number: count + behind.get(number, 0) for number, count in counts.items()}
+    weights = {
+        partition_id: count + behind.get(partition_id, 0) for partition_id, count in counts.items()
+    }
     total = sum(weights.values())
-    parts = [
-        -(-total * counts[number] // weight)
-        for number, weight in weights.items()
-        if weight > counts[number]
+    limits = [
+        -(-total * counts[partition_id] // weight)
+        for partition_id, weight in weights.items()
+        if weight > counts[partition_id]
     ]
-    return max(min(parts), total // PARTS_MAX, len(counts)) if parts else None
+    return max(min(limits), total // PARTS_MAX, len(counts)) if limits else None
 
 
 def _waiting_behind(
@@ -328,27 +360,31 @@ def _waiting_behind(
     behind: dict[int, int] = {}
     if not waiting:
         return behind
-    for number in reversed(view.lineage.branches):
-        count = waiting.get(number, 0) + behind.get(number, 0)
-        if number in read or not count:
+    for partition_id in reversed(view.lineage.branches):
+        count = waiting.get(partition_id, 0) + behind.get(partition_id, 0)
+        if partition_id in read or not count:
             continue
-        before = [parent for parent in view.lineage.before(number) if parent not in done]
-        for parent in before:
-            behind[parent] = behind.get(parent, 0) + count // len(before)
+        unfinished = [
+            parent for parent in view.lineage.required_parents(partition_id) if parent not in done
+        ]
+        for parent in unfinished:
+            behind[parent] = behind.get(parent, 0) + count // len(unfinished)
     return behind
 
 
-def _may_begin(view: View, offset: StreamOffset, partition_id: int, done: set[int]) -> bool:
+def _can_be_read(view: View, offset: StreamOffset, partition_id: int, done: set[int]) -> bool:
     """Return True if a partition is already being read, or all its ancestors were read."""
-    return partition_id in offset.offsets or view.lineage.before(partition_id) <= done
+    return partition_id in offset.offsets or view.lineage.required_parents(partition_id) <= done
 
 
-def _without_passed(view: View, offsets: Mapping[int, int], done: set[int]) -> dict[int, int]:
+def _drop_finished_parents(
+    view: View, offsets: Mapping[int, int], done: set[int]
+) -> dict[int, int]:
     """Return the offsets without finished partitions that have a child among them."""
     return {
-        number: at
-        for number, at in offsets.items()
-        if number not in done or not view.lineage.children[number] & offsets.keys()
+        partition_id: at
+        for partition_id, at in offsets.items()
+        if partition_id not in done or not view.lineage.children[partition_id] & offsets.keys()
     }
 
 

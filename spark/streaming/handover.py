@@ -23,7 +23,7 @@ from .batches import LostRange
 from .lineage import View
 
 
-def after_backfill(options: ReadOptions) -> ReadOptions:
+def resolve_backfill_start(options: ReadOptions) -> ReadOptions:
     """
     The options with the ends of the backfill that their start names; others as they are. Blocks.
 
@@ -51,11 +51,11 @@ def rows_to_skip(view: View, start: ReadBound) -> dict[int, int]:
     if not start.manifest:
         return {}
     lineage = view.lineage
-    ends = {number: view.end_of(number) for number in lineage.branches}
+    ends = {partition_id: view.end_of(partition_id) for partition_id in lineage.branches}
     cursors = {
-        number: end
-        for number, end in start.by_partition.items()
-        if number in ends and isinstance(end, int)
+        partition_id: end
+        for partition_id, end in start.by_partition.items()
+        if partition_id in ends and isinstance(end, int)
     }
     return behind_rows(lineage.replaced, lineage.parents, ends, cursors)
 
@@ -66,12 +66,14 @@ def lost_after_start(view: View, start: ReadBound) -> Iterator[LostRange]:
     """
     named = start.by_partition.keys()
     replaced = frozenset().union(*view.lineage.replaced.values()) if start.manifest else frozenset()
-    for number, branch in view.lineage.branches.items():
+    for partition_id, branch in view.lineage.branches.items():
         # What was opened after the backfill continues something that the backfill has.
-        requested = number in named or (start.manifest and named & view.lineage.ancestors(number))
-        if not branch.gone or not requested or number in replaced:  # its rows are there
+        is_requested = partition_id in named or (
+            start.manifest and named & view.lineage.ancestors(partition_id)
+        )
+        if not branch.is_gone or not is_requested or partition_id in replaced:  # its rows are there
             continue
-        begin = start.by_partition.get(number, 0)
+        begin = start.by_partition.get(partition_id, 0)
         # What a time or a group's cursor means there is not known.
         if isinstance(begin, int) and (branch.end is None or begin < branch.end):
-            yield LostRange(number, begin, branch.end)
+            yield LostRange(partition_id, begin, branch.end)

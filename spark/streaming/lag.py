@@ -104,18 +104,18 @@ def lag_by_partition(offsets: Iterable[tuple[str | None, str | None]]) -> dict[i
     lags: dict[int, int] | None = None
     for end, latest in offsets:
         try:
-            read, stored = from_json(_parsed(end)), from_json(_parsed(latest))
+            read, stored = from_json(_parse_json(end)), from_json(_parse_json(latest))
         except CheckpointMismatchError:
             continue
         lags = lags or {}
-        for number, stored_end in stored.offsets.items():
+        for partition_id, stored_end in stored.offsets.items():
             # If two streams read one partition, as in a join of a subject with itself, the slower
             # one counts.
-            lags[number] = max(lags.get(number, 0), stored_end - read.at(number))
+            lags[partition_id] = max(lags.get(partition_id, 0), stored_end - read.at(partition_id))
     return lags
 
 
-def _parsed(text: str | None) -> Any:
+def _parse_json(text: str | None) -> Any:
     try:
         return json.loads(text or "")
     except ValueError:

@@ -30,7 +30,7 @@ class Branch:
     """True if an operator has accepted its loss."""
 
     @property
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """True if none of its messages can be read any more."""
         return self.lost or self.partition.state is PartitionState.EXPIRED
 
@@ -55,90 +55,100 @@ class Lineage:
     """
 
     def __init__(
-        self, branches: Iterable[Branch], wanted: Callable[[Partition], bool] = lambda _: True
+        self, branches: Iterable[Branch], is_selected: Callable[[Partition], bool] = lambda _: True
     ) -> None:
-        every = {int(branch.partition.partition_id): branch for branch in branches}
+        all_branches = {int(branch.partition.partition_id): branch for branch in branches}
         order = TopologicalSorter(
-            {number: branch.partition.parents for number, branch in every.items()}
+            {
+                partition_id: branch.partition.parents
+                for partition_id, branch in all_branches.items()
+            }
         )
         self.branches: dict[int, Branch] = {}
         """The branches by partition id, parents before their children."""
         self.parents: dict[int, frozenset[int]] = {}
         """The partitions that a partition continues, by its id."""
         self.children: dict[int, set[int]] = {}
-        above: dict[int, frozenset[int]] = {}
-        for number in map(int, order.static_order()):
-            branch = every.get(number)
+        read_ancestors: dict[int, frozenset[int]] = {}
+        for partition_id in map(int, order.static_order()):
+            branch = all_branches.get(partition_id)
             if branch is None:
                 continue
-            parents = _joined(above, map(int, branch.partition.parents))
-            if wanted(branch.partition) and branch.partition.state is not PartitionState.PLANNED:
-                self.branches[number] = branch
-                self.parents[number] = parents
-                self.children[number] = set()
+            parents = _union(read_ancestors, map(int, branch.partition.parents))
+            if (
+                is_selected(branch.partition)
+                and branch.partition.state is not PartitionState.PLANNED
+            ):
+                self.branches[partition_id] = branch
+                self.parents[partition_id] = parents
+                self.children[partition_id] = set()
                 for parent in parents:
-                    self.children[parent].add(number)
-                parents = frozenset({number})
-            above[number] = parents
-        self.replaced = self._replaced(every)
+                    self.children[parent].add(partition_id)
+                parents = frozenset({partition_id})
+            read_ancestors[partition_id] = parents
+        self.replaced = self._replaced(all_branches)
         """For each partition of rows that replaced messages, the partitions that had these
         messages; see `ReplacingRows`.
         """
 
-    def _replaced(self, every: Mapping[int, Branch]) -> dict[int, frozenset[int]]:
+    def _replaced(self, all_branches: Mapping[int, Branch]) -> dict[int, frozenset[int]]:
         """Find replaced partitions by direct parents: where a partition in between is not read,
         `self.parents` has more than these.
         """
-        parents = {number: branch.partition.parents for number, branch in every.items()}
+        parents = {
+            partition_id: branch.partition.parents for partition_id, branch in all_branches.items()
+        }
         read = self.branches.keys()
         return {
-            rows: before & read
-            for rows, before in replaced_by_rows(parents).items()
-            if rows in read and before & read
+            rows: replaced & read
+            for rows, replaced in replaced_by_rows(parents).items()
+            if rows in read and replaced & read
         }
 
-    def before(self, partition_id: int) -> frozenset[int]:
+    def required_parents(self, partition_id: int) -> frozenset[int]:
         """
         Return the partitions that have to be read before this one.
 
         A parent that was abandoned, and whose end is not known, is replaced by its own parents.
         """
-        numbers: set[int] = set()
+        partition_ids: set[int] = set()
         for parent in self.parents[partition_id]:
-            numbers |= self.before(parent) if self.is_passed_by(parent) else {parent}
-        return frozenset(numbers)
+            partition_ids |= self.required_parents(parent) if self.is_bypassed(parent) else {parent}
+        return frozenset(partition_ids)
 
-    def is_passed_by(self, partition_id: int) -> bool:
+    def is_bypassed(self, partition_id: int) -> bool:
         """Return True if the children of the partition do not wait for it."""
         branch = self.branches[partition_id]
         return branch.abandoned and branch.end is None
 
-    def passed_by(self, partition_id: int) -> frozenset[int]:
+    def bypassed_parents(self, partition_id: int) -> frozenset[int]:
         """Return the partitions that this one continues, but does not wait for."""
-        numbers: set[int] = set()
+        partition_ids: set[int] = set()
         for parent in self.parents[partition_id]:
-            if self.is_passed_by(parent):
-                numbers |= {parent} | self.passed_by(parent)
-        return frozenset(numbers)
+            if self.is_bypassed(parent):
+                partition_ids |= {parent} | self.bypassed_parents(parent)
+        return frozenset(partition_ids)
 
     def ancestors(self, partition_id: int) -> frozenset[int]:
         """Return all partitions that this one continues, directly or indirectly."""
-        numbers: set[int] = set()
-        left = [partition_id]
-        while left:
-            new = self.parents[left.pop()] - numbers
-            numbers |= new
-            left.extend(new)
-        return frozenset(numbers)
+        ancestors: set[int] = set()
+        pending = [partition_id]
+        while pending:
+            parents = self.parents[pending.pop()] - ancestors
+            ancestors |= parents
+            pending.extend(parents)
+        return frozenset(ancestors)
 
 
 def branches_of(subject: str, history: Collection[PartitionHistory]) -> list[Branch]:
     """Return all partitions that a subject ever had."""
     epochs: dict[int, int] = {}
     parents = {int(past.partition.partition_id): past.partition.parents for past in history}
-    for number in TopologicalSorter(parents).static_order():
-        if number in parents:
-            epochs[number] = max((epochs.get(each, -1) + 1 for each in parents[number]), default=0)
+    for partition_id in TopologicalSorter(parents).static_order():
+        if partition_id in parents:
+            epochs[partition_id] = max(
+                (epochs.get(each, -1) + 1 for each in parents[partition_id]), default=0
+            )
     return [
         Branch(
             subject=subject,
@@ -170,5 +180,9 @@ class View:
         return self.lineage.branches[partition_id].end
 
 
-def _joined(above: Mapping[int, frozenset[int]], numbers: Iterable[int]) -> frozenset[int]:
-    return frozenset().union(*(above.get(number, frozenset()) for number in numbers))
+def _union(
+    read_ancestors: Mapping[int, frozenset[int]], partition_ids: Iterable[int]
+) -> frozenset[int]:
+    return frozenset().union(
+        *(read_ancestors.get(partition_id, frozenset()) for partition_id in partition_ids)
+    )

@@ -49,7 +49,7 @@ class StreamOffset:
     initial: bool = False
     origin: StreamOffset | None = None
     keys: str | None = None
-    """The result of `keys_text`; None in an offset without it, which fits any keys."""
+    """The result of `describe_keys`; None in an offset without it, which fits any keys."""
 
     def at(self, partition_id: int) -> int:
         """Return the next offset of a partition that was not read to its end."""
@@ -62,46 +62,49 @@ def to_json(offset: StreamOffset) -> dict[str, Any]:
     empty fields.
     """
     version = WITHOUT_KEYS if offset.keys is None else VERSION
-    form: dict[str, Any] = {"keylane": version, "subjects": dict(sorted(offset.subjects.items()))}
+    document: dict[str, Any] = {
+        "keylane": version,
+        "subjects": dict(sorted(offset.subjects.items())),
+    }
     if offset.keys is not None:
-        form["keys"] = offset.keys
-    form |= _places(offset)
+        document["keys"] = offset.keys
+    document |= _encode_offsets(offset)
     if offset.initial:
-        form["initial"] = True
+        document["initial"] = True
     if offset.origin is not None:
-        form["origin"] = _places(offset.origin)
-    return form
+        document["origin"] = _encode_offsets(offset.origin)
+    return document
 
 
-def from_json(form: object) -> StreamOffset:
+def from_json(document: object) -> StreamOffset:
     """
     Return the offset that Spark has read from its checkpoint.
 
     Raises:
         CheckpointMismatchError: another source, or a newer version of keylane, has written it.
     """
-    if not isinstance(form, Mapping) or "keylane" not in form:
+    if not isinstance(document, Mapping) or "keylane" not in document:
         raise CheckpointMismatchError(
-            f"the checkpoint is not one of keylane's streams: its offset is {form!r:.200}"
+            f"the checkpoint is not one of keylane's streams: its offset is {document!r:.200}"
         )
-    if form["keylane"] not in (VERSION, WITHOUT_KEYS):
+    if document["keylane"] not in (VERSION, WITHOUT_KEYS):
         raise CheckpointMismatchError(
-            f"the checkpoint has offsets of version {form['keylane']!r:.40}, and this keylane "
+            f"the checkpoint has offsets of version {document['keylane']!r:.40}, and this keylane "
             f"reads versions up to {VERSION}"
         )
     try:
-        read = msgspec.convert(dict(form), _Form)
+        encoded = msgspec.convert(dict(document), _EncodedOffset)
     except msgspec.ValidationError as error:
         raise CheckpointMismatchError(
             f"the offset in the checkpoint is damaged: {error}"
         ) from error
-    offset = _offset(read, read.subjects)
-    if read.origin is not None:
-        offset = replace(offset, origin=_offset(read.origin, read.subjects))
-    return replace(offset, initial=read.initial, keys=read.keys)
+    offset = _decode_offsets(encoded, encoded.subjects)
+    if encoded.origin is not None:
+        offset = replace(offset, origin=_decode_offsets(encoded.origin, encoded.subjects))
+    return replace(offset, initial=encoded.initial, keys=encoded.keys)
 
 
-def keys_text(keys: Collection[bytes] | None) -> str:
+def describe_keys(keys: Collection[bytes] | None) -> str:
     """Return how an offset identifies the selected order keys; "" means all keys."""
     if keys is None:
         return ""
@@ -113,7 +116,7 @@ def keys_text(keys: Collection[bytes] | None) -> str:
 
 def check_keys(offset: StreamOffset, keys: str) -> None:
     """Raise CheckpointMismatchError if the offset has other order keys; `keys` is the result of
-    `keys_text`.
+    `describe_keys`.
     """
     if offset.keys is not None and offset.keys != keys:
         raise CheckpointMismatchError(
@@ -153,40 +156,44 @@ def check_subjects(offset: StreamOffset, subjects: Mapping[str, int]) -> None:
             )
 
 
-class _Places(msgspec.Struct, forbid_unknown_fields=True):
+class _OffsetMaps(msgspec.Struct, forbid_unknown_fields=True):
     offsets: dict[str, int]
     waiting: dict[str, int] = {}
 
 
-class _Form(msgspec.Struct, forbid_unknown_fields=True):
+class _EncodedOffset(msgspec.Struct, forbid_unknown_fields=True):
     keylane: int
     subjects: dict[str, int]
     offsets: dict[str, int]
     waiting: dict[str, int] = {}
     initial: bool = False
-    origin: _Places | None = None
+    origin: _OffsetMaps | None = None
     keys: str | None = None
 
 
-def _places(offset: StreamOffset) -> dict[str, Any]:
-    places = {"offsets": _texts(offset.offsets)}
-    return places | ({"waiting": _texts(offset.waiting)} if offset.waiting else {})
+def _encode_offsets(offset: StreamOffset) -> dict[str, Any]:
+    maps = {"offsets": _string_keys(offset.offsets)}
+    return maps | ({"waiting": _string_keys(offset.waiting)} if offset.waiting else {})
 
 
-def _texts(numbers: Mapping[int, int]) -> dict[str, int]:
-    return {str(partition_id): numbers[partition_id] for partition_id in sorted(numbers)}
+def _string_keys(offsets: Mapping[int, int]) -> dict[str, int]:
+    return {str(partition_id): offsets[partition_id] for partition_id in sorted(offsets)}
 
 
-def _offset(places: _Places | _Form, subjects: Mapping[str, int]) -> StreamOffset:
+def _decode_offsets(
+    maps: _OffsetMaps | _EncodedOffset, subjects: Mapping[str, int]
+) -> StreamOffset:
     return StreamOffset(
-        subjects=subjects, offsets=_numbers(places.offsets), waiting=_numbers(places.waiting)
+        subjects=subjects,
+        offsets=_parse_partition_ids(maps.offsets),
+        waiting=_parse_partition_ids(maps.waiting),
     )
 
 
-def _numbers(texts: Mapping[str, int]) -> dict[int, int]:
-    for name, offset in texts.items():
+def _parse_partition_ids(offsets: Mapping[str, int]) -> dict[int, int]:
+    for name, offset in offsets.items():
         if not name.isascii() or not name.isdigit() or not 0 <= offset <= MAX_I64:
             raise CheckpointMismatchError(
                 f"the offset in the checkpoint is damaged: {name!r:.40}: {offset}"
             )
-    return {int(name): offset for name, offset in texts.items()}
+    return {int(name): offset for name, offset in offsets.items()}

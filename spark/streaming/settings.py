@@ -25,49 +25,49 @@ class StreamSettings:
 
     rows_max: int | None = None
     """Limit for the rows of a batch; None: no limit."""
-    bounded: bool = False
+    has_end: bool = False
     """True if the option `end` was given."""
-    refused: KeylaneError | None = None
+    error: KeylaneError | None = None
     """The reason why this cannot be streamed. The first call raises it, because PySpark hides an
     error of `streamReader`.
     """
 
 
 def stream_settings(
-    options: ReadOptions, given: Collection[str], *, limited: bool
+    options: ReadOptions, given: Collection[str], *, has_read_limits: bool
 ) -> StreamSettings:
     """
     Return the settings of a stream.
 
     Args:
         given: names of the given options.
-        limited: True if this PySpark has read limits.
+        has_read_limits: True if this PySpark has read limits.
 
     Raises:
         InvalidRequestError: an option needs a newer PySpark.
     """
-    bounded = "end" in {name.lower() for name in given}
+    has_end = "end" in {name.lower() for name in given}
     rows_max = options.max_rows_per_trigger
     limits = {
         "maxRowsPerTrigger": rows_max is not None,
-        "end": bounded,
+        "end": has_end,
         "commitGroup": options.commit_group is not None,
     }
-    for option, wanted in limits.items():
-        if wanted and not limited:
+    for option, is_set in limits.items():
+        if is_set and not has_read_limits:
             raise InvalidRequestError(
                 Reason.NOT_STREAMABLE,
                 f"the option {option} of a stream needs PySpark 4.2 or newer",
                 option=option,
             )
-    for option, wanted in (
+    for option, is_set in (
         ("minPartitions", options.min_partitions is not None),
         ("taskBytes", options.task_bytes is not None),
     ):
-        if wanted:
+        if is_set:
             raise InvalidRequestError(
                 Reason.NOT_STREAMABLE,
                 f"the option {option} is valid only for a batch: a stream cuts no partitions",
                 option=option,
             )
-    return StreamSettings(rows_max=rows_max, bounded=bounded)
+    return StreamSettings(rows_max=rows_max, has_end=has_end)

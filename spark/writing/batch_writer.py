@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-async def make_once(
+async def create_once(
     hidden: str, subject_of: Callable[[str, int], HiddenSubject], *, timeout_ms: int, clock: Clock
 ) -> tuple[str, int]:
     """
@@ -82,16 +82,16 @@ async def make_once(
         KeylaneError: the metaserver refuses, or does not answer.
     """
     name, canceled = hidden, 0
-    until_ms = clock.boot_ms() + timeout_ms
+    deadline_ms = clock.boot_ms() + timeout_ms
     while True:
         try:
-            return name, (await subject_of(name, 0).make()).route.subject_id
+            return name, (await subject_of(name, 0).create()).route.subject_id
         except SubjectDeletedError:
-            if clock.boot_ms() >= until_ms:
+            if clock.boot_ms() >= deadline_ms:
                 raise
             await asyncio.sleep(POLL_S)
         except PublishError as error:
-            if error.reason is Reason.HIDDEN_TAKEN and clock.boot_ms() < until_ms:
+            if error.reason is Reason.HIDDEN_TAKEN and clock.boot_ms() < deadline_ms:
                 # While one is being published this waits, and then finds none of the name.
                 await subject_of(name, 0).delete()
                 continue
@@ -153,32 +153,32 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         check_columns(schema)
         guarded_columns(schema.names, options.order, key_was_read=key_was_read(schema))
         writer = cls(options, job=secrets.token_hex(8), started_at_ns=SystemClock.wall_ns())
-        run_with_network(writer._make, options.secured)
+        run_with_network(writer._create, options.secured)
         return writer
 
-    async def _make(self, network: Network) -> None:
-        since = datetime.fromtimestamp(self._started_at_ns // 1_000_000_000, UTC).isoformat()
-        filler = f"a write of Spark that began at {since}, job {self.job}"
+    async def _create(self, network: Network) -> None:
+        started_at = datetime.fromtimestamp(self._started_at_ns // 1_000_000_000, UTC).isoformat()
+        filled_by = f"a write of Spark that began at {started_at}, job {self.job}"
         if self.options.once:
-            await self._make_once(network, filler)
+            await self._create_once(network, filled_by)
             return
-        subject = HiddenSubject(network, self.options, self.hidden, filled_by=filler)
+        subject = HiddenSubject(network, self.options, self.hidden, filled_by=filled_by)
         try:
-            self._subject_id = (await subject.make()).route.subject_id
+            self._subject_id = (await subject.create()).route.subject_id
         except KeylaneError:
             if not self.options.hidden:  # no other job knows this name
                 await subject.abandon()
             raise
         if self.options.hidden:
-            check_unused(self.hidden, self.options.subject, await subject.stored())
+            check_unused(self.hidden, self.options.subject, await subject.count_messages())
 
-    async def _make_once(self, network: Network, filler: str) -> None:
+    async def _create_once(self, network: Network, filled_by: str) -> None:
         def subject_of(name: str, subject_id: int) -> HiddenSubject:
             return HiddenSubject(
-                network, self.options, name, subject_id=subject_id, filled_by=filler
+                network, self.options, name, subject_id=subject_id, filled_by=filled_by
             )
 
-        self.hidden, self._subject_id = await make_once(
+        self.hidden, self._subject_id = await create_once(
             self.hidden, subject_of, timeout_ms=self.options.timeout_ms, clock=SystemClock()
         )
         self._is_published = not self._subject_id
@@ -218,8 +218,8 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         reports = [each.report for each in messages if isinstance(each, TaskDone)]
 
         async def work(network: Network) -> None:
-            subject = self._filled(network)
-            rows = check_job(reports, await subject.kept())
+            subject = self._hidden_subject(network)
+            rows = check_job(reports, await subject.count_complete())
             if not self.options.publish:
                 return
             if not rows and await subject.continues_target():
@@ -238,12 +238,12 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             return
 
         async def work(network: Network) -> None:
-            await self._filled(network).delete()
+            await self._hidden_subject(network).delete()
 
         with readable_errors():
             run_with_network(work, self.options.secured)
 
-    def _filled(self, network: Network) -> HiddenSubject:
+    def _hidden_subject(self, network: Network) -> HiddenSubject:
         """Return the hidden subject that was created for this job, and not a later one of the same
         name.
         """

@@ -42,7 +42,7 @@ from ...protocol.routing import PartitionState
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Network
-from .job import WriteOptions, check_same
+from .job import WriteOptions, check_subject_id
 
 T = TypeVar("T")
 POLL_S = 0.05
@@ -80,7 +80,7 @@ class HiddenSubject:
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
 
-    async def make(self, *, cut: bool = False) -> SubjectView:
+    async def create(self, *, cut: bool = False) -> SubjectView:
         """
         Create it; a repeated call changes nothing.
 
@@ -96,32 +96,32 @@ class HiddenSubject:
             KeylaneError: the metaserver refuses, or does not answer.
         """
         await self._check_rights()
-        ask = HideSubject(
+        request = HideSubject(
             hidden=self.name,
             partitions=self._options.partitions,
             cut=cut,
             filled_by=self._filled_by,
         )
-        return await self._trying(lambda: self._meta.hide_subject(self._options.subject, ask))
+        return await self._retry(lambda: self._meta.hide_subject(self._options.subject, request))
 
     async def _check_rights(self) -> None:
         """Check the rights that the whole job needs, so that a missing grant is reported before any
         row is written.
         """
         try:
-            shown = await self._trying(lambda: self._meta.call(CAPABILITY, AskCapability()))
+            capability = await self._retry(lambda: self._meta.call(CAPABILITY, AskCapability()))
         except InvalidRequestError as error:
             if error.reason is not Reason.ACCESS_OFF:
                 raise
             return
-        may, _, _ = parts_of(shown.bearer)
+        access, _, _ = parts_of(capability.bearer)
         target = self._options.subject
-        wanted = (
+        required = (
             (Rights.ADMINISTER, target),
             (Rights.ADMINISTER, self.name),
             (Rights.PRODUCE, target),
         )
-        check_all_allowed(may.principal, may.grants, wanted)
+        check_all_allowed(access.principal, access.grants, required)
 
     async def cut(self) -> tuple[SubjectView, frozenset[int]]:
         """
@@ -136,34 +136,34 @@ class HiddenSubject:
 
         Raises:
             NotSentError: the cut was not done in time.
-            The errors of `make`.
+            The errors of `create`.
         """
-        left, view = CUTS_MAX, None
+        attempts_left, view = CUTS_MAX, None
         while view is None:
-            left -= 1
+            attempts_left -= 1
             try:
-                view = await self.make(cut=True)
+                view = await self.create(cut=True)
             except PublishError as error:
                 if (
                     error.reason is not Reason.PUBLISH_OUTDATED
-                    or not left
+                    or not attempts_left
                     or not await self._delete_empty()
                 ):
                     raise
         parents = {parent for each in view.route.partitions for parent in each.parents}
         first = min(each.partition_id for each in view.route.partitions)
-        until = self._clock.boot_ms() + self._options.timeout_ms
+        deadline_ms = self._clock.boot_ms() + self._options.timeout_ms
         while True:
-            route = await self._trying(lambda: self._meta.route(self._options.subject))
-            left_open = [
+            route = await self._retry(lambda: self._meta.route(self._options.subject))
+            open_parents = [
                 each
                 for each in route.partitions
                 if each.partition_id in parents and each.state is PartitionState.OPEN
             ]
-            if not left_open:
-                older = (int(each.partition_id) for each in route.partitions)
-                return view, frozenset(each for each in older if each < first)
-            if self._clock.boot_ms() >= until:
+            if not open_parents:
+                older_ids = (int(each.partition_id) for each in route.partitions)
+                return view, frozenset(each for each in older_ids if each < first)
+            if self._clock.boot_ms() >= deadline_ms:
                 raise NotSentError(
                     f"partitions of {self._options.subject!r} are not sealed yet; `keylane "
                     "subject operations` shows why"
@@ -173,8 +173,8 @@ class HiddenSubject:
     async def _delete_empty(self) -> bool:
         """Delete the hidden subject if it has no messages; return False if it has some."""
         try:
-            route = await self._trying(lambda: self._meta.route(self.name))
-            check_same(route, self._subject_id)
+            route = await self._retry(lambda: self._meta.route(self.name))
+            check_subject_id(route, self._subject_id)
             subject = HiddenSubject(
                 self._network,
                 self._options,
@@ -183,16 +183,16 @@ class HiddenSubject:
                 clock=self._clock,
                 rng=self._rng,
             )
-            if any((await subject.stored()).values()):
+            if any((await subject.count_messages()).values()):
                 return False
             await subject.delete()
         except (SubjectUnknownError, SubjectDeletedError):
             pass  # it is gone, and perhaps another one there
         return True
 
-    async def kept(self) -> dict[int, int]:
+    async def count_complete(self) -> dict[int, int]:
         """
-        Return the result of `stored`, after checking that no message was removed.
+        Return the result of `count_messages`, after checking that no message was removed.
 
         Raises:
             RowsError: retention has removed some, which can happen if the target's retention
@@ -201,9 +201,9 @@ class HiddenSubject:
         statuses = await self._statuses()
         for partition_id, status in statuses.items():
             check_kept(self.name, partition_id, status.first_offset)
-        return _stored(statuses)
+        return _message_counts(statuses)
 
-    async def stored(self) -> dict[int, int]:
+    async def count_messages(self) -> dict[int, int]:
         """
         Return the number of messages by partition id, removed ones included.
 
@@ -212,12 +212,12 @@ class HiddenSubject:
             SubjectUnknownError, SubjectDeletedError: it was deleted, or another subject has its
                 name.
         """
-        return _stored(await self._statuses())
+        return _message_counts(await self._statuses())
 
     async def _statuses(self) -> dict[int, PartitionStatus]:
-        async def ask() -> dict[int, PartitionStatus]:
+        async def fetch() -> dict[int, PartitionStatus]:
             route = await self._meta.route(self.name)
-            check_same(route, self._subject_id)
+            check_subject_id(route, self._subject_id)
             statuses = {}
             for partition in route.partitions:
                 if partition.address is None:
@@ -230,14 +230,14 @@ class HiddenSubject:
                 statuses[int(partition.partition_id)] = status
             return statuses
 
-        return await self._trying(ask)
+        return await self._retry(fetch)
 
     async def continues_target(self) -> bool:
         """Return True if the target exists, so that the partitions are children of its
         partitions.
         """
-        route = await self._trying(lambda: self._meta.route(self.name))
-        check_same(route, self._subject_id)
+        route = await self._retry(lambda: self._meta.route(self.name))
+        check_subject_id(route, self._subject_id)
         return any(partition.parents for partition in route.partitions)
 
     async def publish(self, *, replace: bool = False) -> Publication:
@@ -251,19 +251,19 @@ class HiddenSubject:
             SubjectDeletedError: another subject has the name, or was published under it.
             KeylaneError: the metaserver refuses; nothing is published.
         """
-        ask = PublishSubject(
+        request = PublishSubject(
             target=self._options.subject, replace=replace, subject_id=self._subject_id
         )
-        until = self._clock.boot_ms() + self._options.timeout_ms
+        deadline_ms = self._clock.boot_ms() + self._options.timeout_ms
         try:
             while True:
-                answer = await self._trying(
-                    lambda: self._meta.call(endpoints.PUBLISH_SUBJECT, ask, subject=self.name)
+                reply = await self._retry(
+                    lambda: self._meta.call(endpoints.PUBLISH_SUBJECT, request, subject=self.name)
                 )
-                if answer.state in ROUTE_FINAL:
+                if reply.state in ROUTE_FINAL:
                     break
-                if self._clock.boot_ms() >= until:
-                    raise NotSentError(answer.problem or "its operation is not done yet")
+                if self._clock.boot_ms() >= deadline_ms:
+                    raise NotSentError(reply.problem or "its operation is not done yet")
                 await asyncio.sleep(POLL_S)
         except KeylaneError as error:
             if error.retry is RetryRule.NEVER:
@@ -275,7 +275,7 @@ class HiddenSubject:
                 subject=self.name,
                 target=self._options.subject,
             ) from error
-        if answer.state is OperationState.CANCELED:
+        if reply.state is OperationState.CANCELED:
             raise PublishError(
                 Reason.PUBLISH_OUTDATED,
                 f"the publication of {self.name!r} was canceled: its rows are not in "
@@ -283,14 +283,14 @@ class HiddenSubject:
                 subject=self.name,
                 target=self._options.subject,
             )
-        return answer
+        return reply
 
     async def delete(self) -> None:
         """Delete it unless it is published or deleted; a repeat changes nothing."""
         try:
-            ask = DeleteSubject(force=True, subject_id=self._subject_id)
-            await self._trying(
-                lambda: self._meta.call(endpoints.DELETE_SUBJECT, ask, subject=self.name)
+            request = DeleteSubject(force=True, subject_id=self._subject_id)
+            await self._retry(
+                lambda: self._meta.call(endpoints.DELETE_SUBJECT, request, subject=self.name)
             )
         except (SubjectUnknownError, SubjectDeletedError):
             return
@@ -304,14 +304,14 @@ class HiddenSubject:
                 endpoints.DELETE_SUBJECT, DeleteSubject(force=True), subject=self.name
             )
 
-    async def _trying(self, ask: Callable[[], Awaitable[T]]) -> T:
-        until = self._clock.boot_ms() + self._options.timeout_ms
+    async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
+        deadline_ms = self._clock.boot_ms() + self._options.timeout_ms
         pauses = _BACKOFF.pauses(self._rng)
         while True:
             try:
-                return await ask()
+                return await call()
             except KeylaneError as error:
-                if error.retry is RetryRule.NEVER or self._clock.boot_ms() >= until:
+                if error.retry is RetryRule.NEVER or self._clock.boot_ms() >= deadline_ms:
                     raise
             await asyncio.sleep(pauses.next_ms() / 1000)
 
@@ -329,5 +329,5 @@ def check_kept(hidden: str, partition_id: int, first_offset: int) -> None:
         )
 
 
-def _stored(statuses: Mapping[int, PartitionStatus]) -> dict[int, int]:
+def _message_counts(statuses: Mapping[int, PartitionStatus]) -> dict[int, int]:
     return {partition_id: status.next_offset for partition_id, status in statuses.items()}

@@ -26,8 +26,8 @@ from ...protocol.errors import ConfigError, KeylaneError, Reason, RowsError, Sub
 from ...protocol.ids import Subject, check_name
 from ...protocol.limits import PARTITIONS_MAX
 from ...protocol.routing import Route
-from ..shared_options import NAMES as SECURING
-from ..shared_options import advice, path_of, secured_of, token_path_of
+from ..shared_options import NAMES as SECURITY_NAMES
+from ..shared_options import advice, parse_path, parse_secured, parse_token_path
 
 Order = Literal["auto", "required", "none"]
 NAMES = (
@@ -39,9 +39,9 @@ NAMES = (
     "hidden",
     "publish",
     "timeoutMs",
-    *SECURING,
+    *SECURITY_NAMES,
 )
-SPARK_ADDS = ("path", "checkpointlocation", "provider", "owner", "querycontext")
+ADDED_BY_SPARK = ("path", "checkpointlocation", "provider", "owner", "querycontext")
 """Options that Spark adds, besides those that begin with `option.`."""
 SQL_WRITES = (
     "INSERT and CREATE TABLE … AS SELECT in SQL pass no options to a write, not even those of the "
@@ -98,7 +98,7 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     problems: dict[str, str] = {}
     known = {name.lower() for name in NAMES}
     for name in sorted(options.keys() - known):
-        if name not in SPARK_ADDS and not name.startswith(("option.", "spark.")):
+        if name not in ADDED_BY_SPARK and not name.startswith(("option.", "spark.")):
             problems[name[:80]] = advice(name, NAMES)
     values: dict[str, object] = {}
     for name, parse in _PARSERS.items():
@@ -113,8 +113,8 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
             values["timeout_ms" if name == "timeoutMs" else name] = parse(text)
         except (ValueError, KeylaneError) as error:
             problems[name] = error.message if isinstance(error, KeylaneError) else str(error)
-    paths = {name: str(values.pop(name)) for name in SECURING if name in values}
-    values["secured"] = secured_of(paths, problems)
+    paths = {name: str(values.pop(name)) for name in SECURITY_NAMES if name in values}
+    values["secured"] = parse_secured(paths, problems)
     if not problems and values.get("publish") is False and "hidden" not in values:
         problems["hidden"] = "required with publish=false"
     if "once" in values:
@@ -128,19 +128,19 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(**values)  # type: ignore[arg-type]
 
 
-def _whole(text: str, low: int, high: int) -> int:
+def _parse_integer(text: str, low: int, high: int) -> int:
     if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
         raise ValueError(f"give a whole number from {low} to {high}, not {text!r:.80}")
     return int(text)
 
 
-def _order(text: str) -> str:
+def _parse_order(text: str) -> str:
     if text.lower() not in {"auto", "required", "none"}:
         raise ValueError(f"give auto, required or none, not {text!r:.80}")
     return text.lower()
 
 
-def _job_of(once: str) -> str:
+def _parse_once(once: str) -> str:
     """Return the job that the option `once` names: for `landing/17` it is `landing-17`."""
     match = _ONCE.fullmatch(once)
     if match is None or len(once) > ONCE_CHARS_MAX:
@@ -152,7 +152,7 @@ def _job_of(once: str) -> str:
     return f"{match[1]}-{int(match[2])}"
 
 
-def _flag(text: str) -> bool:
+def _parse_flag(text: str) -> bool:
     if text.lower() not in {"true", "false"}:
         raise ValueError(f"give true or false, not {text!r:.80}")
     return text.lower() == "true"
@@ -161,16 +161,16 @@ def _flag(text: str) -> bool:
 _PARSERS: Mapping[str, Callable[[str], object]] = {
     "meta": lambda text: tuple(addresses_of(text)),
     "subject": lambda text: Subject(check_name("subject", text)),
-    "partitions": lambda text: _whole(text, 1, PARTITIONS_MAX),
-    "order": _order,
-    "once": _job_of,
+    "partitions": lambda text: _parse_integer(text, 1, PARTITIONS_MAX),
+    "order": _parse_order,
+    "once": _parse_once,
     "hidden": lambda text: check_name("subject", text),
-    "publish": _flag,
-    "timeoutMs": lambda text: _whole(text, 1, TIMEOUT_MS_MAX),
-    "tlsCa": path_of,
-    "tlsCert": path_of,
-    "tlsKey": path_of,
-    "tokenFile": token_path_of,
+    "publish": _parse_flag,
+    "timeoutMs": lambda text: _parse_integer(text, 1, TIMEOUT_MS_MAX),
+    "tlsCa": parse_path,
+    "tlsCert": parse_path,
+    "tlsKey": parse_path,
+    "tokenFile": parse_token_path,
 }
 
 
@@ -194,7 +194,7 @@ def check_unused(hidden: str, subject: str, stored: Mapping[int, int]) -> None:
         raise ConfigError(f"the options cannot work: hidden: {problem}")
 
 
-def check_same(route: Route, subject_id: int) -> None:
+def check_subject_id(route: Route, subject_id: int) -> None:
     """
     Check that a route is that of the subject that a job began to fill.
 
@@ -245,19 +245,19 @@ def check_job(reports: Sequence[TaskReport | None], stored: Mapping[int, int]) -
     """
     received = [report for report in reports if report is not None]
     check_sources(received)
-    wanted: Counter[int] = Counter()
+    expected: Counter[int] = Counter()
     for report in received:
-        wanted.update(report.rows)
-    for partition_id in sorted({*wanted, *stored}):
-        there = stored.get(partition_id, 0)
-        if there != wanted[partition_id]:
+        expected.update(report.rows)
+    for partition_id in sorted({*expected, *stored}):
+        stored_count = stored.get(partition_id, 0)
+        if stored_count != expected[partition_id]:
             raise RowsError(
                 Reason.ROWS_DIFFER,
-                f"partition {partition_id} has {there} messages, and the tasks have written "
-                f"{wanted[partition_id]}",
+                f"partition {partition_id} has {stored_count} messages, and the tasks have written "
+                f"{expected[partition_id]}",
                 partition_id=partition_id,
             )
-    return wanted.total()
+    return expected.total()
 
 
 def check_sources(reports: Sequence[TaskReport]) -> None:

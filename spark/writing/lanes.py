@@ -54,9 +54,9 @@ from ...protocol.record import FLAG_NUMBERED
 from ...protocol.routing import Partition, Route
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Channel, Network
-from .job import check_same, producer_id
+from .job import check_subject_id, producer_id
 from .rows import BatchCutter, Body, RowColumns, Span
-from .shares import PastRanges, RangeShare, oldest_shares
+from .shares import KnownRanges, RangeShare, oldest_shares
 
 CALL_TIMEOUT_MS = 10_000
 QUEUE_MAX = 16
@@ -108,46 +108,50 @@ class TaskSender:
         self._roots: list[Lane] = []
         self._lanes: list[Lane] = []
         self._route: Route | None = None
-        self._past = PastRanges()
+        self._known_ranges = KnownRanges()
         self._brokers: dict[str, BrokerClient] = {}
 
     async def open(self) -> Route:
         """Ask for the route, until the metaserver answers or the time is over, and create lanes."""
-        route, shares = await self.trying(lambda: self._shares((0, LOGICAL_PARTITIONS)))
+        route, shares = await self.retry(lambda: self._shares((0, LOGICAL_PARTITIONS)))
         self._roots = self.lanes(shares)
         return route
 
     async def _shares(
-        self, bounds: tuple[int, int], *, behind: int = 0
+        self, bounds: tuple[int, int], *, after_id: int = 0
     ) -> tuple[Route, list[RangeShare]]:
         """Return the route, and its shares of the logical partitions [start, end)."""
-        route = await self._ask()
-        self._past.learn(route.partitions)
-        if self._past.lacks(route.partitions):  # merged and expired partitions still cut lanes
+        route = await self._fetch_route()
+        self._known_ranges.add(route.partitions)
+        if self._known_ranges.needs_history(
+            route.partitions
+        ):  # merged and expired partitions still cut lanes
             history = await self.meta.call(endpoints.HISTORY, subject=self.subject)
-            self._past.learn_history(
+            self._known_ranges.add_history(
                 [each.partition for each in history.partitions], route.partitions
             )
-        return route, oldest_shares(route.partitions, bounds, past=self._past, behind=behind)
+        return route, oldest_shares(
+            route.partitions, bounds, known_ranges=self._known_ranges, after_id=after_id
+        )
 
-    async def _ask(self) -> Route:
+    async def _fetch_route(self) -> Route:
         route = await self.meta.route(self.subject)
-        check_same(route, self.subject_id)
+        check_subject_id(route, self.subject_id)
         self._route = route
         self.subject_id = route.subject_id
         return route
 
-    async def trying(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat `ask()` until it is answered; raise an error that cannot pass, or the last one
         after `timeout_ms`.
         """
-        until = self.clock.boot_ms() + self.timeout_ms
+        deadline_ms = self.clock.boot_ms() + self.timeout_ms
         pauses = _BACKOFF.pauses(self.rng)
         while True:
             try:
-                return await ask()
+                return await call()
             except KeylaneError as error:
-                if error.retry is RetryRule.NEVER or self.clock.boot_ms() >= until:
+                if error.retry is RetryRule.NEVER or self.clock.boot_ms() >= deadline_ms:
                     raise
             await asyncio.sleep(pauses.next_ms() / 1000)
 
@@ -159,9 +163,9 @@ class TaskSender:
 
     async def put(self, rows: RowColumns) -> None:
         """Take the next rows, and wait until there is room for more."""
-        spread(Span(rows, 0, len(rows)), self._roots)
+        distribute(Span(rows, 0, len(rows)), self._roots)
         for lane in list(self._lanes):
-            await lane.room()
+            await lane.wait_for_room()
 
     async def finish(self) -> None:
         """Send the remaining rows, and wait until all rows are stored."""
@@ -188,13 +192,15 @@ class TaskSender:
     async def refresh(self) -> None:
         """Ask for the route; keep the old one if no metaserver answers."""
         with suppress(KeylaneError):
-            await self._ask()
+            await self._fetch_route()
 
     async def shares_after(self, sealed: Partition, bounds: tuple[int, int]) -> list[RangeShare]:
         """Return the shares of a sealed partition's children in the logical partitions [start,
         end); wait until the route has all of them.
         """
-        _, shares = await self.trying(lambda: self._shares(bounds, behind=int(sealed.partition_id)))
+        _, shares = await self.retry(
+            lambda: self._shares(bounds, after_id=int(sealed.partition_id))
+        )
         return shares
 
     async def close(self) -> None:
@@ -208,13 +214,13 @@ class TaskSender:
             await broker.close()
 
 
-def spread(span: Span, lanes: Sequence[Lane]) -> None:
+def distribute(span: Span, lanes: Sequence[Lane]) -> None:
     """Give each lane its rows, in order."""
-    left = span.end - span.start
-    for number, mine in span.by_bounds([lane.bounds for lane in lanes]):
-        left -= mine.end - mine.start
-        lanes[number].add(mine)
-    assert not left, f"{left} rows without a lane"
+    unassigned = span.end - span.start
+    for number, part in span.by_bounds([lane.bounds for lane in lanes]):
+        unassigned -= part.end - part.start
+        lanes[number].add(part)
+    assert not unassigned, f"{unassigned} rows without a lane"
 
 
 class _Batch:
@@ -242,10 +248,10 @@ class Lane:
         self.task: asyncio.Task[None] | None = None
         self._sender = sender
         self._partition = partition
-        whole = bounds == (partition.range_start, partition.range_end)
+        is_whole_range = bounds == (partition.range_start, partition.range_end)
         # The name does not include partitions that the rows have passed: a repeated attempt does
         # not pass partitions that have expired.
-        self._name = (int(partition.partition_id), *(() if whole else bounds))
+        self._name = (int(partition.partition_id), *(() if is_whole_range else bounds))
         self._producer_id = producer_id(*sender.identity, *self._name)
         self._sequence = 0
         self._digest = 0
@@ -257,19 +263,19 @@ class Lane:
         self._work = asyncio.Event()
         """Set when there is a batch to send, or a call has ended; `_stream` waits for it."""
         self._progress = asyncio.Event()
-        """Set when batches were answered or given to children; `room` and `finish` wait for it."""
+        """Set when a batch was stored or given to children; `wait_for_room` and `finish` wait."""
 
     # ── filling ───────────────────────────────────────────────────────────────────────────────────
     def add(self, span: Span) -> None:
         """Take the next rows."""
         if self._children is not None:
-            spread(span, self._children)
+            distribute(span, self._children)
             return
         for spans in self._cutter.add(span):
             self._queue(spans)
 
     def _queue(self, spans: Sequence[Span]) -> None:
-        body = Body(spans, sent_at_ns=self._sender.sent_at_ns, before=self._digest)
+        body = Body(spans, sent_at_ns=self._sender.sent_at_ns, previous_digest=self._digest)
         data = encode_body(
             body.data,
             count=body.count,
@@ -288,7 +294,7 @@ class Lane:
             self.task = asyncio.create_task(self._run(), name=f"lane {self._name}")
         self._work.set()
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until few batches are left; raise the error that has ended the lane."""
         while len(self._batches) > QUEUE_MAX and self._children is None:
             await self._wait()
@@ -337,40 +343,40 @@ class Lane:
                 break
             except KeylaneError as error:
                 now = self._sender.clock.boot_ms()
-                again = bool(self._batches) and self._batches[0] is first
-                if failing_since is None or not again:
+                is_same_batch = bool(self._batches) and self._batches[0] is first
+                if failing_since is None or not is_same_batch:
                     failing_since = now
                     pauses.reset()
-                self._check(error, now - failing_since, again=again)
+                self._check(error, now - failing_since, is_same_batch=is_same_batch)
                 await asyncio.sleep(pauses.next_ms() / 1000)
                 await self._sender.refresh()
-        await self._hand_down()
+        await self._hand_to_children()
 
-    def _check(self, error: KeylaneError, waited_ms: int, *, again: bool) -> None:
+    def _check(self, error: KeylaneError, waited_ms: int, *, is_same_batch: bool) -> None:
         """
-        Raise an error that cannot pass, or has lasted too long.
+        Raise an error that is permanent, or has lasted too long.
 
         Args:
-            again: True if the refused batch was the first to be sent. A later batch may have been
-                refused because those before it were not stored yet.
+            is_same_batch: True if the oldest batch is the one that failed before. A later batch may
+                have been refused only because those before it were not stored yet.
         """
-        where = {"task": self._sender.task, "partition_id": self._partition.partition_id}
+        details = {"task": self._sender.task, "partition_id": self._partition.partition_id}
         if isinstance(error, SequenceReusedError):
             raise RowsError(
                 Reason.ROWS_DIFFER,
                 f"task {self._sender.task} was run before, and had other rows for partition "
                 f"{self._partition.partition_id}",
-                **where,
+                **details,
             ) from error
-        forgotten = (
-            again
+        is_forgotten = (
+            is_same_batch
             and isinstance(error, SequenceGapError)
             and (error.expected is None or error.expected < self._batches[0].sequence)
         )
-        passes = error.retry is not RetryRule.NEVER or isinstance(
+        is_transient = error.retry is not RetryRule.NEVER or isinstance(
             error, (*_MOVED, SequenceGapError)
         )
-        if forgotten or not passes or waited_ms >= self._sender.timeout_ms:
+        if is_forgotten or not is_transient or waited_ms >= self._sender.timeout_ms:
             raise error
 
     async def _stream(self) -> None:
@@ -384,7 +390,7 @@ class Lane:
                 while calls and calls[0].done():
                     calls[0].result()
                     calls.popleft()
-                    self._answered()
+                    self._record_stored()
                 while len(calls) < min(len(self._batches), BATCHES_IN_FLIGHT_MAX):
                     batch = self._batches[len(calls)]
                     call = asyncio.create_task(self._append(channel, batch))
@@ -401,25 +407,25 @@ class Lane:
             for result in await asyncio.gather(*calls, return_exceptions=True):
                 if isinstance(result, BaseException):
                     break
-                self._answered()
+                self._record_stored()
 
     async def _append(self, channel: Channel, batch: _Batch) -> None:
         request = Append(self._partition.partition_id)
         await channel.call(request, batch.data, timeout_ms=CALL_TIMEOUT_MS)
 
-    def _answered(self) -> None:
+    def _record_stored(self) -> None:
         batch = self._batches.popleft()
         self._sender.stored[int(self._partition.partition_id)] += batch.count
         self._progress.set()
 
-    async def _hand_down(self) -> None:
+    async def _hand_to_children(self) -> None:
         """Give the rows that the sealed partition has not stored, and all later rows, to its
         children.
         """
         shares = await self._sender.shares_after(self._partition, self.bounds)
         lanes = self._sender.lanes(shares)
         for span in chain(*(batch.spans for batch in self._batches), self._cutter.rest()):
-            spread(span, lanes)
+            distribute(span, lanes)
         self._batches.clear()
         self._children = lanes
         self._progress.set()

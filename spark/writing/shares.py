@@ -25,7 +25,7 @@ from ...protocol.errors import StaleRouteError
 from ...protocol.limits import LOGICAL_PARTITIONS
 from ...protocol.routing import Partition, PartitionState
 
-NO_BORDER = 1 << 63
+NO_BOUNDARY = 1 << 63
 _WITH_DATA = frozenset({PartitionState.OPEN, PartitionState.SEALED})
 
 
@@ -37,12 +37,12 @@ class RangeShare(NamedTuple):
     end: int
 
 
-class PastRanges:
+class KnownRanges:
     """
-    The ranges of all partitions that a subject ever had, as far as they are known.
+    The known ranges of the partitions that a subject has ever had.
 
-    A partition of a route may continue partitions that the route no longer has; `lacks` returns
-    True if the history has to be read.
+    A partition of a route may continue partitions that the route no longer lists; then
+    `needs_history` returns True, and the caller reads the history.
     """
 
     def __init__(self) -> None:
@@ -50,19 +50,17 @@ class PastRanges:
         self._not_in_history: set[int] = set()
         """Parents that the history did not have, such as those of a hidden subject's partitions."""
 
-    def learn(self, partitions: Iterable[Partition]) -> None:
+    def add(self, partitions: Iterable[Partition]) -> None:
         """Note the ranges of partitions, except planned ones, which may never open."""
         for each in partitions:
             if each.state is not PartitionState.PLANNED:
                 self._ranges[int(each.partition_id)] = each.range_start, each.range_end
 
-    def lacks(self, partitions: Iterable[Partition]) -> bool:
+    def needs_history(self, partitions: Iterable[Partition]) -> bool:
         """Return True if the range of a parent is not known, and the history may have it."""
         return bool(_parents(partitions) - self._ranges.keys() - self._not_in_history)
 
-    def learn_history(
-        self, partitions: Collection[Partition], route: Collection[Partition]
-    ) -> None:
+    def add_history(self, partitions: Collection[Partition], route: Collection[Partition]) -> None:
         """
         Note the ranges of all partitions that the subject ever had.
 
@@ -78,14 +76,14 @@ class PastRanges:
         for each in route:
             if each.partition_id not in known:
                 raise StaleRouteError(partition_id=each.partition_id)
-        self.learn(partitions)
+        self.add(partitions)
         self._not_in_history |= _parents(route) - self._ranges.keys()
 
-    def borders(self) -> list[int]:
+    def boundaries(self) -> list[int]:
         """Return, for each logical partition, the lowest id of the partitions whose range begins or
-        ends there; `NO_BORDER` if there is none.
+        ends there; `NO_BOUNDARY` if there is none.
         """
-        lowest = [NO_BORDER] * (LOGICAL_PARTITIONS + 1)
+        lowest = [NO_BOUNDARY] * (LOGICAL_PARTITIONS + 1)
         for partition_id, edges in self._ranges.items():
             for edge in edges:
                 lowest[edge] = min(lowest[edge], partition_id)
@@ -96,34 +94,34 @@ def oldest_shares(
     partitions: Iterable[Partition],
     bounds: tuple[int, int],
     *,
-    past: PastRanges,
-    behind: int = 0,
+    known_ranges: KnownRanges,
+    after_id: int = 0,
 ) -> list[RangeShare]:
     """
     Return the oldest partition with data of each logical partition in [start, end), as ranges that
     are cut where older ranges begin and end.
 
     Args:
-        past: the ranges of all ancestors of these partitions.
-        behind: only partitions with a higher id are used.
+        known_ranges: the ranges of all ancestors of these partitions.
+        after_id: only partitions with a higher id are used.
 
     Raises:
         StaleRouteError: a logical partition has none, because the route is about to change.
     """
     start, end = bounds
     oldest: list[Partition | None] = [None] * (end - start)
-    younger = [each for each in partitions if each.partition_id > behind]
-    for each in sorted(younger, key=lambda each: -each.partition_id):
+    candidates = [each for each in partitions if each.partition_id > after_id]
+    for each in sorted(candidates, key=lambda each: -each.partition_id):
         low, high = max(start, each.range_start), min(end, each.range_end)
         if each.state in _WITH_DATA and low < high:
             oldest[low - start : high - start] = [each] * (high - low)
-    borders = past.borders()
+    boundaries = known_ranges.boundaries()
     shares: list[RangeShare] = []
     for number, partition in enumerate(oldest, start):
         if partition is None:
-            raise StaleRouteError(partition_id=behind)
-        whole = shares and shares[-1].partition is partition
-        if whole and borders[number] >= partition.partition_id:
+            raise StaleRouteError(partition_id=after_id)
+        is_same_partition = shares and shares[-1].partition is partition
+        if is_same_partition and boundaries[number] >= partition.partition_id:
             shares[-1] = shares[-1]._replace(end=number + 1)
         else:
             shares.append(RangeShare(partition, number, number + 1))

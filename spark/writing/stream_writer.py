@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
-NOT_OF_STREAMS = ("partitions", "once", "hidden", "publish")
+BATCH_ONLY = ("partitions", "once", "hidden", "publish")
 
 
 class KeylaneStreamWriter(DataSourceStreamArrowWriter):
@@ -65,10 +65,10 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
             UnreachableError: no metaserver answers.
         """
         options = parse_write_options(given)
-        wrong = [name for name in NOT_OF_STREAMS if name in {each.lower() for each in given}]
-        if wrong:
+        invalid = [name for name in BATCH_ONLY if name in {each.lower() for each in given}]
+        if invalid:
             raise ConfigError(
-                f"the options cannot work: only batch writes have {', '.join(wrong)}; a stream "
+                f"the options cannot work: only batch writes have {', '.join(invalid)}; a stream "
                 "writes to a subject that exists"
             )
         if overwrite:
@@ -79,10 +79,10 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         check_columns(schema)
         guarded_columns(schema.names, options.order, key_was_read=key_was_read(schema))
 
-        async def look(network: Network) -> None:
+        async def check_subject(network: Network) -> None:
             await MetaClient(network, options.meta).route(options.subject)
 
-        run_with_network(look, options.secured)
+        run_with_network(check_subject, options.secured)
         return cls(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskDone:

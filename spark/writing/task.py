@@ -31,7 +31,7 @@ async def write_task(
     clock: Clock,
     rng: random.Random,
     subject_id: int = 0,
-    of_a_job: bool = False,
+    allow_reserved: bool = False,
 ) -> TaskReport:
     """
     Write the rows of a task to a subject, and wait until they are stored.
@@ -40,7 +40,7 @@ async def write_task(
         identity: the identity of the task, the same for each attempt, and different for each task.
         sent_at_ns: the time of rows that have none, in nanoseconds since 1970.
         subject_id: the id of the subject; 0: the subject that has the name when the task begins.
-        of_a_job: True for rows of `keylane spark reprocess`, which have properties with names that
+        allow_reserved: True for rows of `keylane spark reprocess`, whose properties have names that
             are reserved for keylane.
 
     Raises:
@@ -68,13 +68,15 @@ async def write_task(
             if reader is None:
                 limit = (await sender.open()).message_bytes_max
                 salt = "\0".join(map(str, identity)).encode()
-                reader = RowReader(salt=salt, message_bytes_max=limit, task=task, of_a_job=of_a_job)
+                reader = RowReader(
+                    salt=salt, message_bytes_max=limit, task=task, allow_reserved=allow_reserved
+                )
                 columns = guarded_columns(batch.schema.names, options.order)
                 guard = None if columns is None else OrderGuard(columns, task=task)
             first = reader.row
             rows = reader.read(batch)
             if guard is not None:
-                guard.look(batch, rows.logical, rows.keyed, first)
+                guard.check(batch, rows.logical, rows.keyed, first)
             await sender.put(rows)
         await sender.finish()
     finally:
