@@ -1,9 +1,10 @@
-"""Packs errors into the texts of exceptions, because Spark passes on nothing else. Pure.
+"""Encodes errors into exception messages, because Spark passes on nothing else. Pure.
 
     KEYLANE_1160 {"details": {"offset": 5, "partition_id": 3}, "fate": "not_done"} no such offset …
     [Class 1160]
 
-The mark, the code and the JSON are stable; `error_in` finds them in the text of Spark's exception.
+The marker, the code and the JSON are stable; `error_in` finds them in the text of a Spark
+exception.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _MARKER = re.compile(r"KEYLANE_([0-9]{4}) (?=\{)")
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Put the mark before the text of every KeylaneError that is raised in the block."""
+    """Prefix the message of each KeylaneError raised in the block with the marker."""
     try:
         yield
     except KeylaneError as error:
@@ -38,7 +39,7 @@ def _add_marker(error: KeylaneError) -> KeylaneError:
 
 
 def error_in(text: str) -> KeylaneError | None:
-    """Return the error in the text of an exception of Spark, or None if there is none of ours."""
+    """Return the KeylaneError encoded in the text of a Spark exception, or None."""
     marker = _MARKER.search(text)
     if marker is None:
         return None

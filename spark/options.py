@@ -16,13 +16,13 @@
     taskBytes       approximate bytes of a task; larger partitions are cut       none is cut
     bytesPerSecond  limit for the bytes that one task receives                   no limit
     jsonSchema      schema of JSON values: "carrier STRING, delay INT"           values are bytes
-    badValues       treatment of a value that does not fit: fail, null           fail
-    retrySeconds    time for which planning retries unreachable servers          60
+    badValues       what to do with a value that does not match: fail, null      fail
+    retrySeconds    how long planning retries unreachable servers                60
     batchRows       approximate number of rows of an Arrow batch                 16384
     gcFreeze        exclude loaded objects from each worker's garbage collector  true
     maxRowsPerTrigger  limit for the rows in a batch of a stream                 no limit
-    commitGroup     a group whose cursors follow the sink of a stream            no cursor moves
-    tlsCa           file of the authority that signed the servers' certificates  environment
+    commitGroup     consumer group whose cursors follow the stream's sink        no cursor moves
+    tlsCa           file of the CA that signed the servers' certificates         environment
     tlsCert         file of a client certificate                                 environment
     tlsKey          file of the certificate's key                                environment
     tokenFile       file with a token                                            environment
@@ -32,12 +32,12 @@ A start or an end is one of
     -1h, -2d, 2024-05-31T12:00:00Z    the first message that was stored then or later
     group:NAME                        the durable cursor of a consumer group
     {"3": 17, "4": "-1h"}             by partition id: an offset, or one of the above
-    manifest:DIR                      only as the start of a stream: where the backfill in this
-                                      folder ended
+    manifest:DIR                      the end of the backfill in this folder; only as the start
+                                      of a stream
 
 Invariants
-    The case of option names does not matter, as in Spark.
-    One error lists all problems of a set of options.
+    Option names are case-insensitive, as in Spark.
+    One error lists all invalid options.
 
 Source: Spark has no column pruning for Python data sources, so `columns` is an option.
 """
@@ -82,7 +82,7 @@ _ADDED_BY_SPARK = {"path", "paths", "checkpointlocation"}
 
 
 def user_options(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options without those that Spark adds: properties of a table, and paths."""
+    """Return the options without table properties and paths, which Spark adds."""
     options = {str(name): str(value) for name, value in given.items()}
     names = {name.lower() for name in options}
     if is_sql_table(options):
@@ -91,7 +91,7 @@ def user_options(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_sql_table(given: Mapping[str, str]) -> bool:
-    """Return True for the options of CREATE TABLE, which Spark repeats with the prefix
+    """Return True if the options come from CREATE TABLE; Spark then repeats each with the prefix
     `option.`.
     """
     return any(str(name).lower() == "provider" for name in given)
@@ -99,13 +99,13 @@ def is_sql_table(given: Mapping[str, str]) -> bool:
 
 def parse_options(given: Mapping[str, str], *, now_ms: int) -> ReadOptions:
     """
-    Parse options as Spark passes them: names and values are texts, names in any case.
+    Parse the options of a read; Spark passes names and values as strings, names in any case.
 
     Args:
-        now_ms: the time from which "-1h" is counted, in milliseconds since 1970.
+        now_ms: the time to which "-1h" is relative, in milliseconds since 1970.
 
     Raises:
-        ConfigError: it lists every option that is unknown or missing, or has an invalid value.
+        ConfigError: options are unknown, missing or invalid; the error lists all of them.
     """
     options = user_options(given)
     problems = {
@@ -137,7 +137,7 @@ def parse_options(given: Mapping[str, str], *, now_ms: int) -> ReadOptions:
 
 
 def _find_conflicts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the problems of options that exclude each other."""
+    """Return a problem for each option that conflicts with another."""
     problems = {}
     if values.get("ordered"):
         for name, field in (("minPartitions", "min_partitions"), ("taskBytes", "task_bytes")):
@@ -204,7 +204,7 @@ def _parse_key(given: object) -> bytes:
         return given.encode()
     if isinstance(given, dict) and given.keys() == {"base64"}:
         return b64decode(str(given["base64"]), validate=True)
-    raise ValueError("no key")
+    raise ValueError("not a key")
 
 
 def _parse_start(text: str, now_ms: int) -> ReadBound:
@@ -326,6 +326,6 @@ _PARSERS: dict[str, tuple[str, Callable[..., object]]] = {
     "tlsKey": ("tlsKey", parse_path),
     "tokenFile": ("tokenFile", parse_token_path),
 }
-"""The field of ReadOptions and the parser of each option; parsers of bounds take the time too."""
+"""The ReadOptions field and the parser of each option; bounds are parsed relative to a time."""
 NAMES = tuple(_PARSERS)
 _KNOWN = {name.lower() for name in NAMES}

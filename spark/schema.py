@@ -1,4 +1,4 @@
-"""The columns of `arrow/schema.py` with their Spark types. Pure.
+"""Maps the columns of `arrow/schema.py` to Spark types. Pure.
 
 Source: Spark requires that an Arrow batch matches its schema exactly: order, types, nullability.
 """
@@ -49,7 +49,7 @@ _SPARK_TYPES: dict[str, DataType] = {
 
 
 _READ_METADATA = "keylane.read"
-"""Metadata of the column `key` of a read, which shows that its rows have an order."""
+"""Metadata key on the column `key` of a read, which marks its rows as ordered."""
 
 
 def spark_schema(
@@ -59,7 +59,7 @@ def spark_schema(
     Return the Spark schema of these columns, in this order.
 
     Args:
-        value_type: the type of the column `value`, if values are decoded.
+        value_type: the type of decoded values; None: values are bytes.
     """
     types = (
         _SPARK_TYPES if value_type is None else {**_SPARK_TYPES, "value": _spark_type(value_type)}
@@ -72,8 +72,7 @@ def spark_schema(
 
 def key_was_read(schema: StructType) -> bool:
     """
-    Return True if the column `key` of a frame is that of a read, whatever was done to other
-    columns.
+    Return True if the column `key` was read from a subject, whatever was done to other columns.
 
     Spark keeps the metadata of a column through select, filter, join, groupBy and Parquet files,
     and drops it if the column is computed.
@@ -84,13 +83,13 @@ def key_was_read(schema: StructType) -> bool:
 
 
 def read_schema(options: ReadOptions) -> StructType:
-    """Return the Spark schema of a read with these options."""
+    """Return the Spark schema that a read with these options has."""
     values = json_values(options)
     return spark_schema(options.columns, None if values is None else values.type)
 
 
 def _spark_type(arrow_type: pa.DataType) -> DataType:
-    """Return the Spark type of a JSON field."""
+    """Return the Spark type for the Arrow type of a JSON field."""
     if pa.types.is_struct(arrow_type):
         return StructType(
             [StructField(field.name, _spark_type(field.type)) for field in arrow_type]
@@ -114,15 +113,15 @@ _JSON_TYPES: dict[pa.DataType, DataType] = {
 
 
 _OPTIONS_METADATA = "keylane.options"
-"""Metadata of the first column, with the options of a table."""
+"""Metadata key on the first column, which stores the options of a table."""
 
 
 def embed_options(schema: StructType, options: Mapping[str, str]) -> StructType:
     """
     Return the schema with the options of a table in its metadata.
 
-    A catalog stores the schema of a table that is created with CREATE TABLE … USING keylane, and
-    Spark passes nothing else to a Python data source when the table is read.
+    A catalog stores the schema of a table created with CREATE TABLE … USING keylane, and Spark
+    passes nothing else to a Python data source when the table is read.
     """
     first, *rest = schema.fields
     metadata = {**first.metadata, _OPTIONS_METADATA: dict(options)}
@@ -131,5 +130,5 @@ def embed_options(schema: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def embedded_options(schema: StructType) -> dict[str, str]:
-    """Return the options that `embed_options` has put into the schema; empty if it has not."""
+    """Return the options that `embed_options` stored in the schema; empty if there are none."""
     return dict(schema.fields[0].metadata.get(_OPTIONS_METADATA, {})) if schema.fields else {}

@@ -1,13 +1,13 @@
-"""What the options of readers and writers share: those that secure connections, and the advice on
-unknown ones.  Pure.
+"""The options that readers and writers share to secure connections, and the advice about unknown
+options. Pure.
 
-    tlsCa       PEM file of the authority that signed the servers' certificates   KEYLANE_TLS_CA
+    tlsCa       PEM file of the CA that signed the servers' certificates          KEYLANE_TLS_CA
     tlsCert     PEM file of a client certificate, if servers require one          KEYLANE_TLS_CERT
-    tlsKey      PEM file of its private key                                       KEYLANE_TLS_KEY
+    tlsKey      PEM file of the client certificate's private key                  KEYLANE_TLS_KEY
     tokenFile   file with a token, for a cluster with access control              KEYLANE_TOKEN_FILE
 
-A missing option is taken from the environment of the process, which is the driver or an executor.
-The files are read on the driver and in tasks, so they must have the same path on each machine.
+A missing option is taken from the environment of the process: the driver or an executor.
+The driver and the tasks read the files, so they must have the same path on each machine.
 
 Source: Spark shows options in plans, and stores them in catalogs and event logs, so a secret must
 not be an option.
@@ -37,16 +37,16 @@ _NAMES_IN_OTHER_SOURCES = {
     "endingtimestamp": "end",
     "endingtime": "end",
 }
-"""Names of other data sources for our options."""
+"""The names of keylane options in other data sources, in lowercase."""
 _CREDENTIAL_ADVICE = (
-    "a token is no option, because Spark shows options in plans and logs; write it into a file, "
-    "and give tokenFile"
+    "a token is not an option, because Spark shows options in plans and logs; write it into a "
+    "file, and give tokenFile"
 )
 
 
 def advice(name: str, names: Sequence[str]) -> str:
     """
-    Return the text about an unknown option.
+    Return the advice about an unknown option, with the closest known name if there is one.
 
     Args:
         names: the names of all options.
@@ -70,15 +70,18 @@ PATH_MAX = 4_096
 
 
 def parse_path(text: str) -> str:
-    """Return the path of a file; raise ValueError if it is none."""
+    """Return the text; raise ValueError if it cannot be the path of a file."""
     if "\0" in text or len(text) > PATH_MAX:
         raise ValueError(f"give the path of a file, not {text!r:.80}")
     return text
 
 
 def parse_token_path(text: str) -> str:
-    """Return the path of a file with a token; raise ValueError, without the text, if it is a
-    token.
+    """
+    Return the path of a file with a token.
+
+    Raises:
+        ValueError: the text cannot be a path, or is itself a token, which the error does not show.
     """
     if text.startswith("kl_"):
         raise ValueError("this is a token; give the path of a file with it")
@@ -87,11 +90,11 @@ def parse_token_path(text: str) -> str:
 
 def parse_secured(paths: Mapping[str, str], problems: dict[str, str]) -> Secured:
     """
-    Return the TLS and the token of a source's connections.
+    Return the TLS settings and the token file for a source's connections.
 
     Args:
-        paths: values of the given options, by name.
-        problems: gets the problem of each missing option, by name.
+        paths: the values of the given options, by name.
+        problems: a problem is added for each missing option, by name.
     """
     ca, cert, key = (paths.get(name, "") for name in (TLS_CA, TLS_CERT, TLS_KEY))
     incomplete = bool(cert) != bool(key)

@@ -5,15 +5,16 @@ pyspark.
     reader.option("meta", "127.0.0.1:7000").option("subject", "orders").load()
 
     load()   schema() takes the snapshot, which is pickled with the source
-    plan     reader().partitions(): the tasks of `arrow/packing.py`
-    task     read(): Arrow batches of its ranges; a task gets only its part of the plan
+    plan     reader().partitions() returns the tasks of `arrow/packing.py`
+    task     read() yields Arrow batches; a task gets only its part of the plan
 
-A table of SQL has its options only in CREATE TABLE, but its schema in each query. So the options
-are stored in the schema.
+For an SQL table, Spark passes the options only in CREATE TABLE, but the schema in every query. So
+the options are stored in the schema.
 
 Invariants
     The snapshot is taken once per load(): each action on the DataFrame reads the same rows.
-    Reading changes nothing at the broker: no lock, no ack; Spark keeps the progress.
+    Reading changes nothing on the broker: it takes no lock and sends no ack; Spark stores the
+    progress.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class KeylaneTask(InputPartition):
-    """One task of Spark, with the planned ranges that it reads one after another."""
+    """A Spark task, with the planned ranges that it reads one after another."""
 
     ranges: Task
 
 
 class KeylaneSource(DataSource):
-    """Subjects as a DataFrame; the options are in `options.py`."""
+    """Reads and writes subjects as DataFrames; `options.py` lists the options."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
@@ -82,17 +83,17 @@ class KeylaneSource(DataSource):
             resolve_backfill_start(options)
             self._check_streamable(options)
             try:
-                # PySpark does not say whether this is a stream, which alone may begin behind a
-                # backfill, move a group, or have its batches limited.
+                # PySpark does not say whether this is a stream, and only a stream may begin after a
+                # backfill, move a group's cursors, or limit its batches.
                 start = EARLIEST if options.start.manifest else options.start
                 batch = replace(options, start=start, commit_group=None, max_rows_per_trigger=None)
                 self._snapshot(batch)
             except OffsetOutOfRangeError as error:
-                # A stream that goes on from its checkpoint may have a start that retention has
-                # passed since: only a batch fails.
+                # A stream that continues from its checkpoint does not need the messages at its
+                # start any more, and retention may have removed them: only a batch fails.
                 if (error.offset or 0) >= (error.first_offset or 0):
                     raise
-            except PartitionUnknownError as error:  # so it may with the whole partition
+            except PartitionUnknownError as error:  # or retention has removed the whole partition
                 if error.partition_id is None or not has_expired(options, error.partition_id):
                     raise
         schema = read_schema(options)
@@ -103,21 +104,23 @@ class KeylaneSource(DataSource):
         )
 
     def reader(self, schema: StructType) -> KeylaneReader:
-        """Return a reader of the snapshot; a schema that the user gives must be the same."""
+        """Return a reader of the snapshot; a schema given by the user must equal its schema."""
         with readable_errors():
             options = self._parse({**embedded_options(schema), **self.options})
             _check_schema(options, schema)
             check_batch(options)
             reader = KeylaneReader(options, pack(self._snapshot(options), options))
-        # Spark pickles the source once more now, for every task: its copies there need no plan.
+        # Spark now pickles the source again, for each task, where it needs no plan.
         self._plan_on_driver_only = True
         return reader
 
-    def streamReader(  # noqa: N802 - a name of PySpark
+    def streamReader(  # noqa: N802 - PySpark's name
         self, schema: StructType
     ) -> KeylaneStreamReader:
-        """Return a stream; an error is raised by the stream's first call, because PySpark hides an
-        error of this call.
+        """
+        Return a stream reader.
+
+        PySpark hides an error raised here, so the reader's first call raises it.
         """
         options = self._parse({**embedded_options(schema), **self.options})
         try:
@@ -129,19 +132,19 @@ class KeylaneSource(DataSource):
         return KeylaneStreamReader(options, settings, read_task)
 
     def writer(self, schema: StructType, overwrite: bool) -> KeylaneBatchWriter:
-        """Return a writer of one job, after creating its hidden subject."""
+        """Create the hidden subject of a job, and return the job's writer."""
         with readable_errors():
             return KeylaneBatchWriter.begin(self.options, schema, overwrite=overwrite)
 
-    def streamWriter(  # noqa: N802 - Spark's name
+    def streamWriter(  # noqa: N802 - PySpark's name
         self, schema: StructType, overwrite: bool
     ) -> KeylaneStreamWriter:
-        """Return a writer of the micro-batches of one query."""
+        """Return the writer of a query's micro-batches."""
         with readable_errors():
             return KeylaneStreamWriter.begin(self.options, schema, overwrite=overwrite)
 
     def _check_streamable(self, options: ReadOptions) -> None:
-        """Raise InvalidRequestError for an option that only a stream has, if this one cannot."""
+        """Raise InvalidRequestError if an option for streams is set that a stream cannot use."""
         if options.max_rows_per_trigger is not None or options.commit_group is not None:
             stream_settings(options, self.options, has_read_limits=HAS_READ_LIMITS)
 
@@ -178,19 +181,22 @@ def _check_schema(options: ReadOptions, schema: StructType) -> None:
 
 
 class KeylaneReader(DataSourceReader):
-    """Reads the tasks of one snapshot; within a task of Spark it knows only the task's ranges."""
+    """Reads the tasks of one snapshot; its copy in a Spark task has no list of tasks."""
 
     def __init__(self, options: ReadOptions, tasks: list[Task]) -> None:
         self._options = options
         self._tasks = tasks
 
     def partitions(self) -> list[InputPartition]:
-        """Return one partition for each task; none if there is nothing to read."""
+        """Return a partition for each task; empty if there is nothing to read."""
         return [KeylaneTask(task) for task in self._tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one task; none for the partition that Spark creates when there is no
-        task.
+        """
+        Yield the rows of one task.
+
+        If there is no task, Spark still calls this once, with a partition of its own, which has no
+        rows.
         """
         if not isinstance(partition, KeylaneTask):
             assert partition is None or partition.value is None
@@ -211,8 +217,10 @@ class _SparkWorker:
 
     @classmethod
     def freeze(cls) -> None:
-        """Exclude loaded objects, once, from the garbage collection that Spark runs after each
-        task, which takes 30 ms.
+        """
+        Exclude the loaded objects from garbage collection; only the first call has an effect.
+
+        Spark collects after each task, which takes 30 ms otherwise.
         """
         if not cls._frozen:
             gc.collect()

@@ -1,9 +1,9 @@
-"""Pickles objects so that a Spark process without the needed packages reports it in one sentence.
-Needs pyspark.
+"""Pickles objects in a form that reports a missing package clearly in another Spark process. Needs
+pyspark.
 
-In a process without keylane, unpickling would fail with a page of traces and "No module named
-'keylane'". So the function that unpickles is itself pickled by value: it is a function inside a
-function, which cloudpickle cannot look up by name.
+In a process without keylane, unpickling would fail with a long traceback and "No module named
+'keylane'". So the function that unpickles is itself pickled by value: it is nested in another
+function, and cloudpickle cannot refer to it by name.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from pyspark import cloudpickle
 def reduce_by_value(
     kind: type, state: dict[str, Any]
 ) -> tuple[Callable[..., object], tuple[object, ...]]:
-    """Return the result for an object's `__reduce__`: it is unpickled as a `kind` with this
-    `__dict__`.
-    """
+    """Return the result of `__reduce__` for an object of class `kind` with `state` as `__dict__`."""
     data: bytes = cloudpickle.dumps((kind, state))  # type: ignore[no-untyped-call]
     return _make_unpickler(), (data,)
 
@@ -43,11 +41,11 @@ def _make_unpickler() -> Callable[[bytes], object]:
 
 def missing_package_reporter() -> Callable[[ImportError], Exception]:
     """
-    Return a function that is pickled by value, and turns an ImportError into the sentence that the
-    driver shows.
+    Return a function, pickled by value, that turns an ImportError into the error that the driver
+    shows.
 
-    Its text is that of a SparkProcessError in the form of `failure.py`, because there may be no
-    keylane to raise the real one.
+    The message encodes a SparkProcessError as in `failure.py`, because keylane, which defines the
+    class, may be the missing package.
     """
 
     def report_missing(error: ImportError) -> Exception:
@@ -56,7 +54,7 @@ def missing_package_reporter() -> Callable[[ImportError], Exception]:
         import sys
 
         python = f"{sys.executable} ({platform.python_version()}) on {platform.node()}"
-        # If the module exists, and lacks a name or a library, the error's text says more than the
+        # If the module exists, but lacks a name or a library, the error's text says more than the
         # module's name.
         is_module_missing = isinstance(error, ModuleNotFoundError) and error.name is not None
         missing = error.name if is_module_missing else str(error)

@@ -1,16 +1,15 @@
-"""Matches the rows of two outputs by the messages of which they were made.
+"""Compares the rows of two outputs, matched by the messages from which they were made.
 
     batch ─▶ source partition, source offset, hashes of key and row
-          ─sort─▶ rows with the same place and key on both sides ─▶ equal or not
+          ─sort─▶ rows with the same source and key on both sides ─▶ equal or not
 
-Rows are columns of numbers, so there is no Python object per row. Rows of the same message and key
-are matched by their order. Rows without a key are matched by their hashes, because their order
-depends on the partitions in which they were stored. The additions of a job to each row (`replay`,
-`keylane.source`, the time of its plan) do not count as a difference.
+Rows are columns of numbers, without a Python object per row. Rows made of the same message with the
+same key are matched by their order. Rows without a key are matched by their hashes, because their
+order depends on the partitions that stored them. What a job adds to each row (`replay`,
+`keylane.source`, the time of the plan) does not count as a difference.
 
 Invariants
-    A row counts as equal if key, value, properties and time are equal; two different rows have the
-    same 64-bit hash only by chance.
+    Rows are equal if key, value, properties and time are equal, up to collisions of 64-bit hashes.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from .messages import PROPERTIES, REPLAY
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 NO_TIME = np.iinfo(np.int64).min
-"""The time of a row whose function gave none, so that it has the time of its job's plan; it equals
-any time.
+"""The time of a row that the function returned without one, which then has the time of the job's
+plan; it equals any time.
 """
 _KEYLESS = xxhash.xxh3_64_intdigest(b"")
 _MIX_MULTIPLIER = np.uint64(0x9E3779B185EBCA87)
@@ -44,12 +43,12 @@ _MIX_MULTIPLIER = np.uint64(0x9E3779B185EBCA87)
 
 @dataclass(frozen=True, slots=True)
 class ComparedRows:
-    """Some rows of one side, in the order in which they are stored; each field is a column."""
+    """Holds rows of one output in stored order; each field is a column."""
 
     source: I64
-    """The partition of the message of which the row was made."""
+    """The partition of the message from which the row was made."""
     offset: I64
-    """The offset of the message of which the row was made."""
+    """The offset of the message from which the row was made."""
     key: U64
     """The hash of the key."""
     row: U64
@@ -60,7 +59,7 @@ class ComparedRows:
         return len(self.source)
 
     def take(self, chosen: npt.NDArray[Any]) -> ComparedRows:
-        """Return the chosen rows."""
+        """Return the rows that a mask or an array of indexes selects."""
         return ComparedRows(*(getattr(self, each.name)[chosen] for each in fields(self)))
 
     @classmethod
@@ -76,13 +75,13 @@ class ComparedRows:
 
 @dataclass(frozen=True, slots=True)
 class RowDifferences:
-    """The keys of each source partition whose rows differ."""
+    """Lists the keys whose rows differ, by source partition; each field is a column."""
 
     source: I64
     key: U64
     first_offset: I64
     rows: I64
-    """The number of rows that differ, or are only on one side."""
+    """The number of rows that differ, or exist in only one output."""
 
 
 def compared_rows(
@@ -93,13 +92,13 @@ def compared_rows(
     timestamp.
 
     Args:
-        is_source: True if the rows are the messages themselves, with the columns partition and
-            offset; False if their properties name the messages of which they were made.
-        planned_us: the time of rows whose function gave none.
+        is_source: True if the rows are the source messages, with the columns partition and offset;
+            False if their properties name the messages from which they were made.
+        planned_us: the time of the job's plan, in microseconds since 1970.
         where: the name of the output, for errors.
 
     Raises:
-        JobError: a row does not name the message of which it was made.
+        JobError: a row does not name the message from which it was made.
     """
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     count = batch.num_rows
@@ -123,7 +122,7 @@ def compared_rows(
 
 
 def select_pieces(rows: ComparedRows, pieces: Iterable[JobPiece]) -> ComparedRows:
-    """Return the rows that were made of messages of these pieces."""
+    """Return the rows made from messages of these pieces."""
     by_partition: dict[int, list[tuple[int, int]]] = {}
     for piece in pieces:
         by_partition.setdefault(piece.partition_id, []).append((piece.start, piece.end))
@@ -140,7 +139,7 @@ def differing_keys(old: ComparedRows, new: ComparedRows) -> RowDifferences:
     rows = ComparedRows.concatenate([old, new])
     side = np.repeat(np.array([0, 1], np.int8), [len(old), len(new)])
     order = np.where(rows.key == np.uint64(_KEYLESS), rows.row, np.uint64(0))
-    # A stable sort: what is equal stays in the order in which it is stored.
+    # The sort is stable: equal rows stay in stored order.
     in_order = np.lexsort((order, side, rows.key, rows.offset, rows.source))
     rows, side = rows.take(in_order), side[in_order]
     rank = _ranks(rows, side)
@@ -175,7 +174,7 @@ def _group_by_key(rows: ComparedRows) -> RowDifferences:
 
 
 def _continues_previous(rows: ComparedRows) -> npt.NDArray[np.bool_]:
-    """Return, for each row but the first, whether it has the place and key of the row before."""
+    """Return, for each row but the first, whether the previous row has the same source and key."""
     same: npt.NDArray[np.bool_] = (
         (np.diff(rows.source) == 0) & (np.diff(rows.offset) == 0) & (rows.key[1:] == rows.key[:-1])
     )
@@ -183,7 +182,7 @@ def _continues_previous(rows: ComparedRows) -> npt.NDArray[np.bool_]:
 
 
 def _ranks(rows: ComparedRows, side: npt.NDArray[np.int8]) -> I64:
-    """Return the number of each row among those with the same side, place and key."""
+    """Return the index of each row among those with the same side, source and key."""
     count = len(rows)
     if not count:
         return np.zeros(0, np.int64)
@@ -206,8 +205,8 @@ def _mix(left: U64, right: U64) -> U64:
 
 
 def _hash_properties(properties: Any) -> U64:
-    """Return a hash of the properties of each row, which ignores their order and those that a job
-    adds.
+    """Return a hash of the properties of each row that ignores their order, and the properties that
+    a job adds.
     """
     flat = properties.cast(pa.list_(_ENTRY))
     lengths = pc.list_value_length(flat).fill_null(0).to_numpy(zero_copy_only=False)

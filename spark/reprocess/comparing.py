@@ -1,4 +1,4 @@
-"""Finds the keys whose rows differ between the old and the new output of a range. Pure."""
+"""Finds the keys whose rows differ between the old and the new output of a piece. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IGNORED_COLUMN = "replay"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyDifference:
-    """A key whose rows of one partition differ."""
+    """A key whose rows differ, in one source partition."""
 
     partition_id: int
     key: object
@@ -21,12 +21,12 @@ class KeyDifference:
     first_offset: int | None
     """The offset of the first row that differs; None if the output has no column `offset`."""
     rows: int
-    """The number of rows that differ, or are only on one side."""
+    """The number of rows that differ, or exist in only one output."""
 
 
 def find_differences(partition_id: int, old: pa.Table, new: pa.Table) -> list[KeyDifference]:
-    """Return the keys that differ, sorted by their first offset; the rows of a key are compared in
-    their order.
+    """Return the keys whose rows differ, sorted by first offset; the rows of a key are compared in
+    order.
     """
     before, after = _group_by_key(old), _group_by_key(new)
     changes = []
@@ -56,7 +56,7 @@ def _group_by_key(table: pa.Table) -> dict[Any, list[dict[str, Any]]]:
 def _differing_offsets(
     old: list[dict[str, Any]], new: list[dict[str, Any]]
 ) -> Iterator[int | None]:
-    """Yield the offset of each row that differs; rows are matched by offset, and rows of the same
+    """Yield the offset of each row that differs. Rows are matched by offset, and rows with the same
     offset by their order.
     """
     unmatched = _group_by_offset(old)

@@ -1,4 +1,4 @@
-"""A digest of a table's rows and types, which does not depend on its batches and buffers. Pure."""
+"""Computes a digest of a table's rows and types that does not depend on its batches. Pure."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _update_binary(digest: xxhash.xxh3_128, column: pa.Array) -> None:
 
 
 def _update_fixed_width(digest: xxhash.xxh3_128, column: pa.Array) -> None:
-    """Add the bytes of numbers and times; a null counts as 0."""
+    """Update the digest with the bytes of numbers or times; a null counts as 0."""
     width = column.type.bit_width // 8
     raw = column.view(pa.binary(width)) if column.null_count == 0 else None
     if raw is None:

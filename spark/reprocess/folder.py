@@ -1,19 +1,19 @@
-"""The output folder of a job: Parquet files of pieces, each with its facts in the footer, and the
-manifest. Files.
+"""The output folder of a job: the manifest, and a Parquet file per piece with the piece's metadata in
+its footer. File I/O.
 
-    DIR/part-<partition>-<start>-<end>.parquet   the rows of a piece; its facts are in the footer,
+    DIR/part-<partition>-<start>-<end>.parquet   the rows of a piece; its metadata is in the footer,
                                                  so that both appear together
     DIR/_keylane/plan.json                       the manifest without pieces, which fixes the
                                                  ranges when the job begins
     DIR/_keylane/manifest.json                   the manifest, written after the last piece
-    DIR/_keylane/pieces/<partition>-….json       the facts of a piece whose rows are in a subject
+    DIR/_keylane/pieces/<partition>-….json       the metadata of a piece whose rows are in a subject
     DIR/_keylane/parked/part-….parquet           the messages of a piece for which the function
-                                                 failed, with its errors
-    DIR/_keylane/unfinished/                     files that are being written; readers of Parquet
+                                                 failed, with the errors
+    DIR/_keylane/unfinished/                     files that are being written; Parquet readers
                                                  ignore `_keylane`
 
 Invariants
-    A file gets its name only when it is complete and on the disk.
+    A file gets its final name only when it is complete and synced to disk.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PLAN, MANIFEST = "plan.json", "manifest.json"
 
 
 class OutputFolder:
-    """A folder that the driver and every worker see under the same path."""
+    """Reads and writes an output folder, which has the same path on the driver and every worker."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path).absolute()
@@ -47,7 +47,7 @@ class OutputFolder:
         self.parked = self._internal / "parked"
 
     def read(self, name: str) -> Manifest | None:
-        """Return the plan or the manifest, or None if there is none; raise JobError."""
+        """Return the plan or the manifest, or None; raise JobError if it is unreadable."""
         path = self._internal / name
         try:
             data = path.read_bytes()
@@ -58,18 +58,18 @@ class OutputFolder:
         return decode_manifest(data, where=str(path))
 
     def write(self, name: str, manifest: Manifest) -> None:
-        """Write the plan or the manifest, in one step."""
+        """Write the plan or the manifest atomically."""
         temporary = self._new_temporary_file()
         temporary.write_bytes(encode_manifest(manifest))
         self._commit_file(temporary, self._internal / name)
 
     def remove(self, name: str) -> None:
-        """Remove the plan or the manifest, if it is there."""
+        """Remove the plan or the manifest if it exists."""
         (self._internal / name).unlink(missing_ok=True)
 
     def write_piece(self, piece: JobPiece, rows: pa.Table, mark: str) -> None:
-        """Write the rows of a piece with its facts, in one step; a second write of the same piece
-        changes nothing.
+        """Write the rows and the metadata of a piece atomically; a repeated write replaces the same
+        file.
         """
         piece_metadata = msgspec.json.encode((mark, piece))
         temporary = self._new_temporary_file()
@@ -82,15 +82,15 @@ class OutputFolder:
         self._commit_file(temporary, self.path / piece.file)
 
     def record_piece(self, piece: JobPiece, mark: str) -> None:
-        """Note, in one step, that the rows of a piece are in a subject."""
+        """Record atomically that the rows of a piece are stored in a subject."""
         temporary = self._new_temporary_file()
         temporary.write_bytes(msgspec.json.encode((mark, piece)))
         self._records.mkdir(parents=True, exist_ok=True)
         self._commit_file(temporary, self._records / record_file(piece))
 
     def write_parked(self, piece: JobPiece, messages: pa.Table) -> None:
-        """Write the parked messages of a piece, before the piece itself; if there are none, remove
-        those of an earlier try.
+        """Write the parked messages of a piece, or remove those of an earlier attempt if there are
+        none; call it before the piece itself is written.
         """
         path = self.parked / piece_file(piece.partition_id, piece.start, piece.end)
         if not messages.num_rows:
@@ -102,7 +102,7 @@ class OutputFolder:
         self._commit_file(temporary, path)
 
     def parked_text(self, manifest: Manifest) -> str:
-        """Return a text that says how many messages the job has parked, and where; "" for none."""
+        """Return how many messages the job has parked, and where, as a sentence; "" for none."""
         if not manifest.parked:
             return ""
         are = "it is" if manifest.parked == 1 else "they are"
@@ -115,11 +115,11 @@ class OutputFolder:
         self, mark: str, earlier_codes: Mapping[str, str] = MappingProxyType({})
     ) -> list[JobPiece]:
         """
-        Return the pieces that are done, sorted by partition and offset.
+        Return the finished pieces, sorted by partition and offset.
 
         Args:
-            mark: the mark of the pieces that are made now.
-            earlier_codes: the code of earlier pieces that also count, by their mark.
+            mark: the mark of pieces made by the current code.
+            earlier_codes: the code of earlier pieces that also count, by mark.
         """
         done = []
 
@@ -145,7 +145,7 @@ class OutputFolder:
         return pq.read_table(self.path / piece.file).replace_schema_metadata(None)
 
     def done_ranges(self) -> Iterator[tuple[int, int]]:
-        """Yield the partition id and the number of messages of each piece, from the file names."""
+        """Yield the partition id and the number of messages of each finished piece."""
         for path in chain(self.path.glob("part-*.parquet"), self._records.glob("*.json")):
             partition_id, start, end = path.stem.removeprefix("part-").split("-")
             yield int(partition_id), int(end) - int(start)
@@ -163,10 +163,10 @@ class OutputFolder:
 
 
 def piece_file(partition_id: int, start: int, end: int) -> str:
-    """Return the name of a piece's file; names sort in the order of offsets."""
+    """Return the file name of a piece; names sort by partition and offset."""
     return f"part-{partition_id:010d}-{start:016d}-{end:016d}.parquet"
 
 
 def record_file(piece: JobPiece) -> str:
-    """Return the name of the file with the facts of a piece whose rows are in a subject."""
+    """Return the file name of the metadata of a piece whose rows are in a subject."""
     return f"{piece.partition_id:010d}-{piece.start:016d}-{piece.end:016d}.json"

@@ -2,7 +2,7 @@
 
     jobs.py ─imports─▶ rules.py ─imports─▶ numpy        code: a digest of jobs.py and rules.py
 
-numpy is an installed package, so the user is responsible for its version.
+The digest excludes installed packages such as numpy, so the user is responsible for their versions.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _OWN_PACKAGE = __name__.partition(".")[0]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A function that takes a table of messages, in their order, and returns a table; it is called
-    once for each piece.
+    """A function that takes the messages of a piece as a table, in order, and returns a table of
+    rows.
     """
 
     name: str
@@ -46,18 +46,17 @@ class Job:
 
 def load_job(reference: str, *, name: str = "", version: str = "") -> Job:
     """
-    Load the job of a name such as `jobs.clean:run`.
+    Import the function that a reference such as `jobs.clean:run` names.
 
-    Its module is pickled by value: workers need the modules that it imports, but not the module
-    itself.
+    Its module is pickled by value: workers need only the modules that it imports.
 
     Args:
         version: the version of anything that the digest does not cover: installed packages, files
             that the job reads, and modules that are imported under a computed name.
 
     Raises:
-        JobError: there is no such module or function.
-        InvalidRequestError: the version is no name.
+        JobError: the module or the function cannot be imported.
+        InvalidRequestError: the version is not a valid name.
     """
     module_name, _, function_name = reference.partition(":")
     try:
@@ -76,7 +75,9 @@ def load_job(reference: str, *, name: str = "", version: str = "") -> Job:
         )
         raise load_error from None
     if not callable(function):
-        raise JobError(Reason.JOB_FAILED, f"{reference!r:.200} is no function", job=reference[:200])
+        raise JobError(
+            Reason.JOB_FAILED, f"{reference!r:.200} is not a function", job=reference[:200]
+        )
     if module_name != "__main__":
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     digest = hashlib.sha256(source.encode())
@@ -90,10 +91,10 @@ def load_job(reference: str, *, name: str = "", version: str = "") -> Job:
 
 def _imported_sources(module: ModuleType, source: str) -> dict[str, bytes]:
     """
-    Return the sources of the user's modules that a module imports, directly or indirectly, also
-    inside functions, by name.
+    Return, by name, the source of each user module that a module imports, directly or indirectly,
+    including imports inside functions.
 
-    Modules of the user are those that are neither installed, nor of Python, nor of keylane.
+    A user module is neither installed nor part of Python or keylane.
     """
     found: dict[str, bytes] = {}
     is_package = hasattr(module, "__path__")
@@ -115,8 +116,8 @@ def _imported_sources(module: ModuleType, source: str) -> dict[str, bytes]:
 
 
 def _imported_names(name: str, package: str, source: str) -> Iterator[str]:
-    """Yield the names of modules that a source imports, and of their packages; some may be names
-    within a module.
+    """Yield the names of the modules that a source imports, and of their packages; some may name an
+    attribute of a module instead.
     """
     try:
         tree = ast.parse(source)
@@ -138,7 +139,7 @@ def _imported_names(name: str, package: str, source: str) -> Iterator[str]:
 
 
 def _user_module_path(name: str) -> Path | None:
-    """Return the file of a module of the user, or None if it is none or has no source."""
+    """Return the file of a user module; None if the module is not one, or has no source."""
     if name.partition(".")[0] in {_OWN_PACKAGE, "pyspark", "__main__"}:
         return None
     parent = name.rpartition(".")[0]
@@ -170,7 +171,7 @@ def _is_namespace(name: str) -> bool:
 
 @cache
 def _installed_folders() -> frozenset[Path]:
-    """Return the folders of Python's own modules and of installed packages."""
+    """Return the folders of the standard library and of installed packages."""
     paths = [sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")]
     return frozenset(
         Path(each).resolve()

@@ -2,28 +2,28 @@
 Needs pyspark.
 
     writer()   driver   creates the hidden subject
-    write()    tasks    store numbered rows; a retry or a second attempt stores nothing twice
+    write()    tasks    store numbered rows; a repeated attempt stores nothing twice
     commit()   driver   checks that there are as many messages as rows, and publishes once
     abort()    driver   deletes the hidden subject
 
-A job with a name is published once, however often it runs; one that is already published takes
-the same steps, and stores nothing.
+A named job (option `once`) is published once, however often it runs. If it is already published, a
+run stores nothing.
 
     created      ─▶ fill the hidden subject, publish it
-    taken        ─▶ a driver was killed before it had published: delete its hidden subject, and
-                    create another
+    taken        ─▶ a driver was killed before it published: delete its hidden subject, and create
+                    another
     published    ─▶ there is nothing to write
 
-The hidden subject has the job's name, and the metaserver remembers which ones were published, for
-its `history_retention_ms`.
+The hidden subject has the job's name, and the metaserver remembers for `history_retention_ms` which
+ones were published.
 
 Invariants
-    A hidden subject that is deleted was not published, and a driver that still fills it is refused
-    from then on.
-    A job counts as published only when its publication is done; after a canceled publication it
-    has another hidden subject.
+    A hidden subject is deleted only if it was not published; a driver that still fills it is then
+    refused.
+    A job counts as published only when its publication is complete; after a canceled publication
+    it gets another hidden subject.
 
-Source: Spark runs a batch of `foreachBatch` again, with the same number, if it has not noted its
+Source: Spark repeats a batch of `foreachBatch`, with the same number, if it has not recorded its
 end.
 """
 
@@ -65,20 +65,19 @@ async def create_once(
     hidden: str, subject_of: Callable[[str, int], HiddenSubject], *, timeout_ms: int, clock: Clock
 ) -> tuple[str, int]:
     """
-    Create the hidden subject of a job with a name.
+    Create the hidden subject of a named job.
 
     Args:
         hidden: the name of the hidden subject; after a canceled publication a number is appended.
-        subject_of: returns the hidden subject of a name and an id; with 0, of any id.
-        timeout_ms: milliseconds that the deletion of an earlier run's rows may take.
+        subject_of: returns the HiddenSubject of a name and an id; 0: whatever its id.
+        timeout_ms: milliseconds to wait for the deletion of an earlier run's rows.
 
     Returns:
-        The name of the hidden subject and its id; the id is 0 if the job was published, so that
-        there is nothing to write.
+        The name of the hidden subject and its id; the id is 0 if the job is already published.
 
     Raises:
-        PublishError: other drivers write the same job, and repeatedly create it again.
-        SubjectDeletedError: a broker that has rows of an earlier run is unreachable.
+        PublishError: other drivers write the same job, and recreate the subject repeatedly.
+        SubjectDeletedError: a broker with rows of an earlier run is unreachable.
         KeylaneError: the metaserver refuses, or does not answer.
     """
     name, canceled = hidden, 0
@@ -92,7 +91,7 @@ async def create_once(
             await asyncio.sleep(POLL_S)
         except PublishError as error:
             if error.reason is Reason.HIDDEN_TAKEN and clock.boot_ms() < deadline_ms:
-                # While one is being published this waits, and then finds none of the name.
+                # If it is being published, the deletion waits, and then finds no subject.
                 await subject_of(name, 0).delete()
                 continue
             if error.published_id is None:
@@ -113,13 +112,13 @@ log = logging.getLogger("keylane.spark")
 
 @dataclass
 class TaskDone(WriterCommitMessage):
-    """The message of a successful attempt to the driver."""
+    """The commit message that a successful attempt sends to the driver."""
 
     report: TaskReport
 
 
 class KeylaneBatchWriter(DataSourceArrowWriter):
-    """Writes one job; Spark pickles it to send it to the tasks and back to the driver."""
+    """Writes one job; Spark pickles it for the tasks and for the commit."""
 
     def __init__(self, options: WriteOptions, *, job: str, started_at_ns: int) -> None:
         self.options = options
@@ -128,7 +127,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         self._started_at_ns = started_at_ns
         self._subject_id = 0
         self._is_published = False
-        """True if an earlier run of the job has published its rows."""
+        """True if an earlier run of the job published its rows."""
 
     @classmethod
     def begin(
@@ -139,7 +138,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
 
         Raises:
             ConfigError, RowsError: the options or the columns are invalid.
-            PublishError: another job fills the hidden subject that the options name.
+            PublishError: another job is filling the hidden subject that the options name.
             KeylaneError: the metaserver refuses, or does not answer.
         """
         options = parse_write_options(given)
@@ -186,9 +185,9 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             log.info("job %s of %s was already published", self.options.once, self.options.subject)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskDone:
-        """Write the rows of one task."""
+        """Write the rows of one task, and return its report."""
         if self._is_published:
-            for _ in iterator:  # Spark sends the rows all the same
+            for _ in iterator:  # Spark sends the rows anyway
                 pass
             return TaskDone(TaskReport(task=0))
         context = TaskContext.get()
@@ -212,7 +211,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             return TaskDone(run_with_network(work, self.options.secured))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish the rows that the tasks have written; a repeat changes nothing."""
+        """Check and publish the rows that the tasks have written; idempotent."""
         if self._is_published:
             return
         reports = [each.report for each in messages if isinstance(each, TaskDone)]
@@ -223,9 +222,8 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             if not self.options.publish:
                 return
             if not rows and await subject.continues_target():
-                await (
-                    subject.delete()
-                )  # nothing to publish: the target's partitions need not change
+                # Without rows, the target's partitions need not change.
+                await subject.delete()
                 return
             await subject.publish()
 
@@ -244,7 +242,5 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             run_with_network(work, self.options.secured)
 
     def _hidden_subject(self, network: Network) -> HiddenSubject:
-        """Return the hidden subject that was created for this job, and not a later one of the same
-        name.
-        """
+        """Return the hidden subject that this job created, identified by its id."""
         return HiddenSubject(network, self.options, self.hidden, subject_id=self._subject_id)

@@ -1,10 +1,10 @@
-"""Refuses rows of a key whose offsets do not rise in their source partition, because their order
-would be lost. Pure.
+"""Refuses to write the rows of a key out of order: their offsets in the source partition must
+increase. Pure.
 
-The columns `partition` (or `queue`) and `offset` (or `logic_offset`), and with several subjects
-`subject`, say where a row was read. Offsets must rise within each source partition and logical
-partition of a task. That keeps each key in order; `keylane.spark.ordered` returns the logical
-partitions of a source partition one after another.
+The columns `partition` (or `queue`) and `offset` (or `logic_offset`), and `subject` if there are
+several, identify where a row was read. Within a task, offsets must increase in each pair of source
+partition and logical partition, which keeps each key in order. `keylane.spark.ordered` returns rows
+in such an order, one logical partition after another.
 """
 
 from __future__ import annotations
@@ -27,23 +27,22 @@ PAIRS = (
     ("queue", "offset"),
 )
 _NO_KEY = LOGICAL_PARTITIONS
-"""The number that rows without a key have in place of a logical partition."""
+"""The stand-in for the logical partition of rows without a key."""
 
 
 def guarded_columns(
     names: Sequence[str], order: Order, *, key_was_read: bool = False
 ) -> tuple[str, str] | None:
     """
-    Return the columns to check; None if nothing has to be checked.
+    Return the columns to check; None if there is no order to check.
 
     Args:
         names: the columns of the rows.
-        order: the option of the write.
-        key_was_read: True if the column `key` was read from a subject, so that its rows had an
-            order.
+        order: the write option `order`.
+        key_was_read: True if the column `key` was read from a subject, whose rows are ordered.
 
     Raises:
-        RowsError: columns are missing that have to be checked.
+        RowsError: the columns to check are missing.
     """
     if order == "none":
         return None
@@ -66,17 +65,17 @@ def guarded_columns(
 
 
 class OrderGuard:
-    """Checks the rows of one task, in their order."""
+    """Checks that the rows of one task are in order."""
 
     def __init__(self, columns: tuple[str, str], *, task: int) -> None:
         self._partition, self._offset = columns
         self._task = task
         self._latest: dict[str, npt.NDArray[np.int64]] = {}
-        """The last offset of each logical partition, by source partition; -1: none."""
+        """The last offset of each logical partition, by source partition; -1 if there is none."""
 
     @property
     def sources(self) -> dict[str, int]:
-        """The logical partitions of each source partition; see TaskReport."""
+        """The logical partitions with rows, as a bit set by source partition; see TaskReport."""
         return {
             source: int.from_bytes(np.packbits(latest[:_NO_KEY] >= 0, bitorder="little"), "little")
             for source, latest in self._latest.items()
@@ -94,11 +93,11 @@ class OrderGuard:
 
         Args:
             logical: the logical partition of each row.
-            keyed: whether each row has a key; rows without one have no order to break.
-            first_row: the number of the first row, for the error.
+            keyed: True for each row with a key; other rows have no order.
+            first_row: the number of the first row, for errors.
 
         Raises:
-            RowsError: an offset does not rise.
+            RowsError: an offset does not increase.
         """
         if not batch.num_rows:
             return
@@ -122,7 +121,7 @@ class OrderGuard:
     def _check_source(
         self, prefix: str, partitions: Any, offsets: Any, logical: Any, rows: Any
     ) -> None:
-        order = np.lexsort((logical, partitions))  # stable: the rows of a group stay in their order
+        order = np.lexsort((logical, partitions))  # stable: keeps the order within groups
         partitions, offsets, logical, rows = (
             partitions[order],
             offsets[order],
@@ -149,8 +148,12 @@ class OrderGuard:
     def _check_continues(
         self, source: str, firsts: Any, lasts: Any, offsets: Any, logical: Any, rows: Any
     ) -> None:
-        """Check that the groups of a source partition, one for each logical partition, begin after
-        the earlier rows of their logical partition.
+        """
+        Check that each group of rows begins after the earlier rows of its logical partition.
+
+        Args:
+            source: the source partition of all groups.
+            firsts, lasts: the indexes of the first and last row of each group.
         """
         latest = self._latest.get(source)
         if latest is None:

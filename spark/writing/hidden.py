@@ -1,7 +1,6 @@
 """Creates, counts, publishes and deletes the hidden subject of a job. Network only.
 
-Each call is retried for the time of the options until the metaserver answers, because it may be
-restarting.
+Each call is retried for up to `timeoutMs`, because the metaserver may be restarting.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ class HiddenSubject:
     The hidden subject `name` of a job.
 
     Args:
-        subject_id: its id after it was created, so that a later subject of its name is not counted,
-            published or deleted; 0: not known.
-        filled_by: the text that names the job; a hidden subject of another job is refused.
+        subject_id: the id of the created subject, which excludes a later subject of the same name;
+            0: not known.
+        filled_by: the description of the job; a hidden subject of another job is refused.
     """
 
     def __init__(
@@ -82,17 +81,16 @@ class HiddenSubject:
 
     async def create(self, *, cut: bool = False) -> SubjectView:
         """
-        Create it; a repeated call changes nothing.
+        Create the subject; idempotent.
 
         Args:
-            cut: also begin to cut the target; see `cut`.
+            cut: also start to cut the target; see `cut`.
 
         Raises:
-            PublishError: the target's partitions have changed since it was created, so they
-                cannot be cut.
-            PublishError: another job fills it.
+            PublishError: the target's partitions have changed since it was created, and cannot be
+                cut any more; or another job fills it.
             SubjectUnknownError: the target does not exist, and the options do not create it.
-            AccessDeniedError: the job lacks rights; the error names all that it needs.
+            AccessDeniedError: the job lacks rights; the error lists all that it needs.
             KeylaneError: the metaserver refuses, or does not answer.
         """
         await self._check_rights()
@@ -105,9 +103,7 @@ class HiddenSubject:
         return await self._retry(lambda: self._meta.hide_subject(self._options.subject, request))
 
     async def _check_rights(self) -> None:
-        """Check the rights that the whole job needs, so that a missing grant is reported before any
-        row is written.
-        """
+        """Check all rights that the job needs, before any row is written."""
         try:
             capability = await self._retry(lambda: self._meta.call(CAPABILITY, AskCapability()))
         except InvalidRequestError as error:
@@ -125,17 +121,17 @@ class HiddenSubject:
 
     async def cut(self) -> tuple[SubjectView, frozenset[int]]:
         """
-        Create it, seal the target's partitions, and let new partitions of the target follow both.
+        Create the subject and cut the target: seal its partitions, and open new ones that follow
+        both the sealed partitions and the hidden subject.
 
-        If it has no messages, and the target's partitions have changed before the cut, it is
-        created again; a later subject of its name is kept.
+        If the target's partitions have changed since an empty hidden subject was created, it is
+        deleted and created again.
 
         Returns:
-            The hidden subject, and the ids of all partitions of the target before the cut that have
-            data.
+            The hidden subject, and the ids of the target's partitions with data before the cut.
 
         Raises:
-            NotSentError: the cut was not done in time.
+            NotSentError: the partitions were not sealed in time.
             The errors of `create`.
         """
         attempts_left, view = CUTS_MAX, None
@@ -171,7 +167,7 @@ class HiddenSubject:
             await asyncio.sleep(POLL_S)
 
     async def _delete_empty(self) -> bool:
-        """Delete the hidden subject if it has no messages; return False if it has some."""
+        """Delete the subject if it is empty; return False if it has messages."""
         try:
             route = await self._retry(lambda: self._meta.route(self.name))
             check_subject_id(route, self._subject_id)
@@ -187,16 +183,15 @@ class HiddenSubject:
                 return False
             await subject.delete()
         except (SubjectUnknownError, SubjectDeletedError):
-            pass  # it is gone, and perhaps another one there
+            pass  # it was deleted, and another subject may have its name
         return True
 
     async def count_complete(self) -> dict[int, int]:
         """
-        Return the result of `count_messages`, after checking that no message was removed.
+        Return the result of `count_messages` after checking that no message was removed.
 
         Raises:
-            RowsError: retention has removed some, which can happen if the target's retention
-                is TIME.
+            RowsError: retention has removed messages, as it can if the target's retention is TIME.
         """
         statuses = await self._statuses()
         for partition_id, status in statuses.items():
@@ -205,12 +200,12 @@ class HiddenSubject:
 
     async def count_messages(self) -> dict[int, int]:
         """
-        Return the number of messages by partition id, removed ones included.
+        Return the number of messages by partition id, including removed ones.
 
         Raises:
             UnreachableError: a broker does not answer.
-            SubjectUnknownError, SubjectDeletedError: it was deleted, or another subject has its
-                name.
+            SubjectUnknownError, SubjectDeletedError: the subject was deleted, or another one has
+                its name.
         """
         return _message_counts(await self._statuses())
 
@@ -233,8 +228,8 @@ class HiddenSubject:
         return await self._retry(fetch)
 
     async def continues_target(self) -> bool:
-        """Return True if the target exists, so that the partitions are children of its
-        partitions.
+        """Return True if the hidden subject's partitions are children of the target's partitions,
+        which they are if the target exists.
         """
         route = await self._retry(lambda: self._meta.route(self.name))
         check_subject_id(route, self._subject_id)
@@ -242,12 +237,11 @@ class HiddenSubject:
 
     async def publish(self, *, replace: bool = False) -> Publication:
         """
-        Publish it, and wait until the route has changed; a repeated call changes nothing.
+        Publish the subject, and wait until the route has changed; idempotent.
 
         Raises:
-            PublishError: the metaserver has not answered in time.
-            PublishError: the target's partitions were changed, or the publication was
-                canceled.
+            PublishError: the metaserver did not answer in time, the target's partitions have
+                changed, or the publication was canceled.
             SubjectDeletedError: another subject has the name, or was published under it.
             KeylaneError: the metaserver refuses; nothing is published.
         """
@@ -286,7 +280,7 @@ class HiddenSubject:
         return reply
 
     async def delete(self) -> None:
-        """Delete it unless it is published or deleted; a repeat changes nothing."""
+        """Delete the subject unless it was published or deleted; idempotent."""
         try:
             request = DeleteSubject(force=True, subject_id=self._subject_id)
             await self._retry(
@@ -296,8 +290,10 @@ class HiddenSubject:
             return
 
     async def abandon(self) -> None:
-        """Delete it after its creation has failed, which the metaserver would otherwise complete;
-        try once.
+        """
+        Delete the subject after its creation failed, and ignore errors.
+
+        Otherwise the metaserver may still complete the creation.
         """
         with suppress(KeylaneError):
             await self._meta.call(
@@ -317,7 +313,7 @@ class HiddenSubject:
 
 
 def check_kept(hidden: str, partition_id: int, first_offset: int) -> None:
-    """Raise RowsError if retention has removed rows of the hidden subject's partition."""
+    """Raise RowsError if retention has removed rows from a partition of the hidden subject."""
     if first_offset:
         raise RowsError(
             Reason.ROWS_REMOVED,

@@ -4,10 +4,10 @@
     driver: check_job ─▶ publish, once
 
 Invariants
-    A job is published only if the hidden subject has exactly the rows of one successful attempt of
-    each task.
-    Two tasks with rows of the same source partition have no logical partition in common: otherwise
-    the rows of a key could be stored in any order.
+    A job is published only if the hidden subject has exactly the rows of one successful attempt
+    per task.
+    Two tasks never have rows of the same source partition and logical partition: otherwise the
+    rows of a key could be stored in any order.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NAMES = (
     *SECURITY_NAMES,
 )
 ADDED_BY_SPARK = ("path", "checkpointlocation", "provider", "owner", "querycontext")
-"""Options that Spark adds, besides those that begin with `option.`."""
+"""Options that Spark adds, in lowercase, besides those that begin with `option.`."""
 SQL_WRITES = (
     "INSERT and CREATE TABLE … AS SELECT in SQL pass no options to a write, not even those of the "
     'table: use frame.write.format("keylane")'
@@ -66,10 +66,10 @@ class WriteOptions:
         order       auto: if there are columns partition (or queue) and offset,     auto
                     offsets must rise, and a key that was read must have them;
                     required: the columns must exist; none: they are not checked
-        once        name and number of a batch job, for example landing/17, which
-                    is published once, however often it runs
+        once        name and number of a batch job, for example landing/17; it is
+                    published once, however often it runs
         hidden      name of the hidden subject that a batch job fills               chosen
-        publish     false: fill `hidden`, and leave it hidden                       true
+        publish     false: fill `hidden`, but do not publish it                     true
         timeoutMs   milliseconds that a task, or the commit, waits for a broker     120000
                     or the metaserver
         tlsCa, tlsCert, tlsKey, tokenFile   see shared_options.py                   environment
@@ -80,7 +80,7 @@ class WriteOptions:
     partitions: int = 0
     order: Order = "auto"
     once: str = ""
-    """The name of the job, in the form that is part of the name of its hidden subject."""
+    """The name of the job, in the form that its hidden subject's name contains."""
     hidden: str = ""
     publish: bool = True
     timeout_ms: int = TIMEOUT_MS
@@ -89,10 +89,10 @@ class WriteOptions:
 
 def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     """
-    Parse options as Spark passes them: names and values are texts, names in any case.
+    Parse the options of a write; Spark passes names and values as strings, names in any case.
 
     Raises:
-        ConfigError: it lists every option that is unknown or missing, or has an invalid value.
+        ConfigError: options are unknown, missing or invalid; the error lists all of them.
     """
     options = {str(name).lower(): str(value).strip() for name, value in given.items()}
     problems: dict[str, str] = {}
@@ -141,10 +141,10 @@ def _parse_order(text: str) -> str:
 
 
 def _parse_once(once: str) -> str:
-    """Return the job that the option `once` names: for `landing/17` it is `landing-17`."""
+    """Return the job name for the option `once`: `landing-17` for `landing/17`."""
     match = _ONCE.fullmatch(once)
     if match is None or len(once) > ONCE_CHARS_MAX:
-        # Without a number all batches of a query would be one job, of which the first alone is
+        # Without a number, all batches of a query would be one job, and only the first would be
         # published.
         raise ValueError(
             f"give a name and the number of the batch, for example landing/17, not {once!r:.80}"
@@ -176,14 +176,13 @@ _PARSERS: Mapping[str, Callable[[str], object]] = {
 
 def check_unused(hidden: str, subject: str, stored: Mapping[int, int]) -> None:
     """
-    Check that a job may fill the hidden subject that its options name; the job would delete it if
-    it failed.
+    Check that the hidden subject named by the options is empty; a job that fails deletes it.
 
     Args:
         stored: the number of messages by partition id of the hidden subject.
 
     Raises:
-        ConfigError: another job has filled it.
+        ConfigError: the subject has messages of another job.
     """
     if count := sum(stored.values()):
         problem = (
@@ -196,13 +195,13 @@ def check_unused(hidden: str, subject: str, stored: Mapping[int, int]) -> None:
 
 def check_subject_id(route: Route, subject_id: int) -> None:
     """
-    Check that a route is that of the subject that a job began to fill.
+    Check that a route belongs to the subject that a job started to fill.
 
     Args:
         subject_id: the id of the subject; 0: not known.
 
     Raises:
-        SubjectDeletedError: it was deleted, and another subject has its name.
+        SubjectDeletedError: the subject was deleted, and another one has its name.
     """
     if subject_id and route.subject_id and route.subject_id != subject_id:
         raise SubjectDeletedError(
@@ -213,35 +212,33 @@ def check_subject_id(route: Route, subject_id: int) -> None:
 
 
 def producer_id(*parts: object) -> int:
-    """Return the id under which the rows of a task are numbered, which is the same for each attempt
-    of the task.
-    """
+    """Return the producer id for the rows of a task, which is the same in each attempt."""
     text = "\0".join(map(str, parts)).encode()
     return xxhash.xxh3_64_intdigest(text) >> 1 | 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReport:
-    """The report of an attempt of a task about the rows that it has stored."""
+    """Reports the rows that a successful attempt of a task has stored."""
 
     task: int
     rows: Mapping[int, int] = field(default_factory=dict)
     """The number of rows by partition id."""
     sources: Mapping[str, int] = field(default_factory=dict)
-    """The logical partitions of the rows with a key as a bit set, by source partition."""
+    """The logical partitions of rows with keys, as a bit set by source partition."""
 
 
 def check_job(reports: Sequence[TaskReport | None], stored: Mapping[int, int]) -> int:
     """
-    Check that a job may be published, and return its number of rows.
+    Check that the hidden subject has the rows of the tasks, and return the number of rows.
 
     Args:
-        reports: a report of each task; None for an attempt without rows that has sent none.
+        reports: the report of each task; None if an attempt without rows sent no report.
         stored: the number of messages by partition id of the hidden subject.
 
     Raises:
-        RowsError: two tasks may have written rows of the same key.
-        RowsError: the hidden subject does not have exactly the rows of the tasks.
+        RowsError: two tasks may have written rows of the same key, or the hidden subject does not
+            have exactly the rows of the tasks.
     """
     received = [report for report in reports if report is not None]
     check_sources(received)

@@ -1,12 +1,12 @@
-"""Packs a column of properties into MessagePack, as messages have it, without a Python object per
+"""Packs a column of properties into the MessagePack form of messages, without a Python object per
 row. Pure.
 
-    maps ─▶ a list of pieces: head of the map, then for each entry head of the name, name,
-            head of the text, text
-         ─take─▶ their concatenated bytes, and where those of each row begin
+    maps ─▶ a list of pieces: the map header, then for each entry the name header, the name,
+            the value header, the value
+         ─take─▶ the concatenated bytes, and the offset of each row
 
 Invariants
-    The bytes of a row are those of `pack_properties`; if a row cannot be packed, the result is
+    The bytes of a row equal those of `pack_properties`. If a row cannot be packed, the result is
     None, and the caller packs row by row.
 """
 
@@ -23,20 +23,20 @@ from ...protocol.limits import PROPERTIES_BYTES_MAX
 
 I64 = npt.NDArray[np.int64]
 HEADERS_MAX = 1 << 16
-"""Number of lengths whose heads are kept; a longer text is over the limit of properties."""
+"""The number of lengths with cached headers; longer strings exceed the limit for properties."""
 ENTRY_PIECES = 4
 _ENTRY = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())])
 
 
 def pack_maps(maps: Any) -> Any | None:
     """
-    Return the packed properties of each row as an array of bytes.
+    Return the packed properties of each row as a binary array.
 
     Args:
-        maps: an array of maps of text to text, or nulls.
+        maps: an array of maps from string to string, or nulls.
 
     Returns:
-        None if a text is missing or too long, or a row has the same name twice.
+        None if a string is null or too long, or a row has the same name twice.
     """
     try:
         entries = maps.cast(pa.map_(pa.string(), pa.string())).cast(pa.list_(_ENTRY))
@@ -64,7 +64,7 @@ def pack_maps(maps: Any) -> Any | None:
         texts.cast(pa.binary()),
     ]
     map_base, name_base = len(headers), len(headers) + largest_map + 1
-    # A row has a piece for the head of its map, and four for each entry; the head of a row without
+    # A row has one piece for its map header, and four for each entry; the header of a row without
     # entries is empty.
     ends = np.cumsum(1 + ENTRY_PIECES * counts)
     begins = ends - (1 + ENTRY_PIECES * counts)
@@ -96,7 +96,7 @@ def _lengths(array: Any) -> I64:
 
 
 def _offsets_and_data(array: Any) -> tuple[I64, Any]:
-    """Return the edges of the texts, and their bytes."""
+    """Return the offsets of an array's strings, and the buffer of their bytes."""
     _, edges, blob = array.buffers()
     if edges is None or not len(array):
         return np.zeros(len(array) + 1, np.int64), pa.py_buffer(b"")
@@ -119,7 +119,7 @@ def _to_arrow(numbers: I64) -> Any:
 
 @cache
 def _text_headers() -> Any:
-    """Return the bytes before a text, for each length."""
+    """Return the MessagePack header of a string, for each length."""
     short = [bytes([0xA0 | length]) for length in range(32)]
     middle = [bytes([0xD9, length]) for length in range(32, 256)]
     long = [b"\xda" + length.to_bytes(2, "big") for length in range(256, HEADERS_MAX)]
@@ -128,8 +128,8 @@ def _text_headers() -> Any:
 
 @cache
 def _map_headers() -> Any:
-    """Return the bytes before the entries of a map, for each size; a message without properties has
-    no bytes.
+    """Return the MessagePack header of a map, for each size; it is empty for size 0, because a
+    message without properties has no bytes.
     """
     short = [b"", *(bytes([0x80 | size]) for size in range(1, 16))]
     long = [b"\xde" + size.to_bytes(2, "big") for size in range(16, HEADERS_MAX)]

@@ -1,15 +1,14 @@
-"""Checks and hashes the rows of a task, and cuts them into batches, the same at each attempt.
-There is no Python object per row.
+"""Checks and hashes the rows of a task, and cuts them into the same batches in each attempt, without
+a Python object per row.
 
     record batch ─▶ columns of rows: keys, values, properties, times, logical partitions
                  ─sort─▶ spans of lanes ─cut─▶ bodies of batches
 
-The bytes of a row are copied twice: when the rows are sorted by lane, and into the body of their
-batch.
+The bytes of a row are copied twice: when rows are sorted by lane, and into the body of the batch.
 
 Invariants
-    The cuts of batches depend only on the rows, not on the record batches in which Spark passes
-    them: a repeated task sends the same batches.
+    Where batches are cut depends only on the rows, not on the record batches in which Spark passes
+    them, so a repeated task sends the same batches.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ BATCH_BYTES = 256 << 10
 MICROS_MAX = MAX_I64 // 1_000
 """The latest time of a message in microseconds since 1970; its negative is the earliest."""
 KEYLESS_RUN = 4_096
-"""Number of consecutive rows without a key that go to one logical partition."""
+"""The number of consecutive rows without a key that go to the same logical partition."""
 I64: TypeAlias = npt.NDArray[np.int64]
 U16: TypeAlias = npt.NDArray[np.uint16]
 
 
 class RowColumns:
-    """Some rows, in order; a column is None if no row has a key, properties, or a time."""
+    """Some rows, as columns; an optional column is None if the rows do not have it."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class RowColumns:
 
     @property
     def keyed(self) -> npt.NDArray[np.bool_]:
-        """An array that is True for each row with a key."""
+        """A mask that is True for each row with a key."""
         if self.keys is None:
             return np.zeros(len(self), np.bool_)
         keyed: npt.NDArray[np.bool_] = self.keys.lengths > 0
@@ -75,7 +74,7 @@ class RowColumns:
 
     @cached_property
     def sizes(self) -> I64:
-        """The total bytes of the rows before each row in a batch, and of all rows."""
+        """The total size in bytes of the rows before each row, and finally of all rows."""
         sizes: I64 = BYTES_PER_MESSAGE * np.arange(len(self) + 1)
         for column in (self.keys, self.values, self.properties):
             if column is not None:
@@ -83,7 +82,7 @@ class RowColumns:
         return sizes
 
     def take(self, rows: npt.NDArray[np.intp]) -> RowColumns:
-        """Return these rows, in their order."""
+        """Return the rows at these indexes, in this order."""
         return RowColumns(
             None if self.keys is None else self.keys.take(rows),
             self.values.take(rows),
@@ -102,7 +101,7 @@ class Span(NamedTuple):
 
     def by_bounds(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Span]]:
         """
-        Yield, for each range of logical partitions that has rows, its number and its rows in order.
+        Yield the index and the rows of each range of logical partitions that has rows.
 
         Args:
             bounds: ranges [start, end) that do not overlap.
@@ -124,18 +123,18 @@ class Span(NamedTuple):
 
 
 class Body:
-    """The body of a batch, and the facts for its header."""
+    """The body of a batch, and the values for its header."""
 
     __slots__ = ("count", "data", "digest", "first_ns", "last_ns", "spans")
 
     def __init__(self, spans: Sequence[Span], *, sent_at_ns: int, previous_digest: int) -> None:
         """
-        Join the rows of the spans.
+        Encode the rows of the spans.
 
         Args:
             spans: the rows, one span after another.
-            sent_at_ns: the time of rows that have none, in nanoseconds since 1970.
-            previous_digest: the digest of all rows of the lane before these.
+            sent_at_ns: the time for rows without one, in nanoseconds since 1970.
+            previous_digest: the digest of all earlier rows of the lane.
         """
         self.spans = spans
         count = self.count = sum(end - start for _, start, end in spans)
@@ -161,8 +160,8 @@ class Body:
             properties=properties,
         )
         self.digest = crc32c.crc32c(memoryview(self.data)[8 * count :], previous_digest)
-        """The digest of all rows of the lane so far, without their times, which a repeated stream
-        does not reproduce.
+        """The digest of all rows of the lane so far, without their times, which a repeated batch of
+        a stream does not reproduce.
         """
 
 
@@ -174,7 +173,7 @@ def _time_bytes(span: Span) -> bytes:
 def _lengths_and_data(
     parts: Sequence[tuple[Column | None, Span]],
 ) -> tuple[bytes, list[memoryview]]:
-    """Return the lengths in the form of a batch, and the bytes of each span."""
+    """Return the encoded lengths, and the bytes of each span."""
     lengths: list[bytes] = []
     blobs: list[memoryview] = []
     for column, (_, start, end) in parts:
@@ -187,8 +186,8 @@ def _lengths_and_data(
 
 
 class BatchCutter:
-    """Cuts the rows of a lane into batches; a batch ends when a row would make it too large, or
-    when it has BATCH_ROWS rows.
+    """Cuts the rows of a lane into batches of at most BATCH_ROWS rows and BATCH_BYTES bytes; a row
+    that is larger gets its own batch.
     """
 
     def __init__(self) -> None:
@@ -196,7 +195,7 @@ class BatchCutter:
         self._count = self._size = 0
 
     def add(self, span: Span) -> Iterator[list[Span]]:
-        """Take the next rows, and yield the batches that are complete."""
+        """Add the next rows, and yield the complete batches."""
         rows, at, end = span
         sizes = rows.sizes
         while at < end:
@@ -214,7 +213,7 @@ class BatchCutter:
             at = max(at, cut)
 
     def rest(self) -> list[Span]:
-        """Remove and return the rows that are in no batch yet."""
+        """Remove and return the rows of the incomplete batch."""
         rest, self._open = self._open, []
         self._count = self._size = 0
         return rest
@@ -225,9 +224,9 @@ class RowReader:
     Turns the record batches of a task into rows.
 
     Args:
-        salt: identifies the task and its job, so that its rows without a key go to the same
-            partitions at each attempt.
-        message_bytes_max: the limit of the subject.
+        salt: identifies the task and its job, so that rows without a key go to the same
+            partitions in each attempt.
+        message_bytes_max: the subject's limit for a message, in bytes.
         task: the number of the task, for errors.
         allow_reserved: allow properties with names that are reserved for keylane.
     """
@@ -247,8 +246,8 @@ class RowReader:
         Return the rows of a record batch.
 
         Raises:
-            RowsError: a value is null or too large, a property is no text, or a time does
-                not fit into 64 bits of nanoseconds.
+            RowsError: a value is null or too large, a property is not a string, or a time does not
+                fit into 64-bit nanoseconds.
         """
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         values = Column(columns["value"])
@@ -278,7 +277,7 @@ class RowReader:
         )
 
     def _keyless_partitions(self, count: int) -> U16:
-        """Return the logical partitions of the next rows, for those that have no key."""
+        """Return the logical partition that each of the next rows has if it has no key."""
         first, last = self.row // KEYLESS_RUN, (self.row + count) // KEYLESS_RUN
         partition_of_run = [
             xxhash.xxh3_64_intdigest(self._salt + run.to_bytes(8, "little")) % LOGICAL_PARTITIONS
@@ -294,7 +293,7 @@ class RowReader:
         )
         if packed_column is not None:
             return Column(packed_column)
-        packed: list[bytes] = []  # row by row, to name the one that is wrong
+        packed: list[bytes] = []  # row by row, to name the invalid one
         for index, entries in enumerate(properties.to_pylist()):
             given = dict(entries or ())
             try:
@@ -306,11 +305,11 @@ class RowReader:
     def _times_ns(self, column: Any) -> I64:
         if column.null_count:
             raise self._row_error(
-                "timestamp", int(np.flatnonzero(_null_mask(column))[0]), "a null is no time"
+                "timestamp", int(np.flatnonzero(_null_mask(column))[0]), "a time must not be null"
             )
         times_us: I64 = pc.cast(column, pa.int64()).to_numpy(zero_copy_only=False)
         is_out_of_range = (times_us > MICROS_MAX) | (times_us < -MICROS_MAX)
-        if is_out_of_range.any():  # nanoseconds of such a time would be those of another one
+        if is_out_of_range.any():  # their nanoseconds would overflow
             raise self._row_error(
                 "timestamp",
                 int(np.argmax(is_out_of_range)),
@@ -347,8 +346,8 @@ class RowReader:
 
 
 def _has_no_reserved_name(properties: Any) -> bool:
-    """Return True if no name is reserved for keylane; in a slice, names of rows outside count
-    too.
+    """Return True if no property name is reserved for keylane; in a slice, the names of rows outside
+    it are checked too.
     """
     try:
         check_own(pc.unique(properties.keys).to_pylist())

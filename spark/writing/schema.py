@@ -1,4 +1,4 @@
-"""The columns that a DataFrame may have for a write, with their Spark types. Pure."""
+"""Checks the columns of a DataFrame that is written, and their Spark types. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRITTEN_COLUMNS: dict[str, tuple[type[DataType], ...]] = {
     "properties": (MapType,),
     "timestamp": (TimestampType,),
 }
-"""Columns that are stored, and their types."""
+"""The columns that are stored, and their allowed types."""
 SOURCE_COLUMNS = {
     "partition": _NUMBERS,
     "offset": _NUMBERS,
@@ -36,7 +36,7 @@ SOURCE_COLUMNS = {
     "stored": (TimestampType,),
     "producer": _BYTES,
 }
-"""Columns that say where a row was read; they are checked, and not stored."""
+"""The columns that say where a row was read, and their allowed types; they are not stored."""
 
 
 def check_columns(schema: StructType) -> None:
@@ -44,7 +44,7 @@ def check_columns(schema: StructType) -> None:
     Check the columns of a write.
 
     Raises:
-        RowsError: it names every column that is unknown or missing, or has a wrong type.
+        RowsError: columns are unknown, missing or of a wrong type; the error lists all of them.
     """
     problems = []
     if "value" not in schema.names:
@@ -55,7 +55,7 @@ def check_columns(schema: StructType) -> None:
             lowercase = each.name.lower()
             is_known = lowercase in WRITTEN_COLUMNS or lowercase in SOURCE_COLUMNS
             suggestion = f"; did you mean {lowercase}?" if is_known else ""
-            problems.append(f"{each.name} is no column of a message{suggestion}")
+            problems.append(f"{each.name} is not a column of a message{suggestion}")
         elif not isinstance(each.dataType, expected) or not _has_text_entries(each.dataType):
             names = " or ".join(_TEXTS if kind is MapType else kind.typeName() for kind in expected)
             problems.append(f"{each.name} is {each.dataType.simpleString()}, not {names}")

@@ -1,9 +1,9 @@
-"""`df.writeStream.format("keylane")` stores the rows of a micro-batch once, however often it is
-replayed. Needs pyspark.
+"""`df.writeStream.format("keylane")`: stores the rows of a micro-batch once, however often Spark
+repeats it. Needs pyspark.
 
-After a crash Spark runs a batch again, with the same query id, batch id and rows. Each task
-numbers its rows under an id made of (query id, batch id, number of the task), so brokers recognize
-a row. Rows are visible as soon as they are stored, so the commit of a batch publishes nothing.
+After a crash, Spark repeats a batch with the same query id, batch id and rows. Each task numbers its
+rows under a producer id derived from (query id, batch id, task number), so brokers recognize
+repeated rows. Rows are visible once they are stored, so the commit of a batch publishes nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from .task import write_task
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
-except (
-    ImportError
-):  # PySpark 4.0 asks only whether a writer takes Arrow batches, whatever it writes
+except ImportError:
+    # PySpark 4.0 checks only whether a writer takes Arrow batches, not what it writes.
     from pyspark.sql.datasource import (  # type: ignore[assignment]
         DataSourceArrowWriter as DataSourceStreamArrowWriter,
     )
@@ -86,7 +85,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         return cls(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskDone:
-        """Write the rows of one task of one batch."""
+        """Write the rows of one task of a batch, and return its report."""
         context = TaskContext.get()
         assert context is not None
         task = context.partitionId()
@@ -113,10 +112,10 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
     def commit(
         self,
         messages: list[WriterCommitMessage | None],
-        batchId: int,  # noqa: N803 - a name of PySpark
+        batchId: int,  # noqa: N803 - PySpark's name
     ) -> None:
-        """End a batch, whose rows are stored; raise RowsError if two tasks may have had rows of
-        the same key.
+        """Check a batch, whose rows are stored already; raise RowsError if two tasks may have had
+        rows of the same key.
         """
         with readable_errors():
             check_sources([each.report for each in messages if isinstance(each, TaskDone)])
@@ -124,8 +123,6 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
     def abort(
         self,
         messages: list[WriterCommitMessage | None],
-        batchId: int,  # noqa: N803 - a name of PySpark
+        batchId: int,  # noqa: N803 - PySpark's name
     ) -> None:
-        """Do nothing for a failed batch: Spark runs it again, and its stored rows are not stored
-        twice.
-        """
+        """Do nothing: Spark repeats a failed batch, and the rows that it stored are not stored twice."""

@@ -1,6 +1,4 @@
-"""Runs one attempt of a task: it stores the rows of record batches, and returns a report. Network
-only.
-"""
+"""Runs one attempt of a task, which stores the rows of record batches. Network only."""
 
 from __future__ import annotations
 
@@ -34,19 +32,18 @@ async def write_task(
     allow_reserved: bool = False,
 ) -> TaskReport:
     """
-    Write the rows of a task to a subject, and wait until they are stored.
+    Write the rows of a task to a subject, wait until they are stored, and return a report.
 
     Args:
-        identity: the identity of the task, the same for each attempt, and different for each task.
-        sent_at_ns: the time of rows that have none, in nanoseconds since 1970.
+        identity: identifies the task; it is the same in each attempt, and different for each task.
+        sent_at_ns: the time for rows without one, in nanoseconds since 1970.
         subject_id: the id of the subject; 0: the subject that has the name when the task begins.
         allow_reserved: True for rows of `keylane spark reprocess`, whose properties have names that
             are reserved for keylane.
 
     Raises:
-        RowsError: the rows cannot be written, or an earlier
-            attempt had other rows.
-        KeylaneError: a broker or the metaserver refuses, or does not answer in time; or another
+        RowsError: the rows cannot be written, or an earlier attempt had other rows.
+        KeylaneError: a broker or the metaserver refuses or does not answer in time, or another
             subject has the name.
     """
     sender = TaskSender(
