@@ -17,7 +17,7 @@ from pyspark import cloudpickle
 def reduce_by_value(
     kind: type, state: dict[str, Any]
 ) -> tuple[Callable[..., object], tuple[object, ...]]:
-    """Return the result of `__reduce__` for an object of class `kind` with `state` as `__dict__`."""
+    """Return the `__reduce__` result for an object of class `kind` with `state` as `__dict__`."""
     data: bytes = cloudpickle.dumps((kind, state))  # type: ignore[no-untyped-call]
     return _make_unpickler(), (data,)
 

@@ -1,5 +1,5 @@
-"""The output folder of a job: the manifest, and a Parquet file per piece with the piece's metadata in
-its footer. File I/O.
+"""The output folder of a job: the manifest, and a Parquet file per piece with its metadata in the
+footer. File I/O.
 
     DIR/part-<partition>-<start>-<end>.parquet   the rows of a piece; its metadata is in the footer,
                                                  so that both appear together

@@ -1,10 +1,9 @@
-"""Turns the rows of a job into messages: it checks them, and adds the job and the source of each.
-Pure.
+"""Checks the rows of a job and turns them into messages, with the job and the source of each. Pure.
 
     rows: value, key, properties, timestamp, offset
       ─▶ messages with the properties replay=<job>, keylane.source=<partition>/<offset>
 
-By the source, consumer groups are carried over to the new messages (`carrying.py`).
+With the source, consumer groups are carried over to the new messages (`carrying.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import SOURCE, JobPiece
 
 REPLAY = "replay"
-"""The property, and the column of Parquet files, that names the job in each row."""
+"""The property, or Parquet column, that names the job in each row."""
 MESSAGE_COLUMNS = ("key", "value", "properties", "timestamp")
 SOURCE_COLUMNS = ("partition", "offset", REPLAY)
 PROPERTIES = pa.map_(pa.string(), pa.string())
@@ -29,15 +28,13 @@ PROPERTIES = pa.map_(pa.string(), pa.string())
 
 def to_messages(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
     """
-    Return the columns to store, with the properties of a replay, which replace properties of the
-    same names.
+    Return the columns to store, with properties that name the job and the source of each row.
 
-    Rows without a column `offset`, for example of a summary, get only the property of the job. If
-    the job's input has a source property itself, it is dropped, because it does not describe these
-    rows.
+    They replace properties of the same names, which describe the job's input. Rows without a column
+    `offset`, such as summaries, get only the property of the job.
 
     Raises:
-        JobError: a column is no part of a message, has a wrong type, or the value is missing.
+        JobError: a column is not part of a message or has a wrong type, or there are no values.
     """
     names = rows.column_names
     where = f"[{piece.start}, {piece.end}) of partition {piece.partition_id}"
@@ -73,8 +70,8 @@ def to_messages(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
 
 
 def _remove_entries(given: Any, names: Sequence[str]) -> Any:
-    """Return a map array without the entries of these names; raise pa.ArrowException if it has
-    other types.
+    """Return a map array without the entries of these names; raise pa.ArrowException if it does not
+    map strings to strings.
     """
     if given is None:
         return None
@@ -91,22 +88,22 @@ def _remove_entries(given: Any, names: Sequence[str]) -> Any:
 
 def add_properties(given: Any, added: dict[str, Any]) -> Any:
     """
-    Return a map array with more entries after those of each row; no Python object is made per row.
+    Append entries to each row of a map array, without a Python object per row.
 
     Args:
-        given: an array of maps of texts; None: no row has entries.
-        added: the additional texts for all rows, by key.
+        given: an array of maps from string to string; None: no row has entries.
+        added: the values to append in each row, by key.
 
     Raises:
-        pa.ArrowException: the given array has other types.
+        pa.ArrowException: the given array does not map strings to strings.
     """
     count = len(next(iter(added.values())))
     entries = _flatten_entries(given, count)
     entry_count = len(entries.keys)
     lengths = np.diff(entries.offsets)
     ends = entries.offsets[1:] + len(added) * np.arange(1, count + 1)
-    # Of each entry of the result, its place in: the given entries, then each new property of all
-    # rows.
+    # For each entry of the result, its index in the given entries followed by each new property of
+    # all rows.
     source_indexes = np.empty(entry_count + len(added) * count, np.int64)
     source_indexes[np.arange(entry_count) + len(added) * np.repeat(np.arange(count), lengths)] = (
         np.arange(entry_count)
@@ -124,7 +121,7 @@ def add_properties(given: Any, added: dict[str, Any]) -> Any:
 
 
 class _Entries:
-    """The concatenated entries of a map array, and where those of each row begin."""
+    """Holds the concatenated entries of a map array, and the offset of each row."""
 
     def __init__(self, keys: Any, values: Any, offsets: Any) -> None:
         self.keys = keys
@@ -148,18 +145,17 @@ _ENTRY = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("valu
 
 def _to_message_type(name: str, column: Any) -> Any:
     """
-    Convert a column to the type in which messages are written.
+    Convert a column to the type that messages are written with.
 
     Raises:
-        pa.ArrowException: the column has another kind of type.
+        pa.ArrowException: the column's type cannot be converted.
     """
     if name == "properties":
         return column
     try:
         if name != "timestamp":
             return _to_binary(column)
-        # Nanoseconds are cut, as by the reader; a time of a coarser unit may be beyond
-        # microseconds.
+        # Nanoseconds are truncated, as the reader does; a time in a coarser unit may overflow.
         is_nanoseconds = pa.types.is_timestamp(column.type) and column.type.unit == "ns"
         return column.cast(TIME, safe=not is_nanoseconds)
     except pa.ArrowException as error:
@@ -167,7 +163,7 @@ def _to_message_type(name: str, column: Any) -> Any:
 
 
 def _to_binary(column: Any) -> Any:
-    if pa.types.is_dictionary(column.type):  # Arrow decodes no dictionary of views
+    if pa.types.is_dictionary(column.type):  # Arrow cannot decode a dictionary of views
         texts = _to_binary(column.dictionary)
         column = pa.DictionaryArray.from_arrays(column.indices, texts).dictionary_decode()
     if pa.types.is_string_view(column.type):

@@ -1,14 +1,14 @@
 """Compares the output of a job with that of another job, or with a subject. Network only.
 
-    two folders of files                compare table by table (`comparing.py`)
-    a subject on one side or on both    match rows by the messages of which they were made
-                                        (`compared_rows.py`), some pieces at a time
+    two folders of files          compare table by table (`comparing.py`)
+    at least one subject          match rows by the messages from which they were made
+                                  (`compared_rows.py`), some pieces at a time
 
 Pieces with equal digests are not read.
 
 Invariants
     At most the rows of `ROUND_ROWS` messages, or of one piece, are in memory at once, as five
-    numbers each.
+    numbers per row.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ COLUMNS = ("partition", "offset", "key", "value", "timestamp", "properties")
 
 def compare_outputs(meta: str, old: str, new: OutputFolder) -> list[KeyDifference]:
     """
-    Return where the output of a job differs from an older one, sorted by source partition, key and
-    first offset; this blocks.
+    Return the keys for which the output of a job differs from an older one, sorted by source
+    partition and first offset. This blocks.
 
     Args:
         meta: host:port of a metaserver; several are separated by commas.
-        old: the folder of another job, or subject:NAME. Of a subject, only rows of the same ranges
-            are compared; if it is the subject that the job has read, its messages themselves.
+        old: the folder of another job, or subject:NAME. Only rows made from the job's ranges are
+            compared; if the job has read the subject, its messages are compared instead.
         new: the folder of the job.
 
     Raises:
-        JobError: an output is not complete, or the two have different ranges.
-        JobError: rows were removed, or do not name the messages of which they were made.
-        KeylaneError: an error of reading.
+        JobError: an output is incomplete, the two have different ranges, or rows were removed or do
+            not name the messages from which they were made.
+        KeylaneError: reading fails.
     """
     after = complete(new)
     if old.startswith(SUBJECT):
@@ -98,7 +98,7 @@ def _merge(differences: Iterable[KeyDifference]) -> list[KeyDifference]:
 
 
 def complete(folder: OutputFolder) -> Manifest:
-    """Return the manifest of a complete job; raise JobError if it is not complete."""
+    """Return the manifest of a complete job; raise JobError if it is incomplete."""
     manifest = folder.read(MANIFEST)
     if manifest is None:
         raise JobError(Reason.MANIFEST, f"{folder.path} is not complete", path=str(folder.path))
@@ -125,7 +125,7 @@ def _differ(old: JobPiece, new: JobPiece) -> bool:
 
 
 class _Side(ABC):
-    """One of the two compared outputs."""
+    """One of the two compared outputs: its rows, and how to read them."""
 
     where = ""
     is_source = False
@@ -133,10 +133,10 @@ class _Side(ABC):
 
     @abstractmethod
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that were made of messages of these pieces, and maybe others."""
+        """Yield the rows made from messages of these pieces; others may be among them."""
 
     def rows(self, pieces: Sequence[JobPiece]) -> Iterator[tuple[pa.RecordBatch, ComparedRows]]:
-        """Yield the batches, each with its rows."""
+        """Yield each batch with its rows in comparable form."""
         for batch in self.batches(pieces):
             if batch.num_rows:
                 yield (
@@ -151,7 +151,7 @@ class _Side(ABC):
 
 
 class _Files(_Side):
-    """The files of a folder, read as messages."""
+    """The Parquet files of a folder, read as messages."""
 
     def __init__(self, folder: OutputFolder, manifest: Manifest) -> None:
         self._folder = folder
@@ -170,7 +170,7 @@ class _Files(_Side):
 
 
 class _Subject(_Side):
-    """The rows of a subject, or the messages that a job has read if it is the job's source."""
+    """The messages of a subject: rows of a job, or the messages that the job has read."""
 
     def __init__(self, meta: str, name: str, manifest: Manifest | None) -> None:
         self._meta = meta
@@ -194,7 +194,7 @@ class _Subject(_Side):
 
 
 class _JobRows(_Side):
-    """The rows that a job has stored in a subject, which is hidden or was published since."""
+    """The rows that a job has stored in a subject, which is hidden or already published."""
 
     def __init__(self, meta: str, folder: OutputFolder, manifest: Manifest) -> None:
         assert manifest.output
@@ -215,7 +215,7 @@ class _JobRows(_Side):
         starts = dict.fromkeys(ends, 0)
         try:
             yield from _read_ranges(self._meta, output.hidden, starts, ends, where=self.where)
-        except SubjectUnknownError:  # it is published
+        except SubjectUnknownError:  # it was published
             yield from _read_ranges(self._meta, output.target, starts, ends, where=self.where)
 
 
@@ -252,7 +252,7 @@ def _compare_rows(
 def rounds(
     pairs: Sequence[tuple[JobPiece, JobPiece]],
 ) -> Iterator[list[tuple[JobPiece, JobPiece]]]:
-    """Yield the pieces that are compared at once."""
+    """Yield the pieces to compare together: at most ROUND_ROWS rows, or a single piece."""
     round_pairs: list[tuple[JobPiece, JobPiece]] = []
     rows = 0
     for pair in pairs:
@@ -274,7 +274,7 @@ def _collect_rows(side: _Side, pieces: Sequence[JobPiece]) -> ComparedRows:
 def _find_keys(
     sides: Sequence[tuple[_Side, Sequence[JobPiece]]], hashes: set[int]
 ) -> dict[int, bytes]:
-    """Return the keys of these hashes; the rows are read again until every key is known."""
+    """Return the keys with these hashes; rows are read again until every key is found."""
     keys_by_hash: dict[int, bytes] = {}
     for side, pieces in sides:
         for batch, rows in side.rows(pieces):

@@ -1,15 +1,15 @@
 """Runs a job over fixed ranges of a subject, into a folder of Parquet files or a subject. Needs a
 Spark session.
 
-    fix the ranges, hold them ─▶ missing pieces, a task for    ─▶ write the manifest, move the
-                                 each partition                   holds to the ends
+    fix the ranges, hold them ─▶ run the missing pieces, a     ─▶ write the manifest, move the
+                                 task for each partition          holds to the ends
             │ plan.json            │ part-….parquet, one after another     │ manifest.json
             └──────────────────────┴─ a later run makes the missing pieces ┘
 
 Invariants
-    The ranges are those of the first run. A later run must have the same job, subject and target,
-    and the same code unless another one is accepted; each piece then names the code that made it.
-    A killed job leaves only whole pieces; the same command continues after them.
+    The first run fixes the ranges. A later run must have the same job, subject and target, and the
+    same code unless changed code is accepted; each piece records the code that made it.
+    A killed job leaves only complete pieces; the same command continues after them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 PIECE_ROWS = 250_000
 PIECE_BYTES = 64 << 20
-"""Limits of a piece, in rows and bytes: a worker has one piece and its output in memory."""
+"""Limits of a piece, in rows and bytes: a worker keeps one piece and its output in memory."""
 HANDOVER_MS = 3_600_000
 ACCEPT_CODE_HINT = (
     "The code has changed: the module of the job, a module that it imports, or its version. "
@@ -54,12 +54,12 @@ ACCEPT_CODE_HINT = (
     "folder all are made with this code, and --compare compares the two."
 )
 ROWS_PER_SECOND, BYTES_PER_SECOND = 250_000, 40 << 20
-"""Approximate speed of one task with a cheap job, by which a plan estimates its duration."""
+"""The approximate speed of a task with a cheap job, used to estimate durations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """The pieces that a run has to make."""
+    """The pieces that a run must process."""
 
     manifest: Manifest
     missing: tuple[PlannedRange, ...]
@@ -77,12 +77,12 @@ class JobPlan:
 
     @property
     def size_bytes(self) -> int:
-        """The approximate number of bytes of log of the missing pieces."""
+        """The approximate size of the missing pieces in the log, in bytes."""
         return sum(piece.size_bytes for piece in self.missing)
 
     def minutes(self, cores: int) -> float:
-        """Return the approximate duration in minutes with this number of task slots, at least that
-        of the longest task.
+        """Return the approximate duration in minutes with this number of task slots, at least the
+        duration of the longest task.
         """
         costs: dict[int, float] = {}
         for piece in self.missing:
@@ -100,20 +100,20 @@ def plan_job(
     accept_code: bool = False,
 ) -> JobPlan:
     """
-    Fix the ranges, or read them from the folder, and return the missing pieces.
+    Choose the ranges, or read them from the folder, and return the plan for the missing pieces.
 
     This writes nothing, and blocks.
 
     Args:
-        output: the subject that gets the rows, of which only the target counts if the job has
-            already begun; None: the rows become Parquet files.
-        accept_code: keep pieces that were made with other code.
+        output: the subject that gets the rows; if the job has already begun, only its target is
+            compared. None: the rows become Parquet files.
+        accept_code: keep pieces that were made with different code.
 
     Raises:
-        JobError: the folder has the output of another job, code, subject or target.
-        JobError: the folder's manifest is unreadable.
+        JobError: the folder has the output of another job, code, subject or target, or its manifest
+            is unreadable.
         DataLossError: retention has removed messages of missing pieces.
-        RefusedError, UnreachableError: an error of planning.
+        RefusedError, UnreachableError: planning fails.
     """
     known = _load_known_manifest(job, options, folder, output, accept_code=accept_code)
     if known is not None:
@@ -137,8 +137,8 @@ def _load_known_manifest(
     *,
     accept_code: bool,
 ) -> Manifest | None:
-    """Return the manifest or the plan of the folder, or None if there is none; raise
-    JobError or JobError.
+    """Return the manifest or the plan in the folder, or None; raise JobError if it is unreadable or
+    belongs to another job, code, subject or target.
     """
     (subject,) = options.subjects
     known = folder.read(MANIFEST) or folder.read(PLAN)
@@ -165,11 +165,11 @@ def _plan_after_cut(
     job: Job, options: ReadOptions, folder: OutputFolder, to: JobTarget, *, accept_code: bool
 ) -> tuple[JobPlan, ReadOptions, Manifest | None]:
     """
-    Cut the source, then plan: all that lies before the cut is sealed, and what is sent meanwhile
-    lies behind the rows.
+    Cut the source, then plan the messages before the cut, which are in sealed partitions; messages
+    sent meanwhile come after the rows.
 
     Returns:
-        The plan, the options of its partitions, and the manifest if nothing is left to do.
+        The plan, the options with its partitions, and the manifest if the job is already complete.
     """
     known = _load_known_manifest(job, options, folder, to.output(), accept_code=accept_code)
     done = folder.read(MANIFEST)
@@ -179,7 +179,7 @@ def _plan_after_cut(
     except PublishError as error:
         if error.reason is not Reason.PUBLISH_TARGET or known is None or done is None:
             raise
-        return _plan_missing(known, options, folder), options, done  # published since
+        return _plan_missing(known, options, folder), options, done  # already published
     partitions = older_ids if options.partitions is None else older_ids & options.partitions
     options = replace(options, partitions=partitions)
     if known is not None and known.output == output:
@@ -187,8 +187,8 @@ def _plan_after_cut(
         if plan.missing or done is None:
             return plan, options, None
         return plan, options, to.check_rows(done)
-    # The hidden subject of before is gone, and messages may have come since: its rows are written
-    # anew, with new ranges.
+    # The earlier hidden subject was deleted, and messages may have arrived since: all rows are
+    # written again, with new ranges.
     folder.remove(MANIFEST)
     plan = _plan_first_run(job, options, folder, output)
     folder.write(PLAN, plan.manifest)
@@ -243,7 +243,7 @@ def _new_manifest(
 
 
 def _replan(options: ReadOptions, missing: list[SourceRange]) -> list[PlannedRange]:
-    """Plan the missing pieces of an earlier run, to learn where they are now."""
+    """Plan the missing pieces of an earlier run again, because brokers may have moved."""
     if not missing:
         return []
     starts: dict[int, int] = {}
@@ -273,21 +273,23 @@ def run_job(
     planned: Callable[[JobPlan], None] = lambda _plan: None,
 ) -> Manifest:
     """
-    Make the missing pieces, write the manifest into the folder and return it; this blocks.
+    Run the job on the missing pieces, write the manifest into the folder and return it. This
+    blocks.
 
     Args:
         to: the subject that gets the rows; None: they become Parquet files. If it is the source,
             and the rows stay hidden, the source is cut first, because the rows will replace
-            everything before the cut.
+            all messages before the cut.
         handover_ms: milliseconds for which messages after the ranges are held when the job has
-            ended, so that a consumer group can begin there.
-        accept_code: make the missing pieces even if other pieces were made with other code.
+            ended, so that a consumer group can start there.
+        accept_code: run the missing pieces even if other pieces were made with different code.
         park: set aside messages for which the function fails, and count them in `Manifest.parked`;
             False: the job fails.
-        planned: is called when the plan is stored.
+        planned: called when the plan is stored.
 
     Raises:
-        The errors of `plan_job` and `JobTarget`; JobError, and the errors of Spark.
+        JobError: the job fails, or workers and driver do not share the folder.
+        The errors of `plan_job`, of `JobTarget`, and of Spark.
     """
     if to is not None:
         to = replace(to, filled_by=_describe_filler(job, folder))
@@ -304,10 +306,10 @@ def run_job(
         return done
     with _retention_hold(options, plan, handover_ms):
         folder.write(PLAN, replace_fields(plan.manifest, pieces=()))
-        if to is not None:  # rows of a hidden subject that is gone are written again
+        if to is not None:  # rows of a deleted hidden subject are written again
             plan = _plan_missing(to.create(plan.manifest), options, folder)
             folder.write(PLAN, replace_fields(plan.manifest, pieces=()))
-            folder.remove(MANIFEST)  # of rows that are gone: they are complete no more
+            folder.remove(MANIFEST)  # it may describe rows that were deleted
         planned(plan)
         _run_tasks(spark, job, options, folder, plan, to, park=park)
         pieces = folder.pieces(plan.manifest.mark, plan.manifest.earlier_marks)
@@ -333,8 +335,10 @@ def run_job(
 
 
 def _describe_filler(job: Job, folder: OutputFolder) -> str:
-    """Return the text by which a hidden subject names the job and its folder: the same in each run,
-    and different for each folder.
+    """
+    Return the description of the job and its folder that the hidden subject stores.
+
+    It is the same in each run, and different for each folder.
     """
     text = f"job {job.name} of folder {folder.path}"
     if len(text) <= FILLED_BY_CHARS_MAX:
@@ -344,6 +348,11 @@ def _describe_filler(job: Job, folder: OutputFolder) -> str:
 
 
 def _retention_hold(options: ReadOptions, plan: JobPlan, handover_ms: int) -> RetentionHold:
+    """
+    Return the hold that protects the messages that are still to be read from retention.
+
+    In each partition it starts at the first missing piece, or at the end if no piece is missing.
+    """
     starts: dict[int, int] = {}
     for piece in plan.missing:
         starts.setdefault(piece.partition_id, piece.start)
@@ -389,10 +398,10 @@ def _run_tasks(
 
 def waves(missing: Iterable[PlannedRange], *, in_order: bool) -> list[list[list[PlannedRange]]]:
     """
-    Return the pieces of each task, in waves of tasks that run at the same time.
+    Return the pieces of each task, in waves of tasks that run concurrently.
 
     Args:
-        in_order: read a partition in a later wave than its ancestors.
+        in_order: put each partition into a later wave than its ancestors.
     """
     by_wave: dict[int, dict[int, list[PlannedRange]]] = {}
     for piece in missing:

@@ -1,14 +1,14 @@
-"""Decides where a stream begins, where its next batch ends, and which ranges a batch has. Pure.
+"""Decides where a stream starts, where its next batch ends, and which ranges a batch has. Pure.
 
     parents  [0, 40) read in batch 4 ─▶ sealed end reached
     child                               [0, 10) offered in batch 5 ─▶ …
 
 Invariants
     A partition is offered only after the batch that read the last message of all its ancestors.
-    The ranges of a batch follow from its two offsets, so a batch that is replayed has the same.
-    Rows that replaced messages are not offered to a stream that has read all of these messages.
-    Without new messages the next offset equals the start; only the end of batch 0 also says where
-    it began.
+    The ranges of a batch depend only on its two offsets, so a replayed batch has the same ranges.
+    Rows that replace messages are not offered to a stream that has read all of those messages.
+    Without new messages, the next offset equals the start; only the end of batch 0 also records
+    where the batch started.
 
 Source: Spark runs the batches of a query one after another.
 """
@@ -24,7 +24,7 @@ from .lineage import Branch, View
 from .offset import StreamOffset
 
 PARTS_MAX = 16
-"""A batch that ends at a seal has at least all messages divided by this number."""
+"""A batch that is cut short at a seal has at least this fraction (1/16) of all messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ class LostRange:
     partition_id: int
     start: int
     end: int | None
-    """The end; None if it is not known where the partition ended."""
+    """The end; None if the end of the partition is unknown."""
 
 
 def first_offset(
     view: View, start_offsets: Mapping[int, int], subjects: Mapping[str, int]
 ) -> StreamOffset:
     """
-    Return the offset at which batch 0 begins.
+    Return the offset at which batch 0 starts.
 
     Args:
-        start_offsets: the first offset to read of each partition that is not gone, by partition id.
+        start_offsets: the first offset to read in each readable partition, by partition id.
         subjects: the ids of the subjects, by name.
     """
     lineage = view.lineage
@@ -84,13 +84,13 @@ def next_offset(
     rows_max: int | None = None,
 ) -> StreamOffset:
     """
-    Return the end of the batch that begins at `start`.
+    Return the end of the batch that starts at `start`.
 
     Args:
         ends: the end of the stream by partition id; other partitions are not read. None: the
             stream does not end.
-        rows_max: the limit for the messages of the batch; None: no limit. `_seal_limit` may
-            lower it.
+        rows_max: the maximum number of messages in the batch, which `_seal_limit` may lower; None:
+            no limit.
     """
     origin = replace(start, initial=False) if start.initial else None
     done = finished_partitions(view, start)
@@ -143,7 +143,7 @@ def stored_end(
 
     Args:
         subjects: the ids of the subjects, by name.
-        origin: where the stream begins if it has no checkpoint; None if messages there were
+        origin: where the stream starts if it has no checkpoint; None if messages there were
             removed.
     """
     return StreamOffset(
@@ -154,8 +154,8 @@ def stored_end(
 
 
 def passed_partitions(view: View, offset: StreamOffset) -> set[int]:
-    """Return the partitions that were read to their end and are no longer in the offset, because
-    their children are.
+    """Return the partitions that were read to their end, and left the offset when their children
+    entered it.
     """
     read: set[int] = set()
     for partition_id in reversed(view.lineage.branches):
@@ -168,8 +168,8 @@ def passed_partitions(view: View, offset: StreamOffset) -> set[int]:
 
 
 def finished_partitions(view: View, offset: StreamOffset) -> set[int]:
-    """Return the partitions that have nothing left to read; partitions without messages only if
-    their ancestors have nothing left either.
+    """Return the partitions with nothing more to read; an empty partition counts only if its ancestors
+    are finished too.
     """
     done = passed_partitions(view, offset)
     for partition_id, branch in view.lineage.branches.items():
@@ -187,8 +187,8 @@ def finished_partitions(view: View, offset: StreamOffset) -> set[int]:
 
 
 def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
-    """Return True if the rows of this partition replace messages that the stream has read
-    completely, before it continued after them.
+    """Return True if the rows of this partition replace messages that the stream has already read
+    completely.
     """
     replaced = view.lineage.replaced.get(partition_id, frozenset())
     if not replaced or partition_id in offset.offsets or partition_id in offset.waiting:
@@ -196,8 +196,8 @@ def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
     read = passed_partitions(view, offset)
 
     def had_all(ancestor: int) -> bool:
-        """Return True if a partition was read completely; one without messages is never in an
-        offset, but its parents are.
+        """Return True if a partition was read completely; an empty one is never in an offset, so its
+        parents decide.
         """
         end = view.end_of(ancestor)
         if end == 0:
@@ -210,8 +210,8 @@ def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
 
 
 def batch_ranges(view: View, start: StreamOffset, end: StreamOffset) -> list[BatchRange]:
-    """Return the ranges of a batch, parents before their children; a repeated batch 0 has those of
-    its first run.
+    """Return the ranges of a batch, parents before their children; a replayed batch 0 has the same
+    ranges as at first.
     """
     if start.initial and end.origin is not None:
         start = end.origin
@@ -227,7 +227,7 @@ def batch_ranges(view: View, start: StreamOffset, end: StreamOffset) -> list[Bat
 
 
 def lost_ranges(view: View, offset: StreamOffset) -> Iterator[LostRange]:
-    """Yield the ranges that were removed before the stream has read them."""
+    """Yield the ranges that were removed before the stream read them."""
     done = passed_partitions(view, offset)
     for partition_id, branch in view.lineage.branches.items():
         at, stored = offset.at(partition_id), view.stored.get(partition_id)
@@ -240,8 +240,8 @@ def lost_ranges(view: View, offset: StreamOffset) -> Iterator[LostRange]:
 
 
 def group_by_lineage(view: View, ranges: Sequence[BatchRange]) -> list[list[BatchRange]]:
-    """Return the ranges of each group of connected parents and children, parents first: one task
-    reads a group in order.
+    """Group the ranges by connected parents and children, parents first; one task reads a group in
+    order.
     """
     group_of: dict[int, list[BatchRange]] = {}
     for each in ranges:
@@ -262,8 +262,8 @@ def task_ranges(
     Return the ranges of each task: groups of parents and children stay together, and small groups
     share a task of up to `rows_max` rows.
 
-    A sink recognizes rows by the number of their task. So tasks are made of all ranges that the
-    batch had at first: rows that retention has removed since do not move others into another task.
+    A sink may recognize rows by their task number. So `ranges` must include rows that retention has
+    removed since: otherwise rows would move to another task when a batch is replayed.
     """
     tasks: list[list[BatchRange]] = []
     rows_of_last = 0
@@ -286,15 +286,15 @@ def shares(
     behind: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, int]:
     """
-    Return the number of messages that a batch takes of each partition: in proportion to their
-    number, at least one, and together at most `rows_max`.
+    Return the number of messages that a batch takes from each partition: in proportion to their
+    number, at least one each, and at most `rows_max` together.
 
-    If there are more partitions than rows, `rotation` rotates which partitions are read.
+    If there are more partitions than rows, `rotation` selects which partitions are read.
 
     Args:
-        behind: the number of messages that wait until a partition is read, by its id. They count
-            for its share: otherwise partitions without descendants would be read to the end while
-            others lag days behind, and a watermark would then drop the rows of those.
+        behind: the number of messages that wait until a partition is read, by its id. They increase
+            its share: otherwise partitions without descendants would be read to the end while
+            others lag by days, and a watermark would then drop the rows of the latter.
     """
     weights = {
         partition_id: count + behind.get(partition_id, 0) for partition_id, count in counts.items()
@@ -306,8 +306,8 @@ def shares(
     if rows_max < len(partition_ids):
         first = rotation % len(partition_ids)
         return dict.fromkeys((partition_ids[first:] + partition_ids[:first])[:rows_max], 1)
-    # After one message of each, the others are divided in proportion; the largest remainders get
-    # what rounding leaves.
+    # After one message from each, the rest is divided in proportion; the largest remainders round
+    # up.
     extra_rows, extra_weight = rows_max - len(partition_ids), total - len(partition_ids)
     quotients = {
         partition_id: divmod(extra_rows * (weights[partition_id] - 1), extra_weight)
@@ -326,12 +326,12 @@ def shares(
 
 def _seal_limit(counts: Mapping[int, int], behind: Mapping[int, int]) -> int | None:
     """
-    Return the limit for the messages of a batch in which some partitions have messages waiting
-    behind them; None: no limit.
+    Return the maximum number of messages in a batch if messages wait behind some partitions; None:
+    no limit.
 
-    A watermark drops rows that are older than those of the batch before the last one. So the batch
-    ends, in all partitions in proportion, where the first of them is read completely. It has at
-    least a sixteenth of all messages, so that a long lineage does not need many batches.
+    A watermark drops rows older than those of the batch before the last one. So the batch ends, in
+    all partitions proportionally, where the first of them is finished. It has at least 1/16 of all
+    messages, so that a long lineage does not need many batches.
     """
     weights = {
         partition_id: count + behind.get(partition_id, 0) for partition_id, count in counts.items()
@@ -353,9 +353,9 @@ def _waiting_behind(
     behind several partitions are divided among them.
 
     Args:
-        waiting: the number of messages of partitions that may not begin yet, by partition id.
-        read: the partitions that this batch reads; they wait for none.
-        done: the partitions with nothing left to read; none waits for them.
+        waiting: the number of messages in partitions that cannot be read yet, by partition id.
+        read: the partitions that this batch reads; they do not wait.
+        done: the finished partitions; no partition waits for them.
     """
     behind: dict[int, int] = {}
     if not waiting:
@@ -373,7 +373,7 @@ def _waiting_behind(
 
 
 def _can_be_read(view: View, offset: StreamOffset, partition_id: int, done: set[int]) -> bool:
-    """Return True if a partition is already being read, or all its ancestors were read."""
+    """Return True if a partition is already being read, or all its ancestors are finished."""
     return partition_id in offset.offsets or view.lineage.required_parents(partition_id) <= done
 
 
@@ -389,8 +389,8 @@ def _drop_finished_parents(
 
 
 def _end_of_gone(branch: Branch) -> int:
-    """Return where a partition whose data is gone ended; an offset beyond all others if it is lost
-    and its end is not known.
+    """Return the end of a partition without data. If it was lost and its end is unknown, return an
+    offset beyond all others.
     """
     if branch.end is None:
         return PARTITION_MESSAGES_MAX if branch.lost else 0

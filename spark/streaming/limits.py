@@ -1,6 +1,6 @@
-"""PySpark's classes for read limits and Trigger.AvailableNow, which exist from version 4.2 on.
+"""Imports PySpark 4.2's classes for read limits and Trigger.AvailableNow, or defines stand-ins.
 
-Older versions ask for the latest offset without passing the start of the batch, and run
+Older versions request the latest offset without passing the start of the batch, and run
 Trigger.AvailableNow as one batch.
 """
 

@@ -1,6 +1,6 @@
-"""The partitions that a stream reads, and the order in which it has to read them. Pure.
+"""Models the partitions that a stream reads, and the order in which it must read them. Pure.
 
-A partition that the stream does not read is skipped: its children follow its parents.
+Partitions that the stream does not read are skipped: their children directly follow their parents.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Branch:
     subject: str
     partition: Partition
     epoch: int = 0
-    """Depth in the lineage of its subject: 0 without parents, otherwise one more than theirs."""
+    """The depth in the subject's lineage: 0 without parents, otherwise one more than the parents'."""
     end: int | None = None
-    """The offset after the last message; None while it is open, or if its end is not known."""
+    """The offset after the last message; None while the partition is open, or if unknown."""
     abandoned: bool = False
     """True if its children were opened while its broker did not answer."""
     lost: bool = False
@@ -31,13 +31,13 @@ class Branch:
 
     @property
     def is_gone(self) -> bool:
-        """True if none of its messages can be read any more."""
+        """True if its messages cannot be read any more."""
         return self.lost or self.partition.state is PartitionState.EXPIRED
 
 
 @dataclass(frozen=True, slots=True)
 class StoredOffsets:
-    """The offsets `[first, end)` of a partition that its broker stores."""
+    """The offsets `[first, end)` that a broker stores of a partition."""
 
     first: int
     end: int
@@ -47,11 +47,11 @@ class StoredOffsets:
 
 class Lineage:
     """
-    The partitions that a stream reads.
+    The lineage of the partitions that a stream reads.
 
     Args:
-        branches: every partition of the subjects.
-        wanted: returns True for the partitions that the stream reads.
+        branches: all partitions of the subjects.
+        is_selected: returns True for the partitions that the stream reads.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Lineage:
         self.branches: dict[int, Branch] = {}
         """The branches by partition id, parents before their children."""
         self.parents: dict[int, frozenset[int]] = {}
-        """The partitions that a partition continues, by its id."""
+        """The parents of each partition, by its id."""
         self.children: dict[int, set[int]] = {}
         read_ancestors: dict[int, frozenset[int]] = {}
         for partition_id in map(int, order.static_order()):
@@ -87,13 +87,13 @@ class Lineage:
                 parents = frozenset({partition_id})
             read_ancestors[partition_id] = parents
         self.replaced = self._replaced(all_branches)
-        """For each partition of rows that replaced messages, the partitions that had these
+        """For each partition with rows that replace messages, the partitions that had those
         messages; see `ReplacingRows`.
         """
 
     def _replaced(self, all_branches: Mapping[int, Branch]) -> dict[int, frozenset[int]]:
-        """Find replaced partitions by direct parents: where a partition in between is not read,
-        `self.parents` has more than these.
+        """Find the replaced partitions by the direct parents of partitions; `self.parents` would skip
+        partitions that the stream does not read.
         """
         parents = {
             partition_id: branch.partition.parents for partition_id, branch in all_branches.items()
@@ -107,9 +107,9 @@ class Lineage:
 
     def required_parents(self, partition_id: int) -> frozenset[int]:
         """
-        Return the partitions that have to be read before this one.
+        Return the partitions that must be read before this one.
 
-        A parent that was abandoned, and whose end is not known, is replaced by its own parents.
+        An abandoned parent whose end is unknown is replaced by its own parents.
         """
         partition_ids: set[int] = set()
         for parent in self.parents[partition_id]:
@@ -117,12 +117,12 @@ class Lineage:
         return frozenset(partition_ids)
 
     def is_bypassed(self, partition_id: int) -> bool:
-        """Return True if the children of the partition do not wait for it."""
+        """Return True if the partition's children do not wait for it."""
         branch = self.branches[partition_id]
         return branch.abandoned and branch.end is None
 
     def bypassed_parents(self, partition_id: int) -> frozenset[int]:
-        """Return the partitions that this one continues, but does not wait for."""
+        """Return the ancestors that this partition continues without waiting for them."""
         partition_ids: set[int] = set()
         for parent in self.parents[partition_id]:
             if self.is_bypassed(parent):
@@ -130,7 +130,7 @@ class Lineage:
         return frozenset(partition_ids)
 
     def ancestors(self, partition_id: int) -> frozenset[int]:
-        """Return all partitions that this one continues, directly or indirectly."""
+        """Return the direct and indirect parents of this partition."""
         ancestors: set[int] = set()
         pending = [partition_id]
         while pending:
@@ -141,7 +141,7 @@ class Lineage:
 
 
 def branches_of(subject: str, history: Collection[PartitionHistory]) -> list[Branch]:
-    """Return all partitions that a subject ever had."""
+    """Return a Branch for each partition that a subject has ever had."""
     epochs: dict[int, int] = {}
     parents = {int(past.partition.partition_id): past.partition.parents for past in history}
     for partition_id in TopologicalSorter(parents).static_order():
@@ -164,16 +164,16 @@ def branches_of(subject: str, history: Collection[PartitionHistory]) -> list[Bra
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The readable messages at one moment."""
+    """A snapshot of the lineage and of the readable messages."""
 
     lineage: Lineage
     stored: Mapping[int, StoredOffsets] = field(default_factory=dict)
-    """The stored offsets by partition id; partitions that are gone, or were abandoned and do not
+    """The stored offsets by partition id; removed partitions, and abandoned ones whose broker does not
     answer, are missing.
     """
 
     def end_of(self, partition_id: int) -> int | None:
-        """Return the end of a partition; None while it is open, or if its end is not known."""
+        """Return the end of a partition; None while it is open, or if its end is unknown."""
         stored = self.stored.get(partition_id)
         if stored is not None and stored.sealed:
             return stored.end

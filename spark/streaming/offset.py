@@ -1,26 +1,26 @@
-"""The offset of a stream, in the form in which Spark writes it to its checkpoint. Pure.
+"""Encodes the offset of a stream as the JSON that Spark writes to its checkpoint. Pure.
 
     {"keylane": 2, "subjects": {"flights": 7}, "keys": "", "offsets": {"3": 120, "4": 80},
     "waiting": {"9": 5}}
 
-    keylane    version of this form; 1 has no `keys`
+    keylane    version of this format; 1 has no `keys`
     subjects   ids of the subjects, which distinguish a subject from a later one of the same name
-    keys       the order keys whose messages are read: their number and a digest; "": all keys
-    offsets    for partitions that are being read: the first offset that was not read
-    waiting    for partitions that existed when the stream began: the offset from which they are
+    keys       the order keys whose messages are read, as a count and a digest; "": all keys
+    offsets    for partitions that are being read: the first unread offset
+    waiting    for partitions that existed when the stream started: the offset from which they are
                read after their parents
-    initial    true: the start of batch 0, which Spark asks for again when it replays that batch
-    origin     in the end of batch 0: where that batch began
+    initial    true: the start of batch 0, which Spark requests again when it replays that batch
+    origin     in the end of batch 0: where that batch started
 
-A partition that is in neither map is read from its first message after its parents, or was read to
-its end: then one of its descendants is in `offsets`.
+A partition in neither map is read from its first message after its parents. Or it was read to its
+end already: then one of its descendants is in `offsets`.
 
 Invariants
-    Equal offsets have equal texts, because Spark compares texts.
-    An offset counts messages of all keys, even if only some keys are read: a stream of other keys
-    would take its messages as read.
-    The end of batch 0 says where the batch began, so that "latest" means the same when the batch is
-    replayed.
+    Equal offsets have equal JSON, because Spark compares strings.
+    An offset counts messages of all keys, even if only some keys are read, so a stream of other
+    keys would treat their messages as read.
+    The end of batch 0 records where the batch started, so that "latest" means the same when the
+    batch is replayed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VERSION, WITHOUT_KEYS = 2, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOffset:
-    """The progress of a stream; see the head of the module."""
+    """The progress of a stream; the module docstring describes the fields."""
 
     subjects: Mapping[str, int]
     offsets: Mapping[int, int] = field(default_factory=dict)
@@ -49,18 +49,16 @@ class StreamOffset:
     initial: bool = False
     origin: StreamOffset | None = None
     keys: str | None = None
-    """The result of `describe_keys`; None in an offset without it, which fits any keys."""
+    """The result of `describe_keys`; None if the offset has none, and so matches any keys."""
 
     def at(self, partition_id: int) -> int:
-        """Return the next offset of a partition that was not read to its end."""
+        """Return the next offset to read in a partition that was not read to its end."""
         begin = self.waiting.get(partition_id, 0)
         return self.offsets.get(partition_id, begin)
 
 
 def to_json(offset: StreamOffset) -> dict[str, Any]:
-    """Return the offset in the form that Spark takes: a dict of numbers, texts and flags, without
-    empty fields.
-    """
+    """Return the offset as the JSON object that Spark stores, without empty fields."""
     version = WITHOUT_KEYS if offset.keys is None else VERSION
     document: dict[str, Any] = {
         "keylane": version,
@@ -81,7 +79,7 @@ def from_json(document: object) -> StreamOffset:
     Return the offset that Spark has read from its checkpoint.
 
     Raises:
-        CheckpointMismatchError: another source, or a newer version of keylane, has written it.
+        CheckpointMismatchError: another source or a newer version of keylane wrote it.
     """
     if not isinstance(document, Mapping) or "keylane" not in document:
         raise CheckpointMismatchError(
@@ -115,7 +113,7 @@ def describe_keys(keys: Collection[bytes] | None) -> str:
 
 
 def check_keys(offset: StreamOffset, keys: str) -> None:
-    """Raise CheckpointMismatchError if the offset has other order keys; `keys` is the result of
+    """Raise CheckpointMismatchError if the offset has other order keys than `keys`, the result of
     `describe_keys`.
     """
     if offset.keys is not None and offset.keys != keys:
@@ -130,13 +128,13 @@ def check_keys(offset: StreamOffset, keys: str) -> None:
 
 def check_subjects(offset: StreamOffset, subjects: Mapping[str, int]) -> None:
     """
-    Check that the offset is of these subjects.
+    Check that the offset belongs to these subjects.
 
     Args:
-        subjects: ids of the subjects by name; 0: not known.
+        subjects: the ids of the subjects by name; 0: not known.
 
     Raises:
-        CheckpointMismatchError: it is of other subjects, or one was deleted and created again.
+        CheckpointMismatchError: it belongs to other subjects, or one was deleted and recreated.
     """
     if offset.subjects.keys() != subjects.keys():
         raise CheckpointMismatchError(

@@ -1,14 +1,14 @@
-"""Moves the cursors of a consumer group along with a stream, for lag monitoring and for retention.
+"""Moves the cursors of a consumer group along with a stream, for lag monitoring and retention.
 Network only.
 
-    Spark asks for the batch after `start`  ─▶  the sink has committed everything before `start`
+    Spark requests the batch after `start`  ─▶  the sink has committed everything before `start`
                                             ─▶  set the cursors of the group
 
-Spark keeps the progress, and the group follows it. The cursors are set as an operator sets them
-(`keylane group reset`), so no lock is taken, and a group with live consumers is refused.
+Spark stores the progress, and the group follows it. The cursors are set in the same way as by an
+operator (`keylane group reset`): this takes no lock, and a group with live consumers is refused.
 
 Invariants
-    A cursor is never ahead of what the sink has committed, and never goes back.
+    A cursor never passes the progress that the sink has committed, and never moves back.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .offset import StreamOffset
 log = logging.getLogger("keylane.spark")
 
 COMMIT_MS = 1_000
-"""Shortest time in milliseconds between two updates while batches follow each other."""
+"""The minimum time in milliseconds between two updates while the stream is not idle."""
 
 
 def committed_cursors(view: View, offset: StreamOffset) -> dict[int, int]:
-    """Return, by partition id, the first message that a stream at this offset has not read; removed
-    partitions are left out.
+    """Return the first message that a stream at this offset has not read, by partition id; removed
+    partitions are omitted.
     """
     if offset.initial:
         return {}
@@ -53,22 +53,22 @@ def committed_cursors(view: View, offset: StreamOffset) -> dict[int, int]:
 
 
 class GroupProgress:
-    """The cursors of a group, in the subjects of a stream."""
+    """Updates the cursors of a group in the subjects of a stream."""
 
     def __init__(self, meta: MetaClient, group: str, clock: Clock) -> None:
         self._meta = meta
         self._group = group
         self._clock = clock
         self._cursors: dict[int, int] | None = None
-        """The cursors by partition id, as far as they are known; None before `load`."""
+        """The known cursors, by partition id; None before `load`."""
         self._updated_at_ms = 0
 
     async def load(self, view: View, offset: StreamOffset) -> None:
         """
-        Read the cursors of the group, unless they are known.
+        Read the cursors of the group unless they are known.
 
         Raises:
-            GroupUnknownError: there is no such group.
+            GroupUnknownError: the group does not exist.
             KeylaneError: the metaserver or a broker does not answer.
         """
         if self._cursors is not None:
@@ -84,10 +84,10 @@ class GroupProgress:
 
     async def update(self, view: View, offset: StreamOffset, *, idle: bool) -> None:
         """
-        Set the cursors of the group, at most once in COMMIT_MS unless the stream is `idle`.
+        Set the cursors of the group, at most once per COMMIT_MS unless the stream is `idle`.
 
-        If a server does not answer, or the group has consumers, this is logged, and the next call
-        tries again.
+        If a server does not answer, or the group has consumers, this logs a warning, and the next
+        call tries again.
 
         Raises:
             KeylaneError: the group or the subject was deleted.
@@ -124,7 +124,7 @@ class GroupProgress:
 
 
 def _group_by_subject(view: View, cursors: Mapping[int, int]) -> dict[str, dict[int, int]]:
-    """Divide the cursors by subject."""
+    """Group the cursors of readable partitions by subject."""
     cursors_of: dict[str, dict[int, int]] = defaultdict(dict)
     for partition_id, at in cursors.items():
         branch = view.lineage.branches.get(partition_id)

@@ -1,13 +1,12 @@
-"""The options of a stream besides what it reads, and the check of options that cannot be streamed.
-Pure.
+"""The options that only a stream has, and the check for options that a stream cannot have. Pure.
 
     option              meaning                                    default
-    maxRowsPerTrigger   limit for the rows of a batch              no limit
+    maxRowsPerTrigger   limit for the rows in a batch              no limit
     end                 where the stream ends, as in a batch       it does not end
     commitGroup         a group whose cursors follow the sink      no cursor moves
 
 All three need PySpark 4.2. Older versions do not pass the start of a batch, so a batch cannot be
-limited, and the progress of the sink is not known.
+limited, and the sink's progress is unknown.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from ...protocol.errors import InvalidRequestError, KeylaneError, Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """The options of a stream besides what it reads."""
+    """The options that only a stream has."""
 
     rows_max: int | None = None
-    """Limit for the rows of a batch; None: no limit."""
+    """The maximum number of rows in a batch; None: no limit."""
     has_end: bool = False
     """True if the option `end` was given."""
     error: KeylaneError | None = None
-    """The reason why this cannot be streamed. The first call raises it, because PySpark hides an
-    error of `streamReader`.
+    """The error if the options cannot be streamed. The reader's first call raises it, because PySpark
+    hides errors raised in `streamReader`.
     """
 
 
@@ -40,11 +39,11 @@ def stream_settings(
     Return the settings of a stream.
 
     Args:
-        given: names of the given options.
+        given: the names of the given options.
         has_read_limits: True if this PySpark has read limits.
 
     Raises:
-        InvalidRequestError: an option needs a newer PySpark.
+        InvalidRequestError: an option needs a newer PySpark, or is valid only for a batch.
     """
     has_end = "end" in {name.lower() for name in given}
     rows_max = options.max_rows_per_trigger

@@ -293,14 +293,14 @@ class Lane:
         self._work.set()
 
     async def wait_for_room(self) -> None:
-        """Wait while over QUEUE_MAX batches are unanswered; raise the error that ended the lane."""
+        """Wait until at most QUEUE_MAX batches are unanswered; raise the lane's error."""
         while len(self._batches) > QUEUE_MAX and self._children is None:
             await self._wait()
         if self.task is not None and self.task.done():
             self.task.result()
 
     async def finish(self) -> None:
-        """Send the remaining rows, and wait until every batch is stored or passed to the children of
+        """Send the remaining rows, and wait until each batch is stored or passed to the children of
         the sealed partition.
         """
         if self._children is None and (rest := self._cutter.rest()):

@@ -1,5 +1,5 @@
-"""Checks and hashes the rows of a task, and cuts them into the same batches in each attempt, without
-a Python object per row.
+"""Checks and hashes the rows of a task, and cuts them into the same batches in each attempt. There
+is no Python object per row.
 
     record batch ─▶ columns of rows: keys, values, properties, times, logical partitions
                  ─sort─▶ spans of lanes ─cut─▶ bodies of batches
@@ -346,8 +346,8 @@ class RowReader:
 
 
 def _has_no_reserved_name(properties: Any) -> bool:
-    """Return True if no property name is reserved for keylane; in a slice, the names of rows outside
-    it are checked too.
+    """Return True if no property name is reserved for keylane; for a slice, rows outside of it are
+    checked too.
     """
     try:
         check_own(pc.unique(properties.keys).to_pylist())

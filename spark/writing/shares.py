@@ -1,4 +1,4 @@
-"""Decides which partition first gets the rows of each logical partition: the oldest with data. Pure.
+"""Decides which partition first gets the rows of a logical partition: the oldest with data. Pure.
 
     1 [0, 512) expired ─┐
     2 [512, 1024) ──────┴▶ 3 [0, 1024)        shares: 3 has [0, 512); 2 has [512, 1024), then 3
@@ -79,8 +79,8 @@ class KnownRanges:
         self._not_in_history |= _parents(route) - self._ranges.keys()
 
     def boundaries(self) -> list[int]:
-        """Return, for each logical partition, the lowest id of a partition whose range begins or ends
-        there; `NO_BOUNDARY` if there is none.
+        """Return, for each logical partition, the lowest id of a partition whose range begins or
+        ends there; `NO_BOUNDARY` if there is none.
         """
         lowest = [NO_BOUNDARY] * (LOGICAL_PARTITIONS + 1)
         for partition_id, edges in self._ranges.items():

@@ -1,8 +1,8 @@
 """`df.writeStream.format("keylane")`: stores the rows of a micro-batch once, however often Spark
 repeats it. Needs pyspark.
 
-After a crash, Spark repeats a batch with the same query id, batch id and rows. Each task numbers its
-rows under a producer id derived from (query id, batch id, task number), so brokers recognize
+After a crash, Spark repeats a batch with the same query id, batch id and rows. Each task numbers
+its rows under a producer id derived from (query id, batch id, task number), so brokers recognize
 repeated rows. Rows are visible once they are stored, so the commit of a batch publishes nothing.
 """
 
@@ -125,4 +125,4 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         messages: list[WriterCommitMessage | None],
         batchId: int,  # noqa: N803 - PySpark's name
     ) -> None:
-        """Do nothing: Spark repeats a failed batch, and the rows that it stored are not stored twice."""
+        """Do nothing: when Spark repeats the batch, its stored rows are not stored twice."""
