@@ -232,8 +232,8 @@ class JobTarget:
         return True
 
     def _adopt(self, output: SubjectOutput, subject_id: int) -> SubjectOutput:
-        """Return the output with the id of its hidden subject; a subject that the job did not create
-        must be empty.
+        """Return the output with the id of its hidden subject; a subject with a new id must be
+        empty.
         """
         if output.subject_id != subject_id:
             stored = self._call(output, lambda subject: subject.count_messages())

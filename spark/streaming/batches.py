@@ -168,8 +168,8 @@ def passed_partitions(view: View, offset: StreamOffset) -> set[int]:
 
 
 def finished_partitions(view: View, offset: StreamOffset) -> set[int]:
-    """Return the partitions with nothing more to read; an empty partition counts only if its ancestors
-    are finished too.
+    """Return the partitions with nothing more to read; an empty one counts only if its ancestors are
+    finished too.
     """
     done = passed_partitions(view, offset)
     for partition_id, branch in view.lineage.branches.items():

@@ -21,7 +21,7 @@ class Branch:
     subject: str
     partition: Partition
     epoch: int = 0
-    """The depth in the subject's lineage: 0 without parents, otherwise one more than the parents'."""
+    """The depth in the subject's lineage: 0 without parents, else one more than the parents'."""
     end: int | None = None
     """The offset after the last message; None while the partition is open, or if unknown."""
     abandoned: bool = False
@@ -92,8 +92,8 @@ class Lineage:
         """
 
     def _replaced(self, all_branches: Mapping[int, Branch]) -> dict[int, frozenset[int]]:
-        """Find the replaced partitions by the direct parents of partitions; `self.parents` would skip
-        partitions that the stream does not read.
+        """Find the replaced partitions by direct parents; `self.parents` would skip partitions that
+        the stream does not read.
         """
         parents = {
             partition_id: branch.partition.parents for partition_id, branch in all_branches.items()
@@ -168,8 +168,8 @@ class View:
 
     lineage: Lineage
     stored: Mapping[int, StoredOffsets] = field(default_factory=dict)
-    """The stored offsets by partition id; removed partitions, and abandoned ones whose broker does not
-    answer, are missing.
+    """The stored offsets by partition id; removed partitions, and abandoned ones whose broker does
+    not answer, are missing.
     """
 
     def end_of(self, partition_id: int) -> int | None:

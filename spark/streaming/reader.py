@@ -1,13 +1,15 @@
-"""Streams a subject: offsets and batches for Spark's driver, ranges for its tasks. Needs pyspark.
+"""The stream reader: plans offsets and batches on Spark's driver, and reads ranges in its tasks. Needs
+pyspark.
 
     driver   initialOffset ─▶ latestOffset(start) ─▶ checkpoint ─▶ partitions(start, end) ─▶ …
     tasks                                                            read(StreamTask)
 
 Invariants
-    The rows of a batch follow from its two offsets, which Spark has in its checkpoint.
-    Reading changes nothing at the broker: no lock, no ack; Spark keeps the progress.
-    A reader opens no connection before its first call, because Spark creates readers only to pickle
-    `read`.
+    The rows of a batch depend only on its two offsets, which are in Spark's checkpoint.
+    Reading changes nothing on the broker: it takes no lock and sends no ack; Spark stores the
+    progress.
+    A reader opens no connection before its first call, because Spark creates some readers only to
+    pickle `read`.
 """
 
 from __future__ import annotations
@@ -58,10 +60,10 @@ from .watch import PartitionWatcher
 log = logging.getLogger("keylane.spark")
 
 POLL_S = 0.1
-"""Seconds between two looks that find nothing; Spark itself asks every 10 ms."""
+"""Seconds between two polls of an idle stream; Spark itself calls every 10 ms."""
 TASK_ROWS = 32_768
-"""Number of rows up to which small ranges share a task; to read them takes about as long as to
-start a task.
+"""The number of rows up to which small ranges share a task: reading them takes about as long as
+starting a task.
 """
 T = TypeVar("T")
 TaskReader = Callable[[ReadOptions, Sequence[PlannedRange]], Iterator[pa.RecordBatch]]
@@ -69,13 +71,13 @@ TaskReader = Callable[[ReadOptions, Sequence[PlannedRange]], Iterator[pa.RecordB
 
 @dataclass
 class StreamTask(InputPartition):
-    """One task of a batch, with the ranges that it reads one after another."""
+    """A task of a batch, with the ranges that it reads one after another."""
 
     ranges: tuple[PlannedRange, ...]
 
 
 class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The stream of one query; see the head of the module."""
+    """The stream reader of one query."""
 
     def __init__(
         self, options: ReadOptions, settings: StreamSettings, read_task: TaskReader
@@ -89,51 +91,51 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_driver": None}
 
     # ── on the driver ─────────────────────────────────────────────────────────────────────────────
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - a name of PySpark
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - PySpark's name
         """
-        Return the offset at which batch 0 begins, which is the same in each call of one reader.
+        Return the offset at which batch 0 starts, which is the same in each call of a reader.
 
-        An error of the start is raised only when a batch after it is requested: a batch 0 that is
-        replayed begins where the checkpoint says.
+        An invalid start raises an error only when the next batch is requested, because a replayed
+        batch 0 starts where the checkpoint says.
         """
         return self._call(lambda driver: driver.initial())
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - a name of PySpark
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - PySpark's name
         """Return the limit of the option `maxRowsPerTrigger`."""
         rows_max = self._settings.rows_max
         return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
 
-    def latestOffset(  # noqa: N802 - a name of PySpark
+    def latestOffset(  # noqa: N802 - PySpark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
         """
-        Return the end of the next batch; after a short wait `start` itself if there is nothing to
+        Return the end of the next batch; after a short wait, `start` itself if there is nothing to
         read.
 
         Args:
-            start, limit: None before PySpark 4.2, where a batch reads everything that is stored.
+            start, limit: None before PySpark 4.2, where a batch reads all stored messages.
         """
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         if start is None:
             return self._call(lambda driver: driver.latest_without_start())
         return self._call(lambda driver: driver.latest(start, rows_max))
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - a name of PySpark
-        """Return the end of the stored messages, for the progress of the query."""
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - PySpark's name
+        """Return the end of the stored messages, for the query's progress."""
         return None if self._driver is None else self._driver.stored_ends
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - a name of PySpark
-        """Fix the end of the run: it reads the messages that are stored now."""
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - PySpark's name
+        """Fix the end of the run, which reads the messages that are stored now."""
         self._call(lambda driver: driver.fix_target())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamTask]:
-        """Return the tasks of a batch, which depend only on the two offsets, apart from the
-        addresses of brokers.
+        """Return the tasks of a batch; apart from broker addresses, they depend only on the two
+        offsets.
         """
         return self._call(lambda driver: driver.tasks(start, end))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing, because Spark keeps the progress."""
+        """Do nothing, because Spark stores the progress."""
 
     def stop(self) -> None:
         """Close the connections."""
@@ -158,9 +160,7 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _StreamDriver:
-    """The connections and the state of a reader in the driver's process, which live as long as the
-    query.
-    """
+    """Holds the connections and the state of a reader in the driver's process while its query runs."""
 
     def __init__(self, options: ReadOptions, settings: StreamSettings) -> None:
         self._options = options
@@ -171,7 +171,7 @@ class _StreamDriver:
         self._progress: GroupProgress | None = None
         self._initial: dict[str, Any] | None = None
         self._start_error: KeylaneError | None = None
-        """The reason why no batch can begin at the start of the options."""
+        """The error if no batch can start at the option `start`."""
         self._everything_requested = False
         self._view: View | None = None
         self._ends: dict[int, int] | None = None
@@ -186,7 +186,7 @@ class _StreamDriver:
             raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run the work in the event loop of this driver."""
+        """Run a coroutine in the event loop of this driver."""
         return self._runner.run(work)
 
     def close(self) -> None:
@@ -203,12 +203,12 @@ class _StreamDriver:
 
     async def initial(self) -> dict[str, Any]:
         """
-        Return the offset at which batch 0 begins.
+        Return the offset at which batch 0 starts.
 
         Raises:
-            DataLossError, JobError, PartitionUnknownError, OffsetOutOfRangeError: the start of
-                the options is not stored, and this version of Spark, which passes no start, begins
-                a new batch 0.
+            DataLossError, JobError, PartitionUnknownError, OffsetOutOfRangeError: the option
+                `start` is not stored, and a version of Spark that passes no start begins a new
+                batch 0.
         """
         if self._initial is None:
             await self._fix_initial()
@@ -235,17 +235,17 @@ class _StreamDriver:
         return to_json(replace(offset, keys=self._keys))
 
     def _decode(self, form: dict[str, Any]) -> StreamOffset:
-        """Return the offset; raise CheckpointMismatchError if it is of other keys than the
-        stream's.
-        """
+        """Decode an offset; raise CheckpointMismatchError if it has other keys than the stream."""
         offset = from_json(form)
         check_keys(offset, self._keys)
         return offset
 
     async def _start_offsets(self, view: View) -> dict[int, int]:
-        """Return the start of the options in each partition; it must be stored."""
+        """Return the offset of the option `start` in each partition; raise an error if it is not stored."""
         for partition_id in sorted(self._options.partitions or ()):
-            branch = view.lineage.branches.get(partition_id)  # none where the keys lie in others
+            branch = view.lineage.branches.get(
+                partition_id
+            )  # None if other partitions have the keys
             if branch is not None and branch.is_gone:
                 raise self._watch.no_data_error("partitions", partition_id)
         start_offsets = await self._watch.resolve_bound(view, self._options.start)
@@ -273,7 +273,7 @@ class _StreamDriver:
         return start_offsets | rows_to_skip(view, self._options.start)
 
     async def latest(self, start: dict[str, Any], rows_max: int | None) -> dict[str, Any]:
-        """Return the end of the batch that begins at `start`."""
+        """Return the end of the batch that starts at `start`, and update the group's cursors."""
         offset = self._decode(start)
         if offset.initial and self._start_error is not None:
             raise self._start_error
@@ -301,8 +301,8 @@ class _StreamDriver:
         return start if end is offset else self._encode(end)
 
     async def latest_without_start(self) -> dict[str, Any]:
-        """Return the end of a batch of everything that is stored, for a Spark that does not pass
-        the start.
+        """Return the end of a batch of all stored messages, for a version of Spark that does not
+        pass the start.
         """
         origin = await self._origin()
         if self._idle:
@@ -326,11 +326,11 @@ class _StreamDriver:
 
     async def _origin(self) -> StreamOffset | None:
         """
-        Return the offset at which batch 0 begins, for a Spark that asks for its end first; None if
-        messages at the start of the options were removed.
+        Return the offset at which batch 0 starts, for a version of Spark that requests its end
+        first; None if messages at the option `start` were removed.
 
-        A stream that continues from its checkpoint does not need it. For another stream, Spark
-        asks for it next, and `initial` raises the error.
+        A stream that continues from its checkpoint does not need it. For other streams, Spark
+        requests it next, and `initial` raises the error.
         """
         if self._initial is None:
             await self._fix_initial()
@@ -343,7 +343,7 @@ class _StreamDriver:
         self._target = {partition_id: each.end for partition_id, each in view.stored.items()}
 
     async def _end_offsets(self) -> dict[int, int] | None:
-        """Return the end of the stream in each partition that it reads; None if it does not end."""
+        """Return the end of the stream in each partition; None if the stream does not end."""
         if self._settings.has_end and self._ends is None:
             self._ends = await self._watch.resolve_bound(
                 await self._watch.fetch_view(), self._options.end
@@ -357,13 +357,12 @@ class _StreamDriver:
 
     async def _fetch_view(self, offset: StreamOffset, *, reached: StreamOffset) -> View:
         """
-        Return what there is to read after `offset`.
+        Fetch the readable messages after `offset`, and check the checkpoint's offset `reached`.
 
         Raises:
             SubjectDeletedError: a subject that the stream has read was deleted.
-            CheckpointMismatchError: the checkpoint, which has `reached`, is of other subjects; or a
-                broker has stored less for READ_GIVE_UP_MS, because it runs on an older copy of its
-                data folder.
+            CheckpointMismatchError: `reached` belongs to other subjects; or for READ_GIVE_UP_MS a
+                broker has stored less, because it runs on an older copy of its data folder.
         """
 
         def check(view: View) -> CheckpointMismatchError | None:
@@ -382,7 +381,7 @@ class _StreamDriver:
             ) from error
 
     def _report_loss(self, view: View, lost: LostRange) -> None:
-        """Raise DataLossError, or log the loss once if the options allow it."""
+        """Raise DataLossError; if the options allow the loss, log it once instead."""
         subject = view.lineage.branches[lost.partition_id].subject
         count = None if lost.end is None else lost.end - lost.start
         lost_messages = (
@@ -427,12 +426,12 @@ class _StreamDriver:
         return [StreamTask(self._plan_task(view, task)) for task in tasks]
 
     def _plan_task(self, view: View, task: Sequence[BatchRange]) -> tuple[PlannedRange, ...]:
-        """Plan the stored parts of the ranges of a task."""
+        """Plan the stored parts of a task's ranges."""
         stored_parts = (self._clip_to_stored(view, each) for each in task)
         return tuple(_plan_range(view, each) for each in stored_parts if each is not None)
 
     def _clip_to_stored(self, view: View, wanted: BatchRange) -> BatchRange | None:
-        """Return the part of a range that is stored; None if nothing is."""
+        """Return the stored part of a range; None if nothing is stored."""
         if view.lineage.branches[wanted.partition_id].is_gone:
             self._report_loss(view, LostRange(wanted.partition_id, wanted.start, wanted.end))
             return None
@@ -451,9 +450,7 @@ class _StreamDriver:
 
 
 def _behind_checkpoint_error(view: View, reached: StreamOffset) -> CheckpointMismatchError | None:
-    """Return the error of the first partition that stores less than the stream has read; None if
-    there is none.
-    """
+    """Return an error if a partition stores less than the stream has read, else None."""
     for partition_id, at in reached.offsets.items():
         stored = view.stored.get(partition_id)
         if stored is not None and at > stored.end:
@@ -468,7 +465,7 @@ def _behind_checkpoint_error(view: View, reached: StreamOffset) -> CheckpointMis
 
 
 def _check_ranges_are_read(view: View, ranges: Sequence[BatchRange]) -> None:
-    """Raise CheckpointMismatchError if the stream does not read the partition of a range."""
+    """Raise CheckpointMismatchError if a range is in a partition that the stream does not read."""
     for wanted in ranges:
         if wanted.partition_id not in view.lineage.branches:
             raise CheckpointMismatchError(

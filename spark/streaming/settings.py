@@ -27,8 +27,8 @@ class StreamSettings:
     has_end: bool = False
     """True if the option `end` was given."""
     error: KeylaneError | None = None
-    """The error if the options cannot be streamed. The reader's first call raises it, because PySpark
-    hides errors raised in `streamReader`.
+    """The error if the options cannot be streamed. The reader's first call raises it, because
+    PySpark hides errors raised in `streamReader`.
     """
 
 

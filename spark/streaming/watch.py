@@ -1,7 +1,7 @@
-"""Watches the partitions of a stream: it asks the metaserver for their lineage, and the brokers for
-their stored offsets. Network only.
+"""Watches the partitions of a stream: fetches their lineage from the metaserver, and their stored
+offsets from the brokers. Network only.
 
-The lineage is read again only after a partition was sealed or a call failed, because every new
+The lineage is fetched again only after a partition was sealed or a call failed, because every new
 partition continues a sealed one.
 """
 
@@ -40,9 +40,9 @@ from .progress import GroupProgress
 log = logging.getLogger("keylane.spark")
 
 RETRY_MS = 60_000
-"""Milliseconds that a metaserver or a broker may be unreachable before the query fails."""
+"""Milliseconds for which an unreachable metaserver or broker is retried before the query fails."""
 LINEAGE_MS = 1_000
-"""Shortest time in milliseconds between two requests for the children of the same sealed
+"""The minimum time in milliseconds between two requests for the children of the same sealed
 partitions.
 """
 _BACKOFF = Backoff(first_ms=100, max_ms=2_000)
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 class PartitionWatcher:
     """
-    The partitions of a stream, as the cluster reports them.
+    Fetches the partitions of a stream from the cluster.
 
     Each method retries for PATIENCE_MS while a server is unreachable.
 
@@ -69,20 +69,18 @@ class PartitionWatcher:
         self._pauses = _BACKOFF.pauses(self._environment.new_rng())
         self._lineage: Lineage | None = None
         self._all_ids: set[int] = set()
-        """All partitions that the subjects ever had, also those that the stream does not read."""
+        """All partitions that the subjects have ever had, even those that the stream does not read."""
         self._continued_ids: set[int] = set()
-        """Partitions whose children are open, or were."""
+        """Partitions whose children have opened."""
         self._childless_ids: set[int] = set()
-        """Sealed partitions without known children, although the lineage was read after they were
-        sealed.
-        """
+        """Sealed partitions that had no known children when the lineage was last fetched."""
         self._lineage_fetched_ms = 0
         self.subjects: dict[str, int] = {}
-        """Ids of the subjects by name; known after the first look."""
+        """The ids of the subjects by name; empty before the first `fetch_view`."""
 
     def open(self) -> None:
-        """Open the connections in the running event loop; raise ConfigError if a file of TLS or
-        with a token cannot be used.
+        """Open the connections in the running event loop; raise ConfigError if a TLS file or the
+        token file cannot be used.
         """
         network = self._environment.network
         if network is None:
@@ -91,7 +89,7 @@ class PartitionWatcher:
         self._meta = MetaClient(self._connections.open(), self._options.meta)
 
     async def close(self) -> None:
-        """Close all connections; a cancellation is raised after that."""
+        """Close all connections; a cancellation takes effect afterwards."""
         await clean_up(self._close_all)
 
     async def _close_all(self) -> None:
@@ -103,10 +101,10 @@ class PartitionWatcher:
 
     async def fetch_view(self, offset: StreamOffset | None = None) -> View:
         """
-        Return what there is to read now.
+        Fetch the lineage and the stored offsets of the partitions.
 
         Args:
-            offset: partitions that were read to their end at this offset are left out.
+            offset: partitions that are finished at this offset are omitted.
         """
         view = await self.retry(lambda: self._fetch_view_once(offset))
         missing = sorted((self._options.partitions or set()) - self._all_ids)
@@ -118,7 +116,7 @@ class PartitionWatcher:
         self, offset: StreamOffset, check: Callable[[View], KeylaneError | None]
     ) -> View:
         """
-        Repeat `fetch_view` for READ_GIVE_UP_MS, until `check` returns no error.
+        Repeat `fetch_view` for up to READ_GIVE_UP_MS until `check` returns no error.
 
         Raises:
             KeylaneError: the error that `check` still returns after that time.
@@ -136,11 +134,11 @@ class PartitionWatcher:
             await asyncio.sleep(self._pauses.next_ms() / 1000)
 
     async def resolve_bound(self, view: View, bound: ReadBound) -> dict[int, int]:
-        """Return the offset of a bound in each partition of a view whose data is not gone; times
-        are placed in order.
+        """Return the offset that a bound means in each readable partition; offsets for times follow
+        the lineage.
         """
         lineage = view.lineage
-        # A backfill or a bound may name partitions that the options exclude because they hold none
+        # A backfill or a bound may name partitions that the options exclude because they have none
         # of the keys.
         unknown_ids = sorted(bound.by_partition.keys() - self._all_ids)
         if unknown_ids:
@@ -220,7 +218,7 @@ class PartitionWatcher:
         return self._lineage
 
     def _excluded(self, route: Route, branches: Iterable[Branch]) -> set[int]:
-        """Return the ids of the partitions of the route's subject that the stream does not read."""
+        """Return the ids of the subject's partitions that the stream does not read."""
         selected_ids = self._options.partitions
         # In a best_tried subject that is not static, a keyed message may be in any partition.
         keys = None if route.may_leave else self._options.keys
@@ -239,7 +237,7 @@ class PartitionWatcher:
         }
 
     def no_data_error(self, option: str, partition_id: int) -> PartitionUnknownError:
-        """Return the error of a stream whose `option` names a partition without data."""
+        """Return the error for an `option` that names a partition without data."""
         subjects = ", ".join(self._options.subjects)
         return PartitionUnknownError(
             f"{option}: subject {subjects} has no data in partition {partition_id}",
@@ -279,8 +277,8 @@ class PartitionWatcher:
     async def _fetch_stored(
         self, lineage: Lineage, offset: StreamOffset | None, known: dict[int, StoredOffsets]
     ) -> dict[int, StoredOffsets]:
-        """Ask the brokers for the stored offsets of each partition that is neither gone, nor
-        finished, nor known already.
+        """Fetch the stored offsets of each readable partition that is neither finished nor known
+        already.
         """
         done = set() if offset is None else finished_partitions(View(lineage), offset)
         partition_ids = [
@@ -345,7 +343,7 @@ class PartitionWatcher:
 
 
 def _overlaps(partition: Partition, logical_partitions: set[int]) -> bool:
-    """Return True if one of these logical partitions is in the partition's range."""
+    """Return True if the partition's range contains one of these logical partitions."""
     return any(
         partition.range_start <= number < partition.range_end for number in logical_partitions
     )
