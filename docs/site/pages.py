@@ -97,7 +97,8 @@ def error_lines() -> Iterator[str]:
         yield "| --- | --- | --- | --- | --- |"
         code = error_class.__dict__.get("code")
         if code is not None:
-            yield f"| {code} | | {table_cell(error_class.summary)} | {error_class.fate.value} | {table_cell(error_class.hint)} |"
+            cells = f"{table_cell(error_class.summary)} | {error_class.fate.value}"
+            yield f"| {code} | | {cells} | {table_cell(error_class.hint)} |"
         for each in sorted(rows.get(name, []), key=lambda reason: reason.code):
             cells = f"{table_cell(each.summary)} | {each.fate.value} | {table_cell(each.hint)}"
             yield f"| {each.code} | `{each.name}` | {cells} |"

@@ -168,8 +168,8 @@ def passed_partitions(view: View, offset: StreamOffset) -> set[int]:
 
 
 def finished_partitions(view: View, offset: StreamOffset) -> set[int]:
-    """Return the partitions with nothing more to read; an empty one counts only if its ancestors are
-    finished too.
+    """Return the partitions with nothing more to read; an empty one counts only if its ancestors
+    are finished too.
     """
     done = passed_partitions(view, offset)
     for partition_id, branch in view.lineage.branches.items():
@@ -196,8 +196,8 @@ def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
     read = passed_partitions(view, offset)
 
     def had_all(ancestor: int) -> bool:
-        """Return True if a partition was read completely; an empty one is never in an offset, so its
-        parents decide.
+        """Return True if a partition was read completely; an empty one is never in an offset, so
+        its parents decide.
         """
         end = view.end_of(ancestor)
         if end == 0:

@@ -1,4 +1,4 @@
-"""The stream reader: plans offsets and batches on Spark's driver, and reads ranges in its tasks. Needs
+"""The stream reader: plans offsets and batches on Spark's driver, and reads ranges in tasks. Needs
 pyspark.
 
     driver   initialOffset ─▶ latestOffset(start) ─▶ checkpoint ─▶ partitions(start, end) ─▶ …
@@ -160,7 +160,7 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _StreamDriver:
-    """Holds the connections and the state of a reader in the driver's process while its query runs."""
+    """Holds a reader's connections and state in the driver's process while the query runs."""
 
     def __init__(self, options: ReadOptions, settings: StreamSettings) -> None:
         self._options = options
@@ -241,7 +241,7 @@ class _StreamDriver:
         return offset
 
     async def _start_offsets(self, view: View) -> dict[int, int]:
-        """Return the offset of the option `start` in each partition; raise an error if it is not stored."""
+        """Return the offset of the option `start` in each partition; raise if it is not stored."""
         for partition_id in sorted(self._options.partitions or ()):
             branch = view.lineage.branches.get(
                 partition_id

@@ -53,7 +53,7 @@ class PartitionWatcher:
     """
     Fetches the partitions of a stream from the cluster.
 
-    Each method retries for PATIENCE_MS while a server is unreachable.
+    Each method retries for RETRY_MS while a server is unreachable.
 
     Raises:
         UnreachableError: a server was unreachable for longer.
@@ -69,7 +69,7 @@ class PartitionWatcher:
         self._pauses = _BACKOFF.pauses(self._environment.new_rng())
         self._lineage: Lineage | None = None
         self._all_ids: set[int] = set()
-        """All partitions that the subjects have ever had, even those that the stream does not read."""
+        """All partitions that the subjects have ever had, including those that are not read."""
         self._continued_ids: set[int] = set()
         """Partitions whose children have opened."""
         self._childless_ids: set[int] = set()
@@ -168,9 +168,7 @@ class PartitionWatcher:
         return GroupProgress(self._meta, group, self._clock)
 
     async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of a call, which is retried for PATIENCE_MS while a server is
-        unreachable.
-        """
+        """Return the result of a call; retry it for up to RETRY_MS if the error is retryable."""
         failing_since_ms: int | None = None
         while True:
             try:
