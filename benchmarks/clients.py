@@ -39,7 +39,7 @@ def bare_send(folder: Path, count: int, value_bytes: int) -> dict[str, Any]:
 
 
 def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> dict[str, float]:
-    """One round of all figures."""
+    """Run one round of all figures."""
 
     def role(name: str, messages: int, script: str = "client_roles.py") -> dict[str, Any]:
         subject = f"{name}-{number}"
@@ -107,7 +107,7 @@ def medians(figures: list[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run the rounds, print medians."""
+    """Run the rounds and print medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--count", type=int, default=1_000_000)

@@ -47,7 +47,7 @@ class Countdown:
         self._left = self._count = count
 
     def count(self) -> None:
-        """Note that a message was handled."""
+        """Count a handled message."""
         if self._left == self._count:
             self._clock.edge(0)
         self._left -= 1
@@ -56,12 +56,12 @@ class Countdown:
 
 
 def ready() -> None:
-    """Tell that messages may come."""
+    """Print that the consumer is ready for messages."""
     print(json.dumps({"ready": True}), flush=True)
 
 
 async def handled(meta: str, subject: str, count: int) -> Figures:
-    """An `async` handler for each message."""
+    """Handle each message with an `async` handler."""
     clock = Clock()
     handle = handler_of(clock, count)
     async with Consumer(meta, subject=subject, group="handled", handler=handle):
@@ -71,7 +71,7 @@ async def handled(meta: str, subject: str, count: int) -> Figures:
 
 
 async def batch_handled(meta: str, subject: str, count: int) -> Figures:
-    """An `async` handler for up to 500 messages."""
+    """Handle up to 500 messages at once with an `async` handler."""
     clock = Clock()
     read = reader_of(clock, count)
 
@@ -85,7 +85,7 @@ async def batch_handled(meta: str, subject: str, count: int) -> Figures:
 
 
 async def getmany(meta: str, subject: str, count: int) -> Figures:
-    """`getmany` and `ack`, 1,000 messages at a time."""
+    """Read with `getmany` and `ack`, 1,000 messages at a time."""
     clock = Clock()
     read = reader_of(clock, count)
     async with Consumer(meta, subject=subject, group="getmany") as consumer:
@@ -98,7 +98,7 @@ async def getmany(meta: str, subject: str, count: int) -> Figures:
 
 
 async def iterated(meta: str, subject: str, count: int) -> Figures:
-    """`async for` and `ack`, each message."""
+    """Read with `async for`, and ack each message."""
     clock = Clock()
     left, size_bytes, last = count, 0, count - 1
     async with Consumer(meta, subject=subject, group="iterated") as consumer:
@@ -241,7 +241,7 @@ async def paced(meta: str, subject: str, count: int, stuck: bool = False) -> Fig
 
 
 async def stuck(meta: str, subject: str, count: int) -> Figures:
-    """As `paced`, with every second message of one key that always fails."""
+    """Measure as `paced` does, but every second message has a key that always fails."""
     return await paced(meta, subject, count, stuck=True)
 
 

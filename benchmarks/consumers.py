@@ -30,7 +30,7 @@ def measured(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The last figures of a process, which ends with them."""
+    """Return the last figures that a process prints before it ends."""
     figures = line_of(process)
     while figures == {"ready": True}:
         figures = line_of(process)
@@ -40,7 +40,7 @@ def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 @contextmanager
 def bare_server(file: Path) -> Iterator[str]:
-    """The address of a bare server that stores in a file."""
+    """Start a bare server that stores in a file, and return its address."""
     server = measured("bare_consume.py", "serve", str(file))
     try:
         yield line_of(server)["address"]
@@ -65,7 +65,7 @@ def bare(folder: Path, count: int) -> tuple[dict[str, Any], float]:
 
 
 def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> dict[str, float]:
-    """One round of all figures."""
+    """Run one round of all figures."""
 
     def role(name: str, subject: str, messages: int) -> dict[str, Any]:
         script = "client_roles.py" if name == "send" else "consumer_roles.py"

@@ -56,7 +56,7 @@ SAMPLE_SECONDS = 10.0
 
 
 def p99(values: Sequence[float]) -> float:
-    """The value that one in a hundred exceeds."""
+    """Return the 99th percentile."""
     ordered = sorted(values)
     assert ordered, "nothing was measured"
     return ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
@@ -97,7 +97,7 @@ class Traffic:
                 await asyncio.sleep(SENT_AT_ONCE / 4_000)
 
     def consumer(self, *, ttl_ms: int = 10_000) -> Consumer:
-        """One more member of the group."""
+        """Add a member to the group."""
         return Consumer(
             self.meta,
             subject=self.subject,
@@ -119,7 +119,7 @@ class Traffic:
 
 
 async def create(meta: MetaClient, subject: str, partitions: int) -> None:
-    """A strict subject."""
+    """Create a strict subject."""
     body = CreateSubject(
         subject=subject, partitions=partitions, order_strategy=OrderStrategy.STRICT
     )
@@ -202,7 +202,7 @@ async def failover(cluster: BenchCluster, meta: MetaClient, rounds: int) -> list
 
 
 async def be_victim(meta: str) -> None:
-    """A consumer that works until it is killed."""
+    """Run a consumer until the process is killed."""
     async with Consumer(
         meta,
         subject="failover",
@@ -321,13 +321,13 @@ async def heartbeats(cluster: BenchCluster, network: HttpNetwork, meta: MetaClie
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far."""
+    """Return the processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def measure(cluster: BenchCluster, rounds: int) -> dict[str, float]:
-    """All figures, one after another."""
+    """Measure all figures, one after another."""
     network = HttpNetwork()
     meta = MetaClient(network, [cluster.meta], timeout_ms=30_000)
 
@@ -368,7 +368,7 @@ async def measure(cluster: BenchCluster, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run, print JSON."""
+    """Measure, and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--victim", metavar="META", help=argparse.SUPPRESS)

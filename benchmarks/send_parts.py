@@ -172,7 +172,7 @@ class Parts:
 
 
 def cost_ns(rounds: int, run: Callable[[], None]) -> float:
-    """The least processor time for a message."""
+    """Return the minimum processor time per message."""
     costs = []
     for _ in range(rounds):
         began = time.process_time_ns()

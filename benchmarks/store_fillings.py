@@ -20,7 +20,7 @@ from keylane.protocol.frames import Append
 
 
 def memory_mb() -> tuple[float, float]:
-    """Resident memory now, and its peak."""
+    """Return the current and the peak resident memory."""
     text = Path("/proc/self/status").read_text()
     fields = {
         line.split(":")[0]: int(line.split()[1]) for line in text.splitlines() if "kB" in line

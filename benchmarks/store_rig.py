@@ -53,7 +53,7 @@ class BatchMaker:
         )
 
     def make(self, partition_id: int, number: int) -> memoryview:
-        """The batch of this number of a partition."""
+        """Return the batch with this number for a partition."""
         return memoryview(bytes(self._stamped(bytearray(self._template), partition_id, number)))
 
     def keep_room(self, count: int) -> None:
@@ -139,7 +139,7 @@ async def host(store: Store, partition_ids: range) -> None:
 async def append_all(
     service: BrokerService, batches: Iterator[tuple[int, memoryview]], *, clients: int
 ) -> float:
-    """Append with `clients` calls in flight; returns seconds."""
+    """Append with `clients` calls in flight, and return the seconds it took."""
     started = time.perf_counter()
 
     async def client() -> None:

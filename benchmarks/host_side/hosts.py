@@ -58,7 +58,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
-    """A port that nothing listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -101,7 +101,7 @@ class SecuredCluster:
             line_of(process)
 
     def admin(self) -> Admin:
-        """A client with the first token."""
+        """Return a client that uses the first token."""
         return Admin(self.meta, tls=self.tls, token=self.token)
 
     def create(self, subject: str) -> None:
@@ -118,7 +118,7 @@ class SecuredCluster:
 def role(
     script: str, name: str, meta: str, subject: str, count: int, **environment: str
 ) -> dict[str, Any]:
-    """The figures of a measured client."""
+    """Return the figures of a measured client."""
     process = subprocess.Popen(
         [sys.executable, str(ROLES / script), name, meta, subject, str(count)],
         stdout=subprocess.PIPE,
@@ -133,7 +133,7 @@ def role(
 
 
 class Scraper:
-    """Reads /metrics of a server again and again, as Prometheus does."""
+    """Polls a server's /metrics as Prometheus does."""
 
     def __init__(self, address: str) -> None:
         self._url = f"http://{address}/metrics"
@@ -222,7 +222,7 @@ async def capability_us() -> dict[str, float]:
 
 
 def used_s(pids: Sequence[int]) -> float:
-    """Processor time that processes have used, in seconds."""
+    """Return the processor time of processes, in seconds."""
     total = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -254,7 +254,7 @@ class Side:
 
 
 def scrape_ms(address: str, pid: int) -> float:
-    """Processor time of a server for one read of its figures."""
+    """Return a server's processor time for one read of its metrics."""
     before_s = used_s([pid])
     for _ in range(SCRAPES):
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
@@ -305,14 +305,14 @@ def upgrade_pauses_ms() -> dict[str, float]:
 
 
 def warm(side: Side) -> None:
-    """An unmeasured run."""
+    """Run the roles once without measuring, as a warm-up."""
     side.cluster.create("warm")
     side.run("client_roles.py", "send", "warm", WARM)
     side.run("consumer_roles.py", "handled", "warm", WARM + 1)
 
 
 def round_of(plain: Side, secured: Side, number: int, count: int) -> dict[str, float]:
-    """One round of all figures."""
+    """Run one round of all figures."""
     assert isinstance(plain.cluster, BenchCluster)
     assert isinstance(secured.cluster, SecuredCluster)
     order = 1 if number % 2 else -1
@@ -355,7 +355,7 @@ def round_of(plain: Side, secured: Side, number: int, count: int) -> dict[str, f
 
 
 def main() -> None:
-    """Run the rounds, print medians."""
+    """Run the rounds and print medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--count", type=int, default=1_000_000)

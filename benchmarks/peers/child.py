@@ -73,13 +73,13 @@ class Child:
         self.process.stdin.flush()
 
     def end(self) -> dict[str, Any]:
-        """Its figures, once it has ended."""
+        """Return the last figures, and wait until the process ends."""
         figures = self.line()
         self.process.wait(60)
         return figures
 
     def kill(self) -> None:
-        """End it, if it has not."""
+        """Kill the process if it still runs."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()

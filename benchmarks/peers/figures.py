@@ -15,7 +15,7 @@ Medians = Mapping[str, Mapping[str, float]]
 
 
 class Against(enum.StrEnum):
-    """What an aim is held against."""
+    """What an aim is compared with."""
 
     ANY = "any"
     """The best peer with the same or weaker durability."""
@@ -32,7 +32,7 @@ class Figure:
     what: str
     unit: str = ""
     lower: bool = False
-    """True if less is better."""
+    """True if a lower value is better."""
     peer: str = ""
     """The figure of peers that it is compared with; "": the same one."""
     aim: float | None = None
@@ -41,7 +41,7 @@ class Figure:
     """False for a ratio of a system's own figures, which says nothing of who is faster."""
 
     def ahead(self, value: float, other: float) -> float:
-        """How far a value is ahead of another: above 1 if it is better."""
+        """Return the ratio by which a value is better than another; above 1 if it is better."""
         better, worse = (other, value) if self.lower else (value, other)
         return better / worse if worse else float("inf")
 
@@ -120,11 +120,11 @@ FIGURES = {
     "producer_mb": Figure("producer, peak memory", MB, lower=True),
     "consumer_mb": Figure("consumer, peak memory", MB, lower=True),
 }
-"""In the order of the table."""
+"""The figures in the order of the table."""
 
 
 def medians_of(turns: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """System → figure → its median over the turns that have it."""
+    """Return the median of each figure over the turns that have it, by system."""
     medians: dict[str, dict[str, float]] = {}
     for system, rounds in turns.items():
         names = dict.fromkeys(name for figures in rounds for name in figures)
@@ -138,7 +138,7 @@ def medians_of(turns: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, 
 def spreads_of(
     turns: Mapping[str, Sequence[Mapping[str, float]]],
 ) -> dict[str, dict[str, tuple[float, float]]]:
-    """System → figure → its least and its greatest value."""
+    """Return the lowest and the highest value of each figure, by system."""
     spreads: dict[str, dict[str, tuple[float, float]]] = {}
     for system, rounds in turns.items():
         names = dict.fromkeys(name for figures in rounds for name in figures)
@@ -172,7 +172,7 @@ def full_rate(name: str, figures: Mapping[str, float]) -> bool:
 
 @dataclass(frozen=True)
 class Best:
-    """The best peer in a figure, and how far a system is ahead of it."""
+    """Return the best peer in a figure, and the ratio by which a system is ahead of it."""
 
     peer: str
     value: float
@@ -207,7 +207,7 @@ def best_of(name: str, system: str, medians: Medians, peers: Iterable[str]) -> B
 def ratios_of(
     medians: Medians, durabilities: Mapping[str, Durability], system: str = OURS
 ) -> dict[str, dict[str, Best]]:
-    """Figure → ANY and SAME → the best peer."""
+    """Return the best peer for each figure, for ANY and for SAME durability."""
     if system not in durabilities:
         return {}
     ratios: dict[str, dict[str, Best]] = {}

@@ -26,8 +26,8 @@ HANDLING_S = 0.15
 TTL_MS = 1_200
 KILL_CONSUMER_S, RESIZE_S, KILL_BROKER_S = 2.4, 3.0, 5.6
 SUBJECTS = ("orders", "plain")
-"""The subjects: `orders` uses order keys; for `plain` the program chooses the partition, by the hash
-of the key modulo the number of partitions, as usual.
+"""The subjects: `orders` uses order keys; for `plain` the program chooses the partition by the
+hash of the key modulo the number of partitions.
 """
 
 
