@@ -28,7 +28,7 @@ TTL_MS = 600_000
 
 
 class RetentionHold:
-    """Holds the messages of one job on one subject while its `with` block runs."""
+    """Protects the messages that a job needs from retention while its `with` block runs."""
 
     def __init__(
         self,

@@ -237,7 +237,7 @@ class RowReader:
         self._salt = salt
         self._limit = message_bytes_max
         self._task = task
-        self._of_a_job = allow_reserved
+        self._allow_reserved = allow_reserved
         self.row = 0
         """The number of the next row."""
 
@@ -289,7 +289,7 @@ class RowReader:
 
     def _pack_properties(self, properties: Any) -> Column:
         packed_column = (
-            pack_maps(properties) if self._of_a_job or _has_no_reserved_name(properties) else None
+            pack_maps(properties) if self._allow_reserved or _has_no_reserved_name(properties) else None
         )
         if packed_column is not None:
             return Column(packed_column)
@@ -297,7 +297,7 @@ class RowReader:
         for index, entries in enumerate(properties.to_pylist()):
             given = dict(entries or ())
             try:
-                packed.append(pack_properties(given, kept=given if self._of_a_job else ()))
+                packed.append(pack_properties(given, kept=given if self._allow_reserved else ()))
             except KeylaneError as error:
                 raise self._row_error("properties", index, error.message) from error
         return Column(pa.array(packed, pa.large_binary()))
