@@ -134,7 +134,7 @@ async def arrow(meta: str, subject: str, count: int) -> Figures:
 
 
 async def lanes(meta: str, subject: str, count: int) -> Figures:
-    """Sends and then handles messages of 0 to 5 ms, 1,000 keys, 100 at once; the subject has one
+    """Send, then handle messages of 0 to 5 ms, with 1,000 keys and 100 handlers at once, in one
     partition.
     """
     async with Producer(meta) as producer:
@@ -161,8 +161,8 @@ async def lanes(meta: str, subject: str, count: int) -> Figures:
 
 
 async def healthy(meta: str, subject: str, count: int) -> Figures:
-    """Handles `count` healthy messages beside those of poison keys, which are parked after two
-    tries.
+    """Handle `count` healthy messages among those of poison keys, which are parked after two
+    attempts.
     """
     clock = Clock()
     countdown = Countdown(clock, count)
@@ -179,7 +179,7 @@ async def healthy(meta: str, subject: str, count: int) -> Figures:
 
 
 async def poison(meta: str, subject: str, count: int) -> Figures:
-    """Sends `count` healthy messages; among them ten of each of 1,000 poison keys."""
+    """Send `count` healthy messages, and ten messages of each of 1,000 poison keys among them."""
     every = max(1, count // (10 * POISON_KEYS))
     async with Producer(meta) as producer:
         for index in range(count):
@@ -198,7 +198,7 @@ async def poison(meta: str, subject: str, count: int) -> Figures:
 async def parking(
     meta: str, subject: str, handle: Callable[[Message], object]
 ) -> AsyncIterator[Consumer]:
-    """A consumer that parks keys that failed twice."""
+    """Open a consumer that parks keys that failed twice."""
     async with Consumer(
         meta, subject=subject, group="parking", handler=handle, on_failure="park", tries_max=2
     ) as consumer:
@@ -206,8 +206,8 @@ async def parking(
 
 
 async def paced(meta: str, subject: str, count: int, stuck: bool = False) -> Figures:
-    """Sends `count` messages, 5,000 a second, and measures the way to their handler; STUCK has
-    every second one, or none.
+    """Send `count` messages at 5,000 per second, and measure the latency to their handler; every
+    second message has the key STUCK, or none.
     """
     times: list[float] = []
     expected = count // 2 if stuck else count
@@ -246,7 +246,7 @@ async def stuck(meta: str, subject: str, count: int) -> Figures:
 
 
 async def park_all(meta: str, subject: str, count: int) -> Figures:
-    """Sends `count` messages of one poison key, and parks them all."""
+    """Send `count` messages of one poison key, and park them all."""
     async with Producer(meta) as producer:
         for index in range(count):
             producer.send(subject, VALUE, key=STUCK)

@@ -51,7 +51,9 @@ def bare_server(file: Path) -> Iterator[str]:
 
 
 def bare(folder: Path, count: int) -> tuple[dict[str, Any], float]:
-    """Figures of a bare consumer behind a bare sender that has ended; seconds of both at once."""
+    """Return the figures of a bare consumer that starts after its bare sender has ended, and the
+    seconds of a run with both at once.
+    """
     size = str(len(VALUE))
     with bare_server(folder / "bare") as address:
         result_of(measured("bare.py", "send", address, str(count), size))
@@ -118,9 +120,7 @@ def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> di
 
 
 def parked(folder: Path, count: int) -> dict[str, float]:
-    """What a new broker needs for parked messages: by how much its peak memory rises while they are
-    parked.
-    """
+    """Measure by how much parking messages raises the peak memory of a new broker."""
     with ExitStack() as stack:
         cluster = BenchCluster(folder / "parked", stack)
         cluster.create("parked-all", partitions=1)

@@ -143,7 +143,7 @@ async def done(meta: MetaClient, subject: str) -> OperationView:
 
 
 async def handover(cluster: BenchCluster, meta: MetaClient, rounds: int) -> list[float]:
-    """Consumers join and leave; milliseconds of each hand-over."""
+    """Return the duration of each hand-over in ms while consumers join and leave."""
     await create(meta, "handover", 16)
     traffic = Traffic(cluster.meta, "handover")
     changes: list[float] = []
@@ -165,8 +165,8 @@ async def handover(cluster: BenchCluster, meta: MetaClient, rounds: int) -> list
 
 
 async def failover(cluster: BenchCluster, meta: MetaClient, rounds: int) -> list[float]:
-    """A consumer in a process of its own is killed; milliseconds until each of its partitions is
-    handled again.
+    """Kill a consumer process, and return for each of its partitions the ms until it is handled
+    again.
     """
     await create(meta, "failover", 16)
     traffic = Traffic(cluster.meta, "failover")
@@ -269,7 +269,9 @@ async def resize(
 
 
 async def join(cluster: BenchCluster, meta: MetaClient) -> float:
-    """Ten consumers join a group of 900 partitions at once; seconds until each is pulled."""
+    """Return the seconds until each of 900 partitions is pulled after ten consumers join a group
+    at once.
+    """
     await create(meta, "join", JOIN_PARTITIONS)
     traffic = Traffic(cluster.meta, "join")
     consumers = [traffic.consumer(ttl_ms=30_000) for _ in range(10)]
@@ -287,7 +289,7 @@ async def join(cluster: BenchCluster, meta: MetaClient) -> float:
 
 
 async def heartbeats(cluster: BenchCluster, network: HttpNetwork, meta: MetaClient) -> float:
-    """The share of a core that a metaserver takes for a thousand consumers on 1,024 partitions."""
+    """Return the share of a core that a metaserver takes for 1,000 consumers, 1,024 partitions."""
     await create(meta, "beats", 1_024)
     client = MetaClient(network, [cluster.meta], timeout_ms=30_000)
 

@@ -51,8 +51,8 @@ async def many(
 
 
 async def fill_many(folder: str, index: str, *, partitions: int, window: int) -> dict[str, Any]:
-    """Many partitions with a small batch each; the rate of appends after 1,000 partitions and after
-    all.
+    """Fill many partitions with a small batch each; return the append rate after 1,000 partitions
+    and after all.
     """
     batches = BatchMaker(200)
 

@@ -42,7 +42,9 @@ def read_seconds(folder: str) -> float:
 
 
 async def fill(folder: str, index: str, *, count: int, size: int, clean: bool) -> dict[str, Any]:
-    """A log of many batches on 100 partitions, without a snapshot, ended by a clean stop or not."""
+    """Write a log of many batches on 100 partitions, without a snapshot, with or without a clean
+    stop.
+    """
     batches = BatchMaker(size)
     async with serving(folder, index) as (store, service):
         await host(store, range(1, 101))

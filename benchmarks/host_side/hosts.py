@@ -159,8 +159,8 @@ class Scraper:
 
 
 async def connect_ms(cluster: SecuredCluster) -> list[float]:
-    """How long a producer takes from nothing to its first ack, over TLS, each with connections of
-    its own.
+    """Return the times from creating a producer to its first ack over TLS, each with new
+    connections, in ms.
     """
     took = []
     for _ in range(CONNECTS):
@@ -172,9 +172,7 @@ async def connect_ms(cluster: SecuredCluster) -> list[float]:
 
 
 async def revoked_s(cluster: SecuredCluster) -> float:
-    """From the revocation of a token until the broker takes none of its sender's messages any
-    more.
-    """
+    """Return the seconds from revoking a token until the broker refuses its sender's messages."""
     async with cluster.admin() as admin:
         made = await admin.create_token("shop")
         await admin.grant("shop", "produce", subject="revoked")
@@ -191,8 +189,8 @@ async def revoked_s(cluster: SecuredCluster) -> float:
 
 
 async def capability_us() -> dict[str, float]:
-    """What a broker needs to believe a capability: one that it knows, and one whose signature it
-    verifies.
+    """Return the time a broker takes to accept a capability: a known one, and one whose signature
+    it verifies.
     """
     key = OwnKey()
     clock = SystemClock()
@@ -244,8 +242,8 @@ class Side:
         self._environment = environment
 
     def run(self, script: str, name: str, subject: str, count: int) -> dict[str, float]:
-        """The figures of a measured client; `used_s` is the processor time of it and of the
-        servers.
+        """Return the figures of a measured client; `used_s` is the processor time of the client
+        and the servers.
         """
         before_s = used_s(self._pids)
         figures = role(script, name, self.cluster.meta, subject, count, **self._environment)
@@ -263,8 +261,8 @@ def scrape_ms(address: str, pid: int) -> float:
 
 
 def metrics_cost(side: Side, number: int, count: int) -> dict[str, float]:
-    """Sends with reads of the figures between sends without, so that neither has the better
-    place.
+    """Compare sends during metric reads with sends without, interleaved so that neither has an
+    advantage.
     """
     cluster = side.cluster
     assert isinstance(cluster, BenchCluster)
@@ -288,8 +286,8 @@ def metrics_cost(side: Side, number: int, count: int) -> dict[str, float]:
 
 
 def upgrade_pauses_ms() -> dict[str, float]:
-    """How long messages wait while a cluster is upgraded under load, as the test of rolling
-    upgrades records it.
+    """Return how long messages wait during an upgrade under load, as the test of rolling upgrades
+    records it.
     """
     names = ("upgrade_pause_p99_ms", "upgrade_pause_longest_ms")
     with tempfile.TemporaryDirectory() as folder:

@@ -46,7 +46,7 @@ class Child:
         )
 
     def line(self) -> dict[str, Any]:
-        """The next JSON line that it prints; others are passed over."""
+        """Return the next JSON line that the process prints; other lines are skipped."""
         pipe = self.process.stdout
         assert pipe is not None
         while True:

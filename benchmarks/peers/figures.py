@@ -150,8 +150,8 @@ def spreads_of(
 
 
 def counted(system: str, durabilities: Mapping[str, Durability], against: Against) -> list[str]:
-    """The peers that a system is compared with: none that promises more, and for SAME none that
-    promises less.
+    """Return the peers that a system is compared with: those with the same or weaker durability;
+    for SAME, only those with the same.
     """
     ours = durabilities[system]
     return [
@@ -163,8 +163,8 @@ def counted(system: str, durabilities: Mapping[str, Durability], against: Agains
 
 
 def full_rate(name: str, figures: Mapping[str, float]) -> bool:
-    """False for a steady figure at less than the rate that was asked for: it says nothing about
-    that rate.
+    """Return False if a steady figure was measured below its requested rate, about which it says
+    nothing.
     """
     words = name.split("_")
     return words[0] != "steady" or figures.get(f"steady_{words[1]}_rate", 0) >= int(words[1])
@@ -180,8 +180,8 @@ class Best:
 
 
 def value_of(name: str, system: str, medians: Medians) -> float | None:
-    """A system's figure; of a peer with one way to send and to handle, that one where keylane has
-    several.
+    """Return a system's figure; for a peer with only one way to send or handle, the figure of that
+    way.
     """
     figures = medians.get(system, {})
     shown = name if system.startswith(OURS) else FIGURES[name].peer or name
@@ -189,8 +189,8 @@ def value_of(name: str, system: str, medians: Medians) -> float | None:
 
 
 def best_of(name: str, system: str, medians: Medians, peers: Iterable[str]) -> Best | None:
-    """The peer that is furthest ahead in a figure; None where the system or all of the peers have
-    no such figure.
+    """Return the peer that is furthest ahead in a figure; None if the system or all peers lack the
+    figure.
     """
     figure = FIGURES[name]
     ours = value_of(name, system, medians)
@@ -225,8 +225,8 @@ def ratios_of(
 
 
 def reached(name: str, medians: Medians, ratios: Mapping[str, Mapping[str, Best]]) -> bool | None:
-    """Whether keylane reaches a figure's aim; None where there is no aim, or what it needs was not
-    taken.
+    """Return whether keylane reaches a figure's aim; None if there is no aim, or a value was not
+    measured.
     """
     figure = FIGURES[name]
     if figure.aim is None:

@@ -68,7 +68,9 @@ def medians_of_cpu(
 
 
 def cpu_lines(cpu_us: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """A line for each job: its processor time in µs a row, and that of each kind of process."""
+    """Return a line for each job, with its total processor time per row in µs, and that of each
+    kind of process.
+    """
     return [
         f"{job:12} {sum(kinds.values()):6.2f} µs a row: "
         + ", ".join(f"{kind} {value:.2f}" for kind, value in kinds.items())

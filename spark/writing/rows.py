@@ -289,7 +289,9 @@ class RowReader:
 
     def _pack_properties(self, properties: Any) -> Column:
         packed_column = (
-            pack_maps(properties) if self._allow_reserved or _has_no_reserved_name(properties) else None
+            pack_maps(properties)
+            if self._allow_reserved or _has_no_reserved_name(properties)
+            else None
         )
         if packed_column is not None:
             return Column(packed_column)
