@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
-from ..arrow.secured import PLAIN, Secured
+from ..arrow.secured import PLAIN, ConnectionSecurity
 from ..protocol.http.tls_settings import TlsSettings
 
 _NAMES_IN_OTHER_SOURCES = {
@@ -88,7 +88,7 @@ def parse_token_path(text: str) -> str:
     return parse_path(text)
 
 
-def parse_secured(paths: Mapping[str, str], problems: dict[str, str]) -> Secured:
+def parse_secured(paths: Mapping[str, str], problems: dict[str, str]) -> ConnectionSecurity:
     """
     Return the TLS settings and the token file for a source's connections.
 
@@ -107,7 +107,7 @@ def parse_secured(paths: Mapping[str, str], problems: dict[str, str]) -> Secured
     token_file = paths.get(TOKEN_FILE, "")
     if not ca and not token_file:
         return PLAIN
-    return Secured(
+    return ConnectionSecurity(
         tls=TlsSettings(ca=ca, cert=cert, key=key) if ca and not incomplete else None,
         token_file=token_file,
     )

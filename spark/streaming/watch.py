@@ -25,7 +25,7 @@ from ...protocol.errors import (
     UnreachableError,
 )
 from ...protocol.limits import READ_GIVE_UP_MS
-from ...protocol.reading.bounds import OwnPlace, place_in_order
+from ...protocol.reading.bounds import LocalPoint, order_points
 from ...protocol.routing import Partition, PartitionState, Route, logical_partition
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up, in_turns
@@ -157,11 +157,11 @@ class PartitionWatcher:
         )
         resolve_bound = dict(zip(partition_ids, offsets, strict=True))
         local_points = {
-            partition_id: OwnPlace(stored.first, stored.end, resolve_bound[partition_id])
+            partition_id: LocalPoint(stored.first, stored.end, resolve_bound[partition_id])
             for partition_id, stored in view.stored.items()
             if partition_id in resolve_bound and isinstance(bound.at(partition_id), StoredAt)
         }
-        return resolve_bound | place_in_order(local_points, lineage.parents)
+        return resolve_bound | order_points(local_points, lineage.parents)
 
     def progress_of(self, group: str) -> GroupProgress:
         """Return the progress of a group that follows this stream; call it after `open`."""

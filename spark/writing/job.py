@@ -20,7 +20,7 @@ from typing import Literal
 
 import xxhash
 
-from ...arrow.secured import PLAIN, Secured
+from ...arrow.secured import PLAIN, ConnectionSecurity
 from ...protocol.address import addresses_of
 from ...protocol.errors import ConfigError, KeylaneError, Reason, RowsError, SubjectDeletedError
 from ...protocol.ids import Subject, check_name
@@ -84,7 +84,7 @@ class WriteOptions:
     hidden: str = ""
     publish: bool = True
     timeout_ms: int = TIMEOUT_MS
-    secured: Secured = PLAIN
+    secured: ConnectionSecurity = PLAIN
 
 
 def parse_write_options(given: Mapping[str, str]) -> WriteOptions:

@@ -31,7 +31,7 @@ from ...protocol.batch import BYTES_PER_MESSAGE, join_columns
 from ...protocol.errors import InvalidRequestError, KeylaneError, Reason, RowsError
 from ...protocol.ids import MAX_I64
 from ...protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS
-from ...protocol.message import check_own, pack_properties
+from ...protocol.message import check_not_reserved, pack_properties
 from .packed_properties import pack_maps
 
 BATCH_ROWS = 8_192
@@ -352,7 +352,7 @@ def _has_no_reserved_name(properties: Any) -> bool:
     checked too.
     """
     try:
-        check_own(pc.unique(properties.keys).to_pylist())
+        check_not_reserved(pc.unique(properties.keys).to_pylist())
     except InvalidRequestError:
         return False
     return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane import TlsSettings
-from keylane.arrow.secured import PLAIN, Secured
+from keylane.arrow.secured import PLAIN, ConnectionSecurity
 from keylane.protocol.errors import ConfigError
 from keylane.spark.options import parse_options
 from keylane.spark.writing.job import parse_write_options
@@ -19,7 +19,7 @@ PARSERS = (lambda given: parse_options(given, now_ms=0), parse_write_options)
 def secured_by(request):
     """How a read or a write with these options is secured."""
 
-    def secured_by(**given: str) -> Secured:
+    def secured_by(**given: str) -> ConnectionSecurity:
         return request.param(LEAST | given).secured
 
     return secured_by
@@ -28,13 +28,13 @@ def secured_by(request):
 def test_files_of_tls_and_token_are_taken_as_they_are_named(secured_by):
     """In any case; without any of them the environment of each process says it."""
     assert secured_by() is PLAIN
-    assert secured_by(TLSCA="ca.pem", tokenfile="t") == Secured(
+    assert secured_by(TLSCA="ca.pem", tokenfile="t") == ConnectionSecurity(
         tls=TlsSettings(ca="ca.pem"), token_file="t"
     )
-    assert secured_by(tlsCa="a", tlsCert="b", tlsKey="c") == Secured(
+    assert secured_by(tlsCa="a", tlsCert="b", tlsKey="c") == ConnectionSecurity(
         tls=TlsSettings(ca="a", cert="b", key="c")
     )
-    assert secured_by(tokenFile="t") == Secured(token_file="t")
+    assert secured_by(tokenFile="t") == ConnectionSecurity(token_file="t")
 
 
 @pytest.mark.parametrize(
