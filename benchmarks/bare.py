@@ -112,7 +112,7 @@ class BareSender(asyncio.Protocol):
         self.moved.set()
 
     def send(self, value: bytes, key: bytes) -> None:
-        """Gather one message."""
+        """Add one message to its partition's columns."""
         partition = xxhash.xxh3_64_intdigest(key) & (PARTITIONS - 1)
         keys, values, times = self._columns[partition]
         keys.append(key)
@@ -124,7 +124,7 @@ class BareSender(asyncio.Protocol):
             self.flush(partition)
 
     def flush(self, partition: int) -> None:
-        """Encode and send what a partition has gathered."""
+        """Encode and send the pending messages of a partition."""
         keys, values, times = self._columns[partition]
         count = len(values)
         if not count:
@@ -155,7 +155,7 @@ class BareSender(asyncio.Protocol):
 
 
 async def serve(path: str) -> None:
-    """Serve until it is terminated; the first line says where."""
+    """Serve until the process is terminated; print the address first."""
     file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     server = await asyncio.get_running_loop().create_server(lambda: BareServer(file), "127.0.0.1")
     host, port = server.sockets[0].getsockname()

@@ -37,7 +37,7 @@ Figures = dict[str, float]
 
 
 class Handled(Protocol):
-    """A message, of keylane or of the bare path."""
+    """A message of keylane or of the bare path."""
 
     key: bytes
     value: bytes
@@ -70,7 +70,7 @@ class Clock:
 
 
 def handler_of(clock: Clock, count: int) -> Callable[[Handled], Awaitable[None]]:
-    """An `async` handler of `count` messages."""
+    """Return an `async` handler for `count` messages."""
     left, size_bytes, last = count, 0, count - 1
 
     async def handle(message: Handled) -> None:
@@ -84,7 +84,7 @@ def handler_of(clock: Clock, count: int) -> Callable[[Handled], Awaitable[None]]
 
 
 def reader_of(clock: Clock, count: int) -> Callable[[Iterable[Handled]], None]:
-    """As the body of `handler_of`, of many messages in a loop."""
+    """Handle many messages in a loop, as the handler of `handler_of` does one by one."""
     left, size_bytes, begun = count, 0, False
 
     def read(messages: Iterable[Handled]) -> None:
@@ -191,7 +191,7 @@ class BareConsumer(asyncio.Protocol):
         self._work.set()
 
     async def next_frame(self) -> tuple[int, bytes]:
-        """The count and the body of the next frame."""
+        """Return the count and the body of the next frame."""
         while not self._frames:
             self._work.clear()
             await self._work.wait()
@@ -203,7 +203,7 @@ class BareConsumer(asyncio.Protocol):
 
 
 def messages_of(count: int, body: bytes, offset: int) -> Iterator[BareMessage]:
-    """The messages of a frame."""
+    """Yield the messages of a frame."""
     times = struct.unpack_from(f"<{count}q", body)
     lengths = struct.unpack_from(f"<{2 * count}I", body, 8 * count)
     key_at = 20 * count
@@ -237,7 +237,7 @@ async def consume(address: str, count: int) -> Figures:
 
 
 async def serve(path: str) -> None:
-    """Serve until it is terminated; the first line says where."""
+    """Serve until the process is terminated; print the address first."""
     log = BareLog(path)
     server = await asyncio.get_running_loop().create_server(lambda: BareLogServer(log), "127.0.0.1")
     host, port = server.sockets[0].getsockname()

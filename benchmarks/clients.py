@@ -27,7 +27,7 @@ SINGLE_SENDS = 300
 
 
 def bare_send(folder: Path, count: int, value_bytes: int) -> dict[str, Any]:
-    """The bare path, with a server and a file of its own."""
+    """Measure the bare path with its own server and file."""
     server = measured("bare.py", "serve", str(folder / "bare"))
     try:
         address = line_of(server)["address"]
@@ -39,7 +39,7 @@ def bare_send(folder: Path, count: int, value_bytes: int) -> dict[str, Any]:
 
 
 def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> dict[str, float]:
-    """One round of all figures."""
+    """Run one round of all figures."""
 
     def role(name: str, messages: int, script: str = "client_roles.py") -> dict[str, Any]:
         subject = f"{name}-{number}"
@@ -79,7 +79,7 @@ def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> di
 
 
 def dead_broker(cluster: BenchCluster) -> dict[str, float]:
-    """The memory of a producer whose broker is stopped."""
+    """Measure the memory of a producer whose broker is stopped."""
     cluster.create("dead")
     process = measured("client_roles.py", "dead", cluster.meta, "dead", str(10_000_000))
     line_of(process)
@@ -100,14 +100,14 @@ def dead_broker(cluster: BenchCluster) -> dict[str, float]:
 
 
 def medians(figures: list[dict[str, float]]) -> dict[str, float]:
-    """The median of each figure over the rounds."""
+    """Return the median of each figure over the rounds."""
     return {
         key: round(statistics.median(figure[key] for figure in figures), 3) for key in figures[0]
     }
 
 
 def main() -> None:
-    """Run the rounds, print medians."""
+    """Run the rounds and print medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--count", type=int, default=1_000_000)

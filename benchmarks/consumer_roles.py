@@ -47,7 +47,7 @@ class Countdown:
         self._left = self._count = count
 
     def count(self) -> None:
-        """Note that a message was handled."""
+        """Count a handled message."""
         if self._left == self._count:
             self._clock.edge(0)
         self._left -= 1
@@ -56,12 +56,12 @@ class Countdown:
 
 
 def ready() -> None:
-    """Tell that messages may come."""
+    """Print that the consumer is ready for messages."""
     print(json.dumps({"ready": True}), flush=True)
 
 
 async def handled(meta: str, subject: str, count: int) -> Figures:
-    """An `async` handler for each message."""
+    """Handle each message with an `async` handler."""
     clock = Clock()
     handle = handler_of(clock, count)
     async with Consumer(meta, subject=subject, group="handled", handler=handle):
@@ -71,7 +71,7 @@ async def handled(meta: str, subject: str, count: int) -> Figures:
 
 
 async def batch_handled(meta: str, subject: str, count: int) -> Figures:
-    """An `async` handler for up to 500 messages."""
+    """Handle up to 500 messages at once with an `async` handler."""
     clock = Clock()
     read = reader_of(clock, count)
 
@@ -85,7 +85,7 @@ async def batch_handled(meta: str, subject: str, count: int) -> Figures:
 
 
 async def getmany(meta: str, subject: str, count: int) -> Figures:
-    """`getmany` and `ack`, 1,000 messages at a time."""
+    """Read with `getmany` and `ack`, 1,000 messages at a time."""
     clock = Clock()
     read = reader_of(clock, count)
     async with Consumer(meta, subject=subject, group="getmany") as consumer:
@@ -98,7 +98,7 @@ async def getmany(meta: str, subject: str, count: int) -> Figures:
 
 
 async def iterated(meta: str, subject: str, count: int) -> Figures:
-    """`async for` and `ack`, each message."""
+    """Read with `async for`, and ack each message."""
     clock = Clock()
     left, size_bytes, last = count, 0, count - 1
     async with Consumer(meta, subject=subject, group="iterated") as consumer:
@@ -134,7 +134,7 @@ async def arrow(meta: str, subject: str, count: int) -> Figures:
 
 
 async def lanes(meta: str, subject: str, count: int) -> Figures:
-    """Sends and then handles messages of 0 to 5 ms, 1,000 keys, 100 at once; the subject has one
+    """Send, then handle messages of 0 to 5 ms, with 1,000 keys and 100 handlers at once, in one
     partition.
     """
     async with Producer(meta) as producer:
@@ -161,8 +161,8 @@ async def lanes(meta: str, subject: str, count: int) -> Figures:
 
 
 async def healthy(meta: str, subject: str, count: int) -> Figures:
-    """Handles `count` healthy messages beside those of poison keys, which are parked after two
-    tries.
+    """Handle `count` healthy messages among those of poison keys, which are parked after two
+    attempts.
     """
     clock = Clock()
     countdown = Countdown(clock, count)
@@ -179,7 +179,7 @@ async def healthy(meta: str, subject: str, count: int) -> Figures:
 
 
 async def poison(meta: str, subject: str, count: int) -> Figures:
-    """Sends `count` healthy messages; among them ten of each of 1,000 poison keys."""
+    """Send `count` healthy messages, and ten messages of each of 1,000 poison keys among them."""
     every = max(1, count // (10 * POISON_KEYS))
     async with Producer(meta) as producer:
         for index in range(count):
@@ -198,7 +198,7 @@ async def poison(meta: str, subject: str, count: int) -> Figures:
 async def parking(
     meta: str, subject: str, handle: Callable[[Message], object]
 ) -> AsyncIterator[Consumer]:
-    """A consumer that parks keys that failed twice."""
+    """Open a consumer that parks keys that failed twice."""
     async with Consumer(
         meta, subject=subject, group="parking", handler=handle, on_failure="park", tries_max=2
     ) as consumer:
@@ -206,8 +206,8 @@ async def parking(
 
 
 async def paced(meta: str, subject: str, count: int, stuck: bool = False) -> Figures:
-    """Sends `count` messages, 5,000 a second, and measures the way to their handler; STUCK has
-    every second one, or none.
+    """Send `count` messages at 5,000 per second, and measure the latency to their handler; every
+    second message has the key STUCK, or none.
     """
     times: list[float] = []
     expected = count // 2 if stuck else count
@@ -241,12 +241,12 @@ async def paced(meta: str, subject: str, count: int, stuck: bool = False) -> Fig
 
 
 async def stuck(meta: str, subject: str, count: int) -> Figures:
-    """As `paced`, with every second message of one key that always fails."""
+    """Measure as `paced` does, but every second message has a key that always fails."""
     return await paced(meta, subject, count, stuck=True)
 
 
 async def park_all(meta: str, subject: str, count: int) -> Figures:
-    """Sends `count` messages of one poison key, and parks them all."""
+    """Send `count` messages of one poison key, and park them all."""
     async with Producer(meta) as producer:
         for index in range(count):
             producer.send(subject, VALUE, key=STUCK)

@@ -30,7 +30,7 @@ def measured(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The last figures of a process, which ends with them."""
+    """Return the last figures that a process prints before it ends."""
     figures = line_of(process)
     while figures == {"ready": True}:
         figures = line_of(process)
@@ -40,7 +40,7 @@ def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 @contextmanager
 def bare_server(file: Path) -> Iterator[str]:
-    """The address of a bare server that stores in a file."""
+    """Start a bare server that stores in a file, and return its address."""
     server = measured("bare_consume.py", "serve", str(file))
     try:
         yield line_of(server)["address"]
@@ -51,7 +51,9 @@ def bare_server(file: Path) -> Iterator[str]:
 
 
 def bare(folder: Path, count: int) -> tuple[dict[str, Any], float]:
-    """Figures of a bare consumer behind a bare sender that has ended; seconds of both at once."""
+    """Return the figures of a bare consumer that starts after its bare sender has ended, and the
+    seconds of a run with both at once.
+    """
     size = str(len(VALUE))
     with bare_server(folder / "bare") as address:
         result_of(measured("bare.py", "send", address, str(count), size))
@@ -65,7 +67,7 @@ def bare(folder: Path, count: int) -> tuple[dict[str, Any], float]:
 
 
 def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> dict[str, float]:
-    """One round of all figures."""
+    """Run one round of all figures."""
 
     def role(name: str, subject: str, messages: int) -> dict[str, Any]:
         script = "client_roles.py" if name == "send" else "consumer_roles.py"
@@ -118,9 +120,7 @@ def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> di
 
 
 def parked(folder: Path, count: int) -> dict[str, float]:
-    """What a new broker needs for parked messages: by how much its peak memory rises while they are
-    parked.
-    """
+    """Measure by how much parking messages raises the peak memory of a new broker."""
     with ExitStack() as stack:
         cluster = BenchCluster(folder / "parked", stack)
         cluster.create("parked-all", partitions=1)

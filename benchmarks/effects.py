@@ -38,7 +38,7 @@ ENTRIES = sa.Table(
 
 
 async def in_batches(meta: str, subject: str, count: int, engine: AsyncEngine) -> float:
-    """Seconds for `count` effects, BATCH in a transaction."""
+    """Return the seconds for `count` effects, with BATCH effects per transaction."""
     left = count
     async with Consumer(meta, subject=subject, group="batches") as consumer:
         started, batch = time.monotonic(), []
@@ -59,7 +59,7 @@ async def in_batches(meta: str, subject: str, count: int, engine: AsyncEngine) -
 
 
 async def one_by_one(meta: str, subject: str, count: int, engine: AsyncEngine) -> float:
-    """Seconds for `count` effects, each in a transaction of its own."""
+    """Return the seconds for `count` effects, with one effect per transaction."""
     left, ended = count, asyncio.Event()
 
     async def handle(message: Message) -> None:

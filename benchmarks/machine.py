@@ -12,7 +12,7 @@ LOOP_PASSES = 1_000_000
 
 
 def machine() -> dict[str, object]:
-    """Cores, memory, processor, kernel, Python and how fast it is, for the head of a result."""
+    """Describe the machine for a result's header: cores, memory, processor, kernel, Python."""
     cpu = ""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -46,7 +46,7 @@ def python_loop_ns() -> float:
 
 
 def peak_mb(pid: int) -> float:
-    """The largest resident memory a running process has had, in MB."""
+    """Return the peak resident memory of a running process in MB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return round(int(line.split()[1]) / 1024, 1)

@@ -88,7 +88,7 @@ class BenchCluster:
 
 
 def line_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The next JSON line that a process prints."""
+    """Return the next JSON line that a process prints."""
     output: IO[str] | None = process.stdout
     assert output is not None
     line = output.readline()
@@ -99,7 +99,7 @@ def line_of(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def round_of(cluster: BenchCluster, number: int, count: int) -> dict[str, float]:
-    """One round of all figures."""
+    """Run one round of all figures."""
     figures: dict[str, float] = {}
     apart, both = f"apart-{number}", f"both-{number}"
     cluster.create(apart)
@@ -141,7 +141,7 @@ def round_of(cluster: BenchCluster, number: int, count: int) -> dict[str, float]
 
 
 def main() -> None:
-    """Run the rounds, print medians."""
+    """Run the rounds and print medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--count", type=int, default=1_000_000)

@@ -56,7 +56,7 @@ SAMPLE_SECONDS = 10.0
 
 
 def p99(values: Sequence[float]) -> float:
-    """The value that one in a hundred exceeds."""
+    """Return the 99th percentile."""
     ordered = sorted(values)
     assert ordered, "nothing was measured"
     return ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
@@ -97,7 +97,7 @@ class Traffic:
                 await asyncio.sleep(SENT_AT_ONCE / 4_000)
 
     def consumer(self, *, ttl_ms: int = 10_000) -> Consumer:
-        """One more member of the group."""
+        """Add a member to the group."""
         return Consumer(
             self.meta,
             subject=self.subject,
@@ -119,7 +119,7 @@ class Traffic:
 
 
 async def create(meta: MetaClient, subject: str, partitions: int) -> None:
-    """A strict subject."""
+    """Create a strict subject."""
     body = CreateSubject(
         subject=subject, partitions=partitions, order_strategy=OrderStrategy.STRICT
     )
@@ -143,7 +143,7 @@ async def done(meta: MetaClient, subject: str) -> OperationView:
 
 
 async def handover(cluster: BenchCluster, meta: MetaClient, rounds: int) -> list[float]:
-    """Consumers join and leave; milliseconds of each hand-over."""
+    """Return the duration of each hand-over in ms while consumers join and leave."""
     await create(meta, "handover", 16)
     traffic = Traffic(cluster.meta, "handover")
     changes: list[float] = []
@@ -165,8 +165,8 @@ async def handover(cluster: BenchCluster, meta: MetaClient, rounds: int) -> list
 
 
 async def failover(cluster: BenchCluster, meta: MetaClient, rounds: int) -> list[float]:
-    """A consumer in a process of its own is killed; milliseconds until each of its partitions is
-    handled again.
+    """Kill a consumer process, and return for each of its partitions the ms until it is handled
+    again.
     """
     await create(meta, "failover", 16)
     traffic = Traffic(cluster.meta, "failover")
@@ -202,7 +202,7 @@ async def failover(cluster: BenchCluster, meta: MetaClient, rounds: int) -> list
 
 
 async def be_victim(meta: str) -> None:
-    """A consumer that works until it is killed."""
+    """Run a consumer until the process is killed."""
     async with Consumer(
         meta,
         subject="failover",
@@ -269,7 +269,9 @@ async def resize(
 
 
 async def join(cluster: BenchCluster, meta: MetaClient) -> float:
-    """Ten consumers join a group of 900 partitions at once; seconds until each is pulled."""
+    """Return the seconds until each of 900 partitions is pulled after ten consumers join a group
+    at once.
+    """
     await create(meta, "join", JOIN_PARTITIONS)
     traffic = Traffic(cluster.meta, "join")
     consumers = [traffic.consumer(ttl_ms=30_000) for _ in range(10)]
@@ -287,7 +289,7 @@ async def join(cluster: BenchCluster, meta: MetaClient) -> float:
 
 
 async def heartbeats(cluster: BenchCluster, network: HttpNetwork, meta: MetaClient) -> float:
-    """The share of a core that a metaserver takes for a thousand consumers on 1,024 partitions."""
+    """Return the share of a core that a metaserver takes for 1,000 consumers, 1,024 partitions."""
     await create(meta, "beats", 1_024)
     client = MetaClient(network, [cluster.meta], timeout_ms=30_000)
 
@@ -321,13 +323,13 @@ async def heartbeats(cluster: BenchCluster, network: HttpNetwork, meta: MetaClie
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far."""
+    """Return the processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def measure(cluster: BenchCluster, rounds: int) -> dict[str, float]:
-    """All figures, one after another."""
+    """Measure all figures, one after another."""
     network = HttpNetwork()
     meta = MetaClient(network, [cluster.meta], timeout_ms=30_000)
 
@@ -368,7 +370,7 @@ async def measure(cluster: BenchCluster, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run, print JSON."""
+    """Measure, and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--victim", metavar="META", help=argparse.SUPPRESS)

@@ -69,7 +69,7 @@ class Parts:
             self._add(batch)
 
     def timed(self, value: bytes, key: bytes) -> None:
-        """The time once in a turn, in place of one for each message."""
+        """Read the time once per loop iteration instead of once per message."""
         batch = self.table[xxhash.xxh3_64_intdigest(key) & 1023]
         if batch.sent_at_ns is not self.turn_ns:
             batch.times.append(self.now_ns())
@@ -91,7 +91,7 @@ class Parts:
         queue: None = None,
         timeout: None = None,
     ) -> None:
-        """The subject, the key by name, and options that are not used."""
+        """Also take the subject, the key by name, and unused options."""
         sender = self.senders[subject]
         if properties or tags or not (unnamed is at is queue is timeout is None):
             raise ValueError(OPTIONS_UNUSED)
@@ -116,7 +116,7 @@ class Parts:
         queue: None = None,
         timeout: None = None,
     ) -> None:
-        """The types, the size, the thread, the limit of the queue."""
+        """Also check the types, the size, the thread and the queue limit."""
         sender = self.senders[subject]
         if properties or tags or not (unnamed is at is queue is timeout is None):
             raise ValueError(OPTIONS_UNUSED)
@@ -148,7 +148,7 @@ class Parts:
         queue: None = None,
         timeout: None = None,
     ) -> Future:
-        """A future for each message."""
+        """Also create a future for each message."""
         sender = self.senders[subject]
         if properties or tags or not (unnamed is at is queue is timeout is None):
             raise ValueError(OPTIONS_UNUSED)
@@ -172,7 +172,7 @@ class Parts:
 
 
 def cost_ns(rounds: int, run: Callable[[], None]) -> float:
-    """The least processor time for a message."""
+    """Return the minimum processor time per message."""
     costs = []
     for _ in range(rounds):
         began = time.process_time_ns()

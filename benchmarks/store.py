@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 class Run:
-    """Runs parts for one index, each in a folder that is removed after it."""
+    """Runs parts for one index, each in its own temporary folder."""
 
     def __init__(self, index: str, folder: Path, *, quick: bool) -> None:
         self._index = index

@@ -39,8 +39,8 @@ class Cadence:
         RealAppendFile.append = self._append
 
     def again(self, path: Path) -> tuple[float, float]:
-        """Seconds, and seconds of processor time, for the same writes and syncs to one file: the
-        fastest of some tries, which is what the disk allows.
+        """Repeat the same writes and syncs in one file, and return the least wall and processor
+        time in seconds.
         """
         data = os.urandom(2 * MIB)
         plans = [[memoryview(data)[:size] for size in sizes] for sizes in self.sizes]
@@ -113,7 +113,9 @@ async def append(folder: str, index: str, *, count: int, rounds: int) -> dict[st
 
 
 async def commits(folder: str, index: str, *, count: int, rounds: int) -> dict[str, Any]:
-    """1 KiB batches of 64 clients: how many share a commit, and how many are stored a second."""
+    """Measure 1 KiB batches of 64 clients: how many share a commit, and how many are stored per
+    second.
+    """
     batches = BatchMaker(KIB)
     rates: list[float] = []
     carried: list[float] = []

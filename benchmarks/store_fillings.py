@@ -20,7 +20,7 @@ from keylane.protocol.frames import Append
 
 
 def memory_mb() -> tuple[float, float]:
-    """Resident memory now, and its peak."""
+    """Return the current and the peak resident memory."""
     text = Path("/proc/self/status").read_text()
     fields = {
         line.split(":")[0]: int(line.split()[1]) for line in text.splitlines() if "kB" in line
@@ -51,8 +51,8 @@ async def many(
 
 
 async def fill_many(folder: str, index: str, *, partitions: int, window: int) -> dict[str, Any]:
-    """Many partitions with a small batch each; the rate of appends after 1,000 partitions and after
-    all.
+    """Fill many partitions with a small batch each; return the append rate after 1,000 partitions
+    and after all.
     """
     batches = BatchMaker(200)
 

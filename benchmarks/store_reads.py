@@ -18,8 +18,8 @@ from keylane.protocol.control import TimeBound
 async def reading(
     folder: str, index: str, *, alone: int, rows: int, partitions: int, rounds: int
 ) -> dict[str, Any]:
-    """Reads from the page cache: a partition of 128 KiB batches, and interleaved partitions of 16
-    KiB batches.
+    """Measure reads from the page cache: of one partition with 128 KiB batches, and of interleaved
+    partitions with 16 KiB batches.
     """
     batches, small = BatchMaker(128 * KIB), BatchMaker(16 * KIB)
     async with serving(folder, index, cache_bytes=0) as (store, service):
@@ -52,7 +52,7 @@ async def reading(
 
 
 async def lookup(folder: str, index: str, *, units: int, lookups: int) -> dict[str, Any]:
-    """Lookups by time in one partition of many batches."""
+    """Measure lookups by time in a partition with many batches."""
     files = RealFiles(folder)
     files.lock()
     queues = open_index(files, index)

@@ -53,7 +53,7 @@ class BatchMaker:
         )
 
     def make(self, partition_id: int, number: int) -> memoryview:
-        """The batch of this number of a partition."""
+        """Return the batch with this number for a partition."""
         return memoryview(bytes(self._stamped(bytearray(self._template), partition_id, number)))
 
     def keep_room(self, count: int) -> None:
@@ -61,8 +61,8 @@ class BatchMaker:
         self._room = [bytearray(self._template) for _ in range(count)]
 
     def make_in_room(self, partition_id: int, number: int) -> memoryview:
-        """The same in memory that is kept: good until as many more are made as there is room for.
-        No copy is made.
+        """Make the batch in reserved memory, without a copy; it is valid until all reserved places
+        are reused.
         """
         self._turn += 1
         data = self._room[self._turn % len(self._room)]
@@ -117,7 +117,7 @@ def opened(
 
 @asynccontextmanager
 async def serving(folder: str, index: str, **changes: Any) -> Any:
-    """A store and its service; closed cleanly."""
+    """Open a store and its service, and close them cleanly."""
     pool = ThreadPoolExecutor(1)
     files = RealFiles(folder)
     store = opened(files, folder, index, pool, **changes)
@@ -139,7 +139,7 @@ async def host(store: Store, partition_ids: range) -> None:
 async def append_all(
     service: BrokerService, batches: Iterator[tuple[int, memoryview]], *, clients: int
 ) -> float:
-    """Append with `clients` calls in flight; returns seconds."""
+    """Append with `clients` calls in flight, and return the seconds it took."""
     started = time.perf_counter()
 
     async def client() -> None:

@@ -19,7 +19,7 @@ from keylane.broker.storage.files import RealFiles
 
 
 def drop_cache(folder: str) -> None:
-    """Have the page cache forget the files of a folder."""
+    """Evict a folder's files from the page cache."""
     os.sync()
     for path in Path(folder).rglob("*"):
         if path.is_file():
@@ -29,7 +29,7 @@ def drop_cache(folder: str) -> None:
 
 
 def read_seconds(folder: str) -> float:
-    """Seconds in which the disk reads the whole log."""
+    """Return the seconds that the disk alone takes to read the whole log."""
     drop_cache(folder)
     started = time.perf_counter()
     buffer = bytearray(4 * MIB)
@@ -42,7 +42,9 @@ def read_seconds(folder: str) -> float:
 
 
 async def fill(folder: str, index: str, *, count: int, size: int, clean: bool) -> dict[str, Any]:
-    """A log of many batches on 100 partitions, without a snapshot, ended by a clean stop or not."""
+    """Write a log of many batches on 100 partitions, without a snapshot, with or without a clean
+    stop.
+    """
     batches = BatchMaker(size)
     async with serving(folder, index) as (store, service):
         await host(store, range(1, 101))
@@ -57,7 +59,7 @@ async def fill(folder: str, index: str, *, count: int, size: int, clean: bool) -
 
 
 async def start(folder: str, index: str, *, size: int) -> dict[str, Any]:
-    """Seconds to open a cold store, and seconds in which the disk alone reads its log."""
+    """Return the seconds to open a cold store, and those for the disk alone to read its log."""
     disk = [read_seconds(folder)]
     drop_cache(folder)
     began = time.perf_counter()

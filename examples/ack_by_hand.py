@@ -1,4 +1,4 @@
-"""A consumer that takes messages one by one and acks each when it is safely written.
+"""A consumer that iterates over messages, and acks each one when it is written to disk.
 
 keylane dev --subject readings        (in another terminal)
 seq 1 10 | keylane produce readings
@@ -23,8 +23,8 @@ async def main(file: BinaryIO) -> None:
             file.write(message.value + b"\n")
             file.flush()
             os.fsync(file.fileno())
-            # After the ack the message is not delivered again. If the program is killed before, it
-            # is redelivered.
+            # An acked message is not delivered again. If the program is killed before the ack, the
+            # message is redelivered.
             await message.ack()
             written += 1
             if written == COUNT:

@@ -1,5 +1,5 @@
-"""A consumer that adds each payment to an account in SQLite once, however often it is killed and
-started again.
+"""A consumer that adds each payment to an account in SQLite exactly once, however often it is
+killed and restarted.
 
 keylane dev --subject payments        (in another terminal)
 seq 1 10 | keylane produce payments
@@ -41,7 +41,7 @@ async def main(path: str) -> None:
 
     async def handle(message: Message) -> None:
         nonlocal handled
-        # The payment and the place of its message are committed together, or not at all.
+        # The payment and the offset of its message are committed together, or not at all.
         async with engine.connect() as connection, FencedSession(connection, message) as todo:
             if todo:
                 balance = await add_payment(connection, int(message.value))

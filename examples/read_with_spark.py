@@ -1,5 +1,5 @@
-"""All messages of a subject as a Spark table: no lock, no ack, and the offsets are fixed when it is
-loaded.
+"""Read all messages of a subject as a Spark table, without locks or acks; the offsets are fixed
+when the table is loaded.
 
 keylane dev --subject visits          (in another terminal)
 printf 'a=1\\na=2\\nb=3\\n' | keylane produce visits --key-separator =
@@ -12,8 +12,7 @@ from keylane.spark import local_session
 
 META = os.environ.get("KEYLANE_META", "127.0.0.1:7000")
 
-# Spark starts Python workers that import what they need: a main guard keeps them from starting
-# Spark themselves.
+# Spark's Python workers may import this module; the main guard keeps them from starting Spark.
 if __name__ == "__main__":
     spark = local_session()
     visits = spark.read.format("keylane").options(meta=META, subject="visits").load()

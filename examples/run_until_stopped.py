@@ -1,4 +1,4 @@
-"""A service: handles messages until it is told to stop, and lets running handlers end.
+"""A service that handles messages until it is stopped, and lets running handlers finish.
 
 keylane dev --subject readings        (in another terminal)
 seq 1 10 | keylane produce readings
@@ -19,8 +19,8 @@ async def handle(message: Message) -> None:
 
 
 async def main() -> None:
-    # At SIGTERM or SIGINT: running handlers end, their messages are acked, the partitions go to
-    # other consumers at once.
+    # On SIGTERM or SIGINT, running handlers finish, their messages are acked, and other consumers
+    # get the partitions at once.
     await Consumer(META, subject="readings", group="service", handler=handle).run()
     print("everything is handed over")
 

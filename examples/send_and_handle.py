@@ -1,5 +1,5 @@
-"""Parcels of three customers: sent with the customer as order key, handled in order per customer,
-many at once.
+"""Send the parcels of three customers, with the customer as order key, and handle them
+concurrently, but in order for each customer.
 
 keylane dev --subject parcels          (in another terminal)
 python examples/send_and_handle.py
@@ -23,9 +23,9 @@ async def send() -> None:
             for customer in CUSTOMERS
         ]
         for future in futures:
-            receipt = (
-                await future
-            )  # stored, and on disk; a future that is not awaited fails at flush or close
+            # The message is now stored on disk. The error of a future that is not awaited is
+            # raised by flush or close.
+            receipt = await future
         print(f"sent {len(futures)}, the last to offset {receipt.offset}: {receipt.durable}")
 
 
@@ -34,8 +34,8 @@ async def main() -> None:
     everything = asyncio.Event()
 
     async def handle(message: Message) -> None:
-        # One message of a key at a time; other keys are handled meanwhile. Acked when this
-        # returns.
+        # Handles one message of a key at a time, and other keys concurrently. The message is acked
+        # when this returns.
         await asyncio.sleep(0.01)
         seen[message.key.decode()].append(message.value.decode())
         if sum(map(len, seen.values())) == len(CUSTOMERS) * len(STEPS):

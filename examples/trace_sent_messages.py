@@ -1,10 +1,10 @@
-"""One trace through a producer, a handler, and what the handler sends: each message has its
-`traceparent` as a property.
+"""Pass a trace from a producer through a handler to the messages that the handler sends, with
+`traceparent` as a property of each message.
 
 keylane dev --subject tickets --subject bills     (in another terminal)
 python examples/trace_sent_messages.py
 
-With OpenTelemetry in place of the two functions: docs/CONSUMING.md, "Traces".
+To use OpenTelemetry instead of the two functions, see docs/CONSUMING.md, "Traces".
 """
 
 import asyncio
@@ -18,13 +18,13 @@ COUNT = 3
 
 
 def new_span(parent: str = "") -> str:
-    """A `traceparent` of W3C Trace Context: of the parent's trace, or of a new one."""
+    """Return a W3C `traceparent` for a new span in the parent's trace, or in a new trace."""
     trace = parent.split("-")[1] if parent else secrets.token_hex(16)
     return f"00-{trace}-{secrets.token_hex(8)}-01"
 
 
 def parent_of(message: Message) -> str:
-    """The sender's `traceparent`; "" if it gave none."""
+    """Return the sender's `traceparent`, or "" if there is none."""
     given = message.properties.get("traceparent", "")
     return given if isinstance(given, str) else ""
 

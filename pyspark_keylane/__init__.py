@@ -1,8 +1,8 @@
-"""Where Spark finds the format `keylane` by itself: it imports every top-level package whose name
-begins with `pyspark_`.
+"""Lets Spark discover the format `keylane`: Spark imports every top-level package whose name begins
+with `pyspark_`.
 
-An import that fails here would end the search for the sources of all other packages too, so nothing
-but PySpark is needed: what else is missing is told when the format is used.
+A failed import here would also end the search for all other packages' sources. So this needs only
+PySpark; a missing package is reported when the format is used.
 """
 
 from keylane.spark.registration import source_class

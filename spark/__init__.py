@@ -1,4 +1,4 @@
-"""A Python data source with which Spark reads and writes keylane, and a local Spark session."""
+"""A Python data source for Spark that reads and writes subjects, and a local Spark session."""
 
 from ..protocol.errors import MissingExtraError
 

@@ -16,13 +16,13 @@
     taskBytes       approximate bytes of a task; larger partitions are cut       none is cut
     bytesPerSecond  limit for the bytes that one task receives                   no limit
     jsonSchema      schema of JSON values: "carrier STRING, delay INT"           values are bytes
-    badValues       treatment of a value that does not fit: fail, null           fail
-    retrySeconds    time for which planning retries unreachable servers          60
+    badValues       what to do with a value that does not match: fail, null      fail
+    retrySeconds    how long planning retries unreachable servers                60
     batchRows       approximate number of rows of an Arrow batch                 16384
     gcFreeze        exclude loaded objects from each worker's garbage collector  true
     maxRowsPerTrigger  limit for the rows in a batch of a stream                 no limit
-    commitGroup     a group whose cursors follow the sink of a stream            no cursor moves
-    tlsCa           file of the authority that signed the servers' certificates  environment
+    commitGroup     consumer group whose cursors follow the stream's sink        no cursor moves
+    tlsCa           file of the CA that signed the servers' certificates         environment
     tlsCert         file of a client certificate                                 environment
     tlsKey          file of the certificate's key                                environment
     tokenFile       file with a token                                            environment
@@ -32,12 +32,12 @@ A start or an end is one of
     -1h, -2d, 2024-05-31T12:00:00Z    the first message that was stored then or later
     group:NAME                        the durable cursor of a consumer group
     {"3": 17, "4": "-1h"}             by partition id: an offset, or one of the above
-    manifest:DIR                      only as the start of a stream: where the backfill in this
-                                      folder ended
+    manifest:DIR                      the end of the backfill in this folder; only as the start
+                                      of a stream
 
 Invariants
-    The case of option names does not matter, as in Spark.
-    One error lists all problems of a set of options.
+    Option names are case-insensitive, as in Spark.
+    One error lists all invalid options.
 
 Source: Spark has no column pruning for Python data sources, so `columns` is an option.
 """
@@ -67,8 +67,8 @@ from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError, KeylaneError
 from ..protocol.ids import MAX_I64, Subject, check_name
 from ..protocol.reading.instants import instant_ms
-from .shared_options import NAMES as SECURING
-from .shared_options import advice, path_of, secured_of, token_path_of
+from .shared_options import NAMES as SECURITY_NAMES
+from .shared_options import advice, parse_path, parse_secured, parse_token_path
 
 BATCH_ROWS_MAX = 1_000_000
 KEYS_MAX = 10_000
@@ -81,17 +81,17 @@ _MANIFEST = "manifest:"
 _ADDED_BY_SPARK = {"path", "paths", "checkpointlocation"}
 
 
-def asked_options(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options without those that Spark adds: properties of a table, and paths."""
+def user_options(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the options without table properties and paths, which Spark adds."""
     options = {str(name): str(value) for name, value in given.items()}
     names = {name.lower() for name in options}
-    if of_table(options):
+    if is_sql_table(options):
         return {name: value for name, value in options.items() if f"option.{name.lower()}" in names}
     return {name: value for name, value in options.items() if name.lower() not in _ADDED_BY_SPARK}
 
 
-def of_table(given: Mapping[str, str]) -> bool:
-    """Return True for the options of CREATE TABLE, which Spark repeats with the prefix
+def is_sql_table(given: Mapping[str, str]) -> bool:
+    """Return True if the options come from CREATE TABLE; Spark then repeats each with the prefix
     `option.`.
     """
     return any(str(name).lower() == "provider" for name in given)
@@ -99,15 +99,15 @@ def of_table(given: Mapping[str, str]) -> bool:
 
 def parse_options(given: Mapping[str, str], *, now_ms: int) -> ReadOptions:
     """
-    Parse options as Spark passes them: names and values are texts, names in any case.
+    Parse the options of a read; Spark passes names and values as strings, names in any case.
 
     Args:
-        now_ms: the time from which "-1h" is counted, in milliseconds since 1970.
+        now_ms: the time to which "-1h" is relative, in milliseconds since 1970.
 
     Raises:
-        ConfigError: it lists every option that is unknown or missing, or has an invalid value.
+        ConfigError: options are unknown, missing or invalid; the error lists all of them.
     """
-    options = asked_options(given)
+    options = user_options(given)
     problems = {
         name[:80]: advice(name, NAMES) for name in sorted(options) if name.lower() not in _KNOWN
     }
@@ -125,9 +125,9 @@ def parse_options(given: Mapping[str, str], *, now_ms: int) -> ReadOptions:
             values[field] = parse(text, now_ms) if name in {"start", "end"} else parse(text)
         except (ValueError, KeylaneError) as error:
             problems[name] = error.message if isinstance(error, KeylaneError) else str(error)
-    problems |= _contradictions(values)
-    paths = {name: values.pop(name) for name in SECURING if name in values}
-    values["secured"] = secured_of(paths, problems)
+    problems |= _find_conflicts(values)
+    paths = {name: values.pop(name) for name in SECURITY_NAMES if name in values}
+    values["secured"] = parse_secured(paths, problems)
     if problems:
         described = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
         raise ConfigError(f"the options cannot work: {described}", **problems)
@@ -136,8 +136,8 @@ def parse_options(given: Mapping[str, str], *, now_ms: int) -> ReadOptions:
     return ReadOptions(**values)
 
 
-def _contradictions(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the problems of options that exclude each other."""
+def _find_conflicts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return a problem for each option that conflicts with another."""
     problems = {}
     if values.get("ordered"):
         for name, field in (("minPartitions", "min_partitions"), ("taskBytes", "task_bytes")):
@@ -158,11 +158,11 @@ def _contradictions(values: Mapping[str, Any]) -> dict[str, str]:
     return problems
 
 
-def _addresses(text: str) -> tuple[str, ...]:
+def _parse_addresses(text: str) -> tuple[str, ...]:
     return tuple(addresses_of(text))
 
 
-def _subjects(text: str) -> tuple[Subject, ...]:
+def _parse_subjects(text: str) -> tuple[Subject, ...]:
     names = [Subject(check_name("subject", part.strip())) for part in text.split(",")]
     if len(set(names)) != len(names):
         raise ValueError("a subject is named twice")
@@ -171,23 +171,23 @@ def _subjects(text: str) -> tuple[Subject, ...]:
     return tuple(names)
 
 
-def _partition_id(text: str) -> int:
+def _parse_partition_id(text: str) -> int:
     text = text.strip()
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:20]) <= MAX_I64:
         raise ValueError(f"give ids of physical partitions, not {text!r:.80}")
     return int(text)
 
 
-def _partitions(text: str) -> frozenset[int]:
-    return frozenset(_partition_id(part) for part in text.split(","))
+def _parse_partitions(text: str) -> frozenset[int]:
+    return frozenset(_parse_partition_id(part) for part in text.split(","))
 
 
-def _keys(text: str) -> frozenset[bytes]:
+def _parse_keys(text: str) -> frozenset[bytes]:
     if not text.startswith("["):
         keys = [part.strip().encode() for part in text.split(",")]
     else:
         try:
-            keys = [_key(each) for each in json.loads(text)]
+            keys = [_parse_key(each) for each in json.loads(text)]
         except (ValueError, RecursionError):
             raise ValueError(
                 f'give "a,b" or JSON such as ["a,b", {{"base64": "/w=="}}], not {text!r:.80}'
@@ -199,43 +199,45 @@ def _keys(text: str) -> frozenset[bytes]:
     return frozenset(keys)
 
 
-def _key(given: object) -> bytes:
+def _parse_key(given: object) -> bytes:
     if isinstance(given, str):
         return given.encode()
     if isinstance(given, dict) and given.keys() == {"base64"}:
         return b64decode(str(given["base64"]), validate=True)
-    raise ValueError("no key")
+    raise ValueError("not a key")
 
 
-def _start(text: str, now_ms: int) -> ReadBound:
+def _parse_start(text: str, now_ms: int) -> ReadBound:
     if text.startswith(_MANIFEST):
         folder = text.removeprefix(_MANIFEST).strip()
         if not folder:
             raise ValueError("give manifest:DIR with the folder of a backfill")
         return ReadBound(0, manifest=folder)
-    return _bound(text, EARLIEST, now_ms)
+    return _parse_bound(text, EARLIEST, now_ms)
 
 
-def _end(text: str, now_ms: int) -> ReadBound:
-    return _bound(text, LATEST, now_ms)
+def _parse_end(text: str, now_ms: int) -> ReadBound:
+    return _parse_bound(text, LATEST, now_ms)
 
 
-def _bound(text: str, default: ReadBound, now_ms: int) -> ReadBound:
+def _parse_bound(text: str, default: ReadBound, now_ms: int) -> ReadBound:
     if not text.startswith("{"):
-        return ReadBound(_point(text, now_ms))
+        return ReadBound(_parse_point(text, now_ms))
     try:
         points = json.loads(text, object_pairs_hook=list)
     except (ValueError, RecursionError):
         points = None
     if not points:
         raise ValueError(f'give {{"<partition id>": offset}}, not {text!r:.80}')
-    by_partition = {_partition_id(name): _point(point, now_ms) for name, point in points}
+    by_partition = {
+        _parse_partition_id(name): _parse_point(point, now_ms) for name, point in points
+    }
     if len(by_partition) != len(points):
         raise ValueError(f"a partition is named twice in {text!r:.80}")
     return ReadBound(default.point, by_partition)
 
 
-def _point(given: object, now_ms: int) -> Point:
+def _parse_point(given: object, now_ms: int) -> Point:
     if type(given) is int and 0 <= given <= MAX_I64:
         return given
     if not isinstance(given, str):
@@ -259,19 +261,21 @@ def _point(given: object, now_ms: int) -> Point:
         ) from None
 
 
-def _columns(text: str) -> tuple[str, ...]:
+def _parse_columns(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
         if name not in EVERY_COLUMN:
-            near = get_close_matches(name.lower(), EVERY_COLUMN, n=1)
-            advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(EVERY_COLUMN)}"
-            raise ValueError(f"no column {name!r:.80}; {advice}")
+            matches = get_close_matches(name.lower(), EVERY_COLUMN, n=1)
+            hint = (
+                f"did you mean {matches[0]}?" if matches else f"there are {', '.join(EVERY_COLUMN)}"
+            )
+            raise ValueError(f"no column {name!r:.80}; {hint}")
     if len(set(names)) != len(names):
         raise ValueError("a column is named twice")
     return names
 
 
-def _number(noun: str, low: int, high: int) -> Callable[[str], int]:
+def _integer_parser(noun: str, low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
             raise ValueError(f"give {low} to {high} {noun}, not {text!r:.80}")
@@ -280,48 +284,48 @@ def _number(noun: str, low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def _json_schema(text: str) -> str:
+def _check_json_schema(text: str) -> str:
     json_type(text)
     return text
 
 
-def _bad_values(text: str) -> str:
+def _parse_bad_values(text: str) -> str:
     if text.lower() not in {FAIL, NULL}:
         raise ValueError(f"give {FAIL} or {NULL}, not {text!r:.80}")
     return text.lower()
 
 
-def _flag(text: str) -> bool:
+def _parse_flag(text: str) -> bool:
     if text.lower() not in {"true", "false"}:
         raise ValueError(f"give true or false, not {text!r:.80}")
     return text.lower() == "true"
 
 
 _PARSERS: dict[str, tuple[str, Callable[..., object]]] = {
-    "meta": ("meta", _addresses),
-    "subject": ("subjects", _subjects),
-    "partitions": ("partitions", _partitions),
-    "keys": ("keys", _keys),
-    "start": ("start", _start),
-    "end": ("end", _end),
-    "columns": ("columns", _columns),
-    "failOnDataLoss": ("fail_on_data_loss", _flag),
-    "ordered": ("ordered", _flag),
-    "minPartitions": ("min_partitions", _number("tasks", 1, TASKS_MAX)),
-    "taskBytes": ("task_bytes", _number("bytes", TASK_BYTES_MIN, MAX_I64)),
-    "bytesPerSecond": ("bytes_per_second", _number("bytes", 1, MAX_I64)),
-    "jsonSchema": ("json_schema", _json_schema),
-    "badValues": ("bad_values", _bad_values),
-    "retrySeconds": ("retry_s", _number("seconds", 0, RETRY_S_MAX)),
-    "batchRows": ("batch_rows", _number("rows", 1, BATCH_ROWS_MAX)),
-    "gcFreeze": ("gc_freeze", _flag),
-    "maxRowsPerTrigger": ("max_rows_per_trigger", _number("rows", 1, MAX_I64)),
+    "meta": ("meta", _parse_addresses),
+    "subject": ("subjects", _parse_subjects),
+    "partitions": ("partitions", _parse_partitions),
+    "keys": ("keys", _parse_keys),
+    "start": ("start", _parse_start),
+    "end": ("end", _parse_end),
+    "columns": ("columns", _parse_columns),
+    "failOnDataLoss": ("fail_on_data_loss", _parse_flag),
+    "ordered": ("ordered", _parse_flag),
+    "minPartitions": ("min_partitions", _integer_parser("tasks", 1, TASKS_MAX)),
+    "taskBytes": ("task_bytes", _integer_parser("bytes", TASK_BYTES_MIN, MAX_I64)),
+    "bytesPerSecond": ("bytes_per_second", _integer_parser("bytes", 1, MAX_I64)),
+    "jsonSchema": ("json_schema", _check_json_schema),
+    "badValues": ("bad_values", _parse_bad_values),
+    "retrySeconds": ("retry_s", _integer_parser("seconds", 0, RETRY_S_MAX)),
+    "batchRows": ("batch_rows", _integer_parser("rows", 1, BATCH_ROWS_MAX)),
+    "gcFreeze": ("gc_freeze", _parse_flag),
+    "maxRowsPerTrigger": ("max_rows_per_trigger", _integer_parser("rows", 1, MAX_I64)),
     "commitGroup": ("commit_group", lambda text: check_name("consumer group", text)),
-    "tlsCa": ("tlsCa", path_of),
-    "tlsCert": ("tlsCert", path_of),
-    "tlsKey": ("tlsKey", path_of),
-    "tokenFile": ("tokenFile", token_path_of),
+    "tlsCa": ("tlsCa", parse_path),
+    "tlsCert": ("tlsCert", parse_path),
+    "tlsKey": ("tlsKey", parse_path),
+    "tokenFile": ("tokenFile", parse_token_path),
 }
-"""The field of ReadOptions and the parser of each option; parsers of bounds take the time too."""
+"""The ReadOptions field and the parser of each option; bounds are parsed relative to a time."""
 NAMES = tuple(_PARSERS)
 _KNOWN = {name.lower() for name in NAMES}

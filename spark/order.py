@@ -1,10 +1,10 @@
-"""Restores the order of the messages of each key after a shuffle. Needs pyspark.
+"""Restores the message order of each key after a shuffle. Needs pyspark.
 
     (logical_partition, epoch, offset)
 
 A key always has the same logical partition. Its messages are in a chain of physical partitions,
-each deeper in the lineage than the one before, and in each of them ordered by offset. So this sort
-gives the order in which the messages of a key were stored.
+each one epoch deeper in the lineage, and each ordered by offset. So sorting by these columns gives
+the order in which the messages of a key were stored.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ ORDER = ("logical_partition", "epoch", "offset")
 
 def ordered(frame: DataFrame, tasks: int | None = None) -> DataFrame:
     """
-    Return the rows of a DataFrame of keylane in `tasks` partitions, in which the messages of each
-    key are in the order in which they were stored.
+    Repartition a DataFrame read from keylane into `tasks` partitions in which the messages of each
+    key are in stored order.
 
-    This allows more tasks than there are partitions, and restores the order after an operation that
-    has lost it, at the price of a shuffle.
+    This allows more tasks than the subject has partitions, and restores the order after an
+    operation that has lost it. It costs a shuffle.
 
     Args:
         frame: a DataFrame with the columns `logical_partition`, `epoch` and `offset`, and `subject`
             if it was read from several subjects.
         tasks: the number of partitions of the result, of which at most 1024 have rows with keys;
-            None: the number that Spark is configured with.
+            None: Spark's configured number of shuffle partitions.
 
     Raises:
-        ConfigError: a column is missing; the option `columns` of the reader adds it.
+        ConfigError: a column is missing (the reader's option `columns` adds it), or `tasks` is not
+            a positive integer.
     """
     missing = [name for name in ORDER if name not in frame.columns]
     if missing:
@@ -43,9 +44,13 @@ def ordered(frame: DataFrame, tasks: int | None = None) -> DataFrame:
         )
     if tasks is not None and (type(tasks) is not int or tasks < 1):
         raise ConfigError(f"tasks is a whole number above 0, not {tasks!r:.40}")
-    keys = [name for name in ("subject",) if name in frame.columns] + ["logical_partition"]
-    spread = frame.repartition(*keys) if tasks is None else frame.repartition(tasks, *keys)
-    # Rows without a key may have the same place in several partitions, and a repeated task must
+    hash_columns = [name for name in ("subject",) if name in frame.columns] + ["logical_partition"]
+    shuffled = (
+        frame.repartition(*hash_columns)
+        if tasks is None
+        else frame.repartition(tasks, *hash_columns)
+    )
+    # Rows without a key may have the same offset in several partitions, and a retried task must
     # return them in the same order.
-    ties = [name for name in ("partition", "queue") if name in frame.columns]
-    return spread.sortWithinPartitions(*keys, *ORDER[1:], *ties)
+    tie_breakers = [name for name in ("partition", "queue") if name in frame.columns]
+    return shuffled.sortWithinPartitions(*hash_columns, *ORDER[1:], *tie_breakers)

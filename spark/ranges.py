@@ -1,17 +1,17 @@
-"""Reads planned ranges into a DataFrame with `mapInArrow`, and runs a function of the user in the
-same worker. Needs pyspark.
+"""Reads planned ranges into a DataFrame with `mapInArrow`, and applies a user function in the same
+worker. Needs pyspark.
 
     options = parse_options({"meta": "127.0.0.1:7000", "subject": "orders"}, now_ms=0)
     frame = read_ranges(spark, options, take_snapshot(options))
 
     task: one list of ranges ──▶ Arrow batches ──▶ apply ──▶ rows of Spark
 
-A scanned row costs the JVM more than keylane, so a function that filters or counts in the worker
-saves most of the cost.
+Scanning a row costs the JVM more than it costs keylane, so a function that filters or counts in
+the worker saves most of the time.
 
 Invariants
-    The rows of a task are those of its ranges, in their order; the function gets them batch by
-    batch in this order.
+    A task yields the rows of its ranges in order, and the function receives them batch by batch in
+    that order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..arrow.planner import PlannedRange
 from ..arrow.selection import ReadOptions
 from ..arrow.task_reader import read_task
 from .failure import readable_errors
-from .schema import schema_of
+from .schema import read_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,44 +45,48 @@ def read_ranges(
     schema: StructType | str | None = None,
 ) -> DataFrame:
     """
-    Return a DataFrame of the rows of ranges; its tasks raise the errors of
-    `arrow.task_reader.read_task`.
+    Return a DataFrame of the rows of ranges.
+
+    Its tasks raise the errors of `arrow.task_reader.read_task`.
 
     Args:
-        options: the result of `parse_options`; columns, batch rows and pace are used here.
-        tasks: the range of each task, or a list of its ranges, which are read one after another.
-        apply: runs in the worker over the batches of each task; it may drop rows and create others.
+        options: the result of `parse_options`, of which columns, batch rows and bytes per second
+            are used.
+        tasks: for each task, its range, or a list of ranges that it reads one after another.
+        apply: runs in the worker over the batches of each task; it may drop and create rows.
         schema: the schema of the batches that `apply` yields; None: the columns of the options.
     """
-    packed = [
+    pickled_tasks = [
         pickle.dumps([task] if isinstance(task, PlannedRange) else list(task)) for task in tasks
     ]
-    result_schema = schema_of(options) if schema is None else schema
-    if not packed:
+    result_schema = read_schema(options) if schema is None else schema
+    if not pickled_tasks:
         return spark.createDataFrame([], result_schema)
-    # Spark Connect has no SparkContext: every task gets all ranges, and reads its own.
-    of_all = None if hasattr(spark, "sparkContext") else packed
+    # Spark Connect has no SparkContext: each task gets all ranges, and selects its own by its id.
+    all_tasks = None if hasattr(spark, "sparkContext") else pickled_tasks
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with readable_errors():
-            rows = _rows(options, batches, of_all)
+            rows = _read_rows(options, batches, all_tasks)
             yield from rows if apply is None else apply(rows)
 
-    if of_all is not None:
-        return spark.range(0, len(packed), 1, len(packed)).mapInArrow(read, result_schema)
+    if all_tasks is not None:
+        return spark.range(0, len(pickled_tasks), 1, len(pickled_tasks)).mapInArrow(
+            read, result_schema
+        )
     # One element for each task, so that `numSlices` gives each task exactly one.
-    numbered = spark.sparkContext.parallelize(list(enumerate(packed)), len(packed))
+    numbered = spark.sparkContext.parallelize(list(enumerate(pickled_tasks)), len(pickled_tasks))
     frame = spark.createDataFrame(numbered, "id LONG, ranges BINARY")
     return frame.mapInArrow(read, result_schema)
 
 
-def _rows(
-    options: ReadOptions, tasks: Iterator[pa.RecordBatch], of_all: Sequence[bytes] | None
+def _read_rows(
+    options: ReadOptions, tasks: Iterator[pa.RecordBatch], all_tasks: Sequence[bytes] | None
 ) -> Iterator[pa.RecordBatch]:
     for batch in tasks:
-        if of_all is None:
-            mine = batch.column("ranges").to_pylist()
+        if all_tasks is None:
+            selected = batch.column("ranges").to_pylist()
         else:
-            mine = [of_all[number] for number in batch.column("id").to_pylist()]
-        for ranges in mine:
+            selected = [all_tasks[number] for number in batch.column("id").to_pylist()]
+        for ranges in selected:
             yield from read_task(options, pickle.loads(ranges))  # noqa: S301 - pickled by us

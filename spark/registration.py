@@ -1,7 +1,7 @@
 """Registers the format `keylane` in a Spark session. Needs pyspark.
 
-Where the wheel of keylane is installed, Spark finds the format without a registration: it imports
-every package whose name begins with `pyspark_`, and uses its `DefaultSource`. `register` is for a
+If keylane's wheel is installed, Spark finds the format without registration: it imports every
+package whose name begins with `pyspark_`, and uses its `DefaultSource`. Call `register` in a
 session whose driver runs from a checkout.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Register `spark.read.format("keylane")` in this session; a repeat changes nothing."""
+    """Register the format `keylane` in this session; a second call has no effect."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -31,15 +31,17 @@ def register(spark: SparkSession) -> None:
 
 
 def source_class() -> type[DataSource]:
-    """Return the class that Spark registers: it is pickled by value, and creates a KeylaneSource in
-    the process that unpickles it.
+    """
+    Return the data source class that Spark registers.
+
+    Spark pickles it by value, and it creates a KeylaneSource in the process that unpickles it.
     """
     from pyspark.sql.datasource import DataSource
 
     report_missing = missing_package_reporter()
 
     class DefaultSource(DataSource):
-        """A subject as a DataFrame."""
+        """Reads or writes subjects as DataFrames."""
 
         @classmethod
         def name(cls) -> str:

@@ -1,4 +1,4 @@
-"""The columns of `arrow/schema.py` with their Spark types. Pure.
+"""Maps the columns of `arrow/schema.py` to Spark types. Pure.
 
 Source: Spark requires that an Arrow batch matches its schema exactly: order, types, nullability.
 """
@@ -31,7 +31,7 @@ from ..arrow.json_values import json_values
 from ..arrow.schema import COLUMNS
 from ..arrow.selection import ReadOptions
 
-_SPARK: dict[str, DataType] = {
+_SPARK_TYPES: dict[str, DataType] = {
     "subject": StringType(),
     "partition": IntegerType(),
     "offset": LongType(),
@@ -48,8 +48,8 @@ _SPARK: dict[str, DataType] = {
 }
 
 
-_READ = "keylane.read"
-"""Metadata of the column `key` of a read, which shows that its rows have an order."""
+_READ_METADATA = "keylane.read"
+"""Metadata key on the column `key` of a read, which marks its rows as ordered."""
 
 
 def spark_schema(
@@ -59,42 +59,47 @@ def spark_schema(
     Return the Spark schema of these columns, in this order.
 
     Args:
-        value_type: the type of the column `value`, if values are decoded.
+        value_type: the type of decoded values; None: values are bytes.
     """
-    types = _SPARK if value_type is None else {**_SPARK, "value": _spark_type(value_type)}
-    marks = {"key": {_READ: True}}
+    types = (
+        _SPARK_TYPES if value_type is None else {**_SPARK_TYPES, "value": _spark_type(value_type)}
+    )
+    metadata = {"key": {_READ_METADATA: True}}
     return StructType(
-        [StructField(name, types[name], metadata=marks.get(name)) for name in columns]
+        [StructField(name, types[name], metadata=metadata.get(name)) for name in columns]
     )
 
 
 def key_was_read(schema: StructType) -> bool:
     """
-    Return True if the column `key` of a frame is that of a read, whatever was done to other
-    columns.
+    Return True if the column `key` was read from a subject, whatever was done to other columns.
 
     Spark keeps the metadata of a column through select, filter, join, groupBy and Parquet files,
     and drops it if the column is computed.
     """
-    return any(each.name == "key" and bool(each.metadata.get(_READ)) for each in schema.fields)
+    return any(
+        each.name == "key" and bool(each.metadata.get(_READ_METADATA)) for each in schema.fields
+    )
 
 
-def schema_of(options: ReadOptions) -> StructType:
-    """Return the Spark schema of a read with these options."""
+def read_schema(options: ReadOptions) -> StructType:
+    """Return the Spark schema that a read with these options has."""
     values = json_values(options)
     return spark_schema(options.columns, None if values is None else values.type)
 
 
-def _spark_type(kind: pa.DataType) -> DataType:
-    """Return the Spark type of a JSON field."""
-    if pa.types.is_struct(kind):
-        return StructType([StructField(field.name, _spark_type(field.type)) for field in kind])
-    if pa.types.is_list(kind):
-        return ArrayType(_spark_type(kind.value_type))
-    return _OF_JSON[kind]
+def _spark_type(arrow_type: pa.DataType) -> DataType:
+    """Return the Spark type for the Arrow type of a JSON field."""
+    if pa.types.is_struct(arrow_type):
+        return StructType(
+            [StructField(field.name, _spark_type(field.type)) for field in arrow_type]
+        )
+    if pa.types.is_list(arrow_type):
+        return ArrayType(_spark_type(arrow_type.value_type))
+    return _JSON_TYPES[arrow_type]
 
 
-_OF_JSON: dict[pa.DataType, DataType] = {
+_JSON_TYPES: dict[pa.DataType, DataType] = {
     pa.string(): StringType(),
     pa.bool_(): BooleanType(),
     pa.int8(): ByteType(),
@@ -107,23 +112,23 @@ _OF_JSON: dict[pa.DataType, DataType] = {
 }
 
 
-_OPTIONS = "keylane.options"
-"""Metadata of the first column, with the options of a table."""
+_OPTIONS_METADATA = "keylane.options"
+"""Metadata key on the first column, which stores the options of a table."""
 
 
-def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
+def embed_options(schema: StructType, options: Mapping[str, str]) -> StructType:
     """
     Return the schema with the options of a table in its metadata.
 
-    A catalog stores the schema of a table that is created with CREATE TABLE … USING keylane, and
-    Spark passes nothing else to a Python data source when the table is read.
+    A catalog stores the schema of a table created with CREATE TABLE … USING keylane, and Spark
+    passes nothing else to a Python data source when the table is read.
     """
     first, *rest = schema.fields
-    metadata = {**first.metadata, _OPTIONS: dict(options)}
-    kept = StructField(first.name, first.dataType, metadata=metadata)
-    return StructType([kept, *rest])
+    metadata = {**first.metadata, _OPTIONS_METADATA: dict(options)}
+    with_metadata = StructField(first.name, first.dataType, metadata=metadata)
+    return StructType([with_metadata, *rest])
 
 
-def options_in(schema: StructType) -> dict[str, str]:
-    """Return the options that `with_options` has put into the schema; empty if it has not."""
-    return dict(schema.fields[0].metadata.get(_OPTIONS, {})) if schema.fields else {}
+def embedded_options(schema: StructType) -> dict[str, str]:
+    """Return the options that `embed_options` stored in the schema; empty if there are none."""
+    return dict(schema.fields[0].metadata.get(_OPTIONS_METADATA, {})) if schema.fields else {}

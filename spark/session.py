@@ -1,4 +1,4 @@
-"""A local Spark session: on the loopback interface, with few log lines, and with the running
+"""Starts a local Spark session on the loopback interface, which logs little and uses the running
 Python.
 """
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 JAVA_MIN = 17
 PROBE_S = 60
-"""Time limit in seconds for `java -version`, which takes 0.1 s, or much longer under load."""
+"""Timeout in seconds for `java -version`, which takes 0.1 s, but much longer under load."""
 REASON_LINES, REASON_CHARS = 3, 500
 _HEAP = re.compile(r"(?<!\S)-Xmx(\d+)([kKmMgGtT]?)(?!\S)")
 _NO_REASON = re.compile(
     r"\s+at |WARNING: |NOTE: |Picked up |Error: (Could not create|A fatal "
     r"exc)|.*/spark-class: line "
 )
-"""Lines of Java's error output that give no reason for a failure."""
+"""Matches lines of Java's error output that do not explain a failure."""
 _LOGGING = Path(__file__).with_name("log4j2.properties").absolute()
 
 
@@ -41,22 +41,22 @@ def local_session(
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """
-    Return the running session, or start one in local mode; it knows the format `keylane`.
+    Return the active session, or start one in local mode, with the format `keylane` registered.
 
-    PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON of this process are set, because PySpark reads them
-    from the environment: workers then run in the same Python, which has pyarrow and keylane.
+    This sets PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON in the environment of this process, so that
+    workers run in the same Python, which has pyarrow and keylane.
 
     Args:
         cores: the number of task slots.
         app_name: the name of the application.
-        java_home: the folder of a Java of 17 or newer; None: JAVA_HOME, or `java` on PATH.
-        java_options: further options of the JVM, such as "-XX:+UseG1GC"; "-Xmx4g" becomes the
+        java_home: the folder of Java 17 or newer; None: JAVA_HOME, or `java` on PATH.
+        java_options: additional JVM options, such as "-XX:+UseG1GC"; "-Xmx4g" becomes the
             setting `spark.driver.memory` of "4g", because Spark accepts no heap size in options.
-        settings: settings of Spark, which override those of `local_settings`.
+        settings: Spark settings that override those of `local_settings`.
 
     Raises:
         SparkProcessError: Java does not start, or is too old.
-        ConfigError: Java has started and ended; the message has its output.
+        ConfigError: Java started and exited; the message has its output.
     """
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
@@ -67,21 +67,21 @@ def local_session(
     if session is None:
         set_environment(java_home)
         builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
-        chosen = {**local_settings(cores, java_options), **(settings or {})}
-        for key, value in chosen.items():
+        config = {**local_settings(cores, java_options), **(settings or {})}
+        for key, value in config.items():
             builder = builder.config(key, value)
         try:
             session = builder.getOrCreate()
         except PySparkRuntimeError as error:
             if error.getCondition() != "JAVA_GATEWAY_EXITED":
                 raise
-            raise _java_error(chosen) or error from error
+            raise _java_error(config) or error from error
     register(session)
     return session
 
 
 def _java_error(settings: Mapping[str, str]) -> KeylaneError | None:
-    """Return the reason why Java has not started with these settings; None if it starts now."""
+    """Return why Java did not start with these settings; None if it starts now."""
     home = os.environ.get("JAVA_HOME")
     if not _is_new_enough(Path(home, "bin/java") if home else Path("java")):
         java = f"JAVA_HOME={home}" if home else "`java` on PATH (JAVA_HOME is not set)"
@@ -90,23 +90,23 @@ def _java_error(settings: Mapping[str, str]) -> KeylaneError | None:
         )
         error.hint = "Install a JDK of version 17 or newer, or set JAVA_HOME to its folder."
         return error
-    output = _output_of_java(settings)
+    output = _java_output(settings)
     return None if output is None else ConfigError(f"Spark's Java does not start: {output}")
 
 
 def _is_new_enough(java: Path) -> bool:
     try:
-        shown = subprocess.run(
+        result = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=PROBE_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return False
-    version = re.search(r'version "(\d+)', shown.stderr)
+    version = re.search(r'version "(\d+)', result.stderr)
     return version is not None and int(version[1]) >= JAVA_MIN
 
 
-def _output_of_java(settings: Mapping[str, str]) -> str | None:
-    """What Java says when it is started once more; None if it starts."""
+def _java_output(settings: Mapping[str, str]) -> str | None:
+    """Start Java again and return its error output; None if it starts."""
     from pyspark import SparkConf
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -127,7 +127,7 @@ def _output_of_java(settings: Mapping[str, str]) -> str | None:
 
 
 def set_environment(java_home: Path | None = None) -> None:
-    """Let Spark use the running Python, not the one on PATH, and the given Java."""
+    """Make Spark use the running Python instead of the one on PATH, and the given Java."""
     if java_home is not None:
         os.environ["JAVA_HOME"] = str(java_home)
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -139,12 +139,12 @@ def local_settings(cores: int, java_options: str = "") -> dict[str, str]:
     """Return the Spark settings of a local session."""
     sizes = _HEAP.findall(java_options)
     java_options = " ".join(_HEAP.sub(" ", java_options).split())
-    # Spark refuses a heap size among the options; without a unit Java counts bytes, and Spark
-    # mebibytes.
+    # Spark refuses a heap size among the options. A size without a unit means bytes to Java, but
+    # mebibytes to Spark.
     size, unit = sizes[-1] if sizes else ("", "")
     heap = {"spark.driver.memory": size + unit if unit else f"{int(size) >> 10}k"} if size else {}
     return heap | {
-        # Nothing listens outside this machine, and no port is taken for a web page.
+        # Nothing listens outside this machine, and the web UI takes no port.
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.ui.enabled": "false",
@@ -152,11 +152,11 @@ def local_settings(cores: int, java_options: str = "") -> dict[str, str]:
             f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} {java_options}".strip()
         ),
         "spark.sql.shuffle.partitions": str(cores),
-        # Batches from our workers cross a Unix socket: about a third more rows a second than TCP.
+        # Over a Unix socket, workers pass about a third more rows per second than over TCP.
         "spark.python.unix.domain.socket.enabled": "true",
         # Workers are forked from a process that has loaded keylane and pyarrow.
         "spark.python.daemon.module": "keylane.spark.worker_daemon",
-        # A time is the same everywhere.
+        # Times read the same on every machine.
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
     }

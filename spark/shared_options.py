@@ -1,13 +1,13 @@
-"""What the options of readers and writers share: those that secure connections, and the advice on
-unknown ones.  Pure.
+"""The options that readers and writers share to secure connections, and the advice about unknown
+options. Pure.
 
-    tlsCa       PEM file of the authority that signed the servers' certificates   KEYLANE_TLS_CA
+    tlsCa       PEM file of the CA that signed the servers' certificates          KEYLANE_TLS_CA
     tlsCert     PEM file of a client certificate, if servers require one          KEYLANE_TLS_CERT
-    tlsKey      PEM file of its private key                                       KEYLANE_TLS_KEY
+    tlsKey      PEM file of the client certificate's private key                  KEYLANE_TLS_KEY
     tokenFile   file with a token, for a cluster with access control              KEYLANE_TOKEN_FILE
 
-A missing option is taken from the environment of the process, which is the driver or an executor.
-The files are read on the driver and in tasks, so they must have the same path on each machine.
+A missing option is taken from the environment of the process: the driver or an executor.
+The driver and the tasks read the files, so they must have the same path on each machine.
 
 Source: Spark shows options in plans, and stores them in catalogs and event logs, so a secret must
 not be an option.
@@ -21,7 +21,7 @@ from difflib import get_close_matches
 from ..arrow.secured import PLAIN, ConnectionSecurity
 from ..protocol.http.tls_settings import TlsSettings
 
-_NAMES_ELSEWHERE = {
+_NAMES_IN_OTHER_SOURCES = {
     "bootstrap.servers": "meta",
     "kafka.bootstrap.servers": "meta",
     "service.url": "meta",
@@ -37,61 +37,68 @@ _NAMES_ELSEWHERE = {
     "endingtimestamp": "end",
     "endingtime": "end",
 }
-"""Names of other data sources for our options."""
-_OPTION_ADVICE = (
-    "a token is no option, because Spark shows options in plans and logs; write it into a file, "
-    "and give tokenFile"
+"""The names of keylane options in other data sources, in lowercase."""
+_CREDENTIAL_ADVICE = (
+    "a token is not an option, because Spark shows options in plans and logs; write it into a "
+    "file, and give tokenFile"
 )
 
 
 def advice(name: str, names: Sequence[str]) -> str:
     """
-    Return the text about an unknown option.
+    Return the advice about an unknown option, with the closest known name if there is one.
 
     Args:
         names: the names of all options.
     """
     if name.lower() == "token":
-        return _OPTION_ADVICE
-    meant = _NAMES_ELSEWHERE.get(name.lower())
-    if meant not in names:
-        known = {each.lower(): each for each in names}
-        near = get_close_matches(name.lower(), list(known), n=1)
-        meant = known[near[0]] if near else None
-    return f"unknown; did you mean {meant}?" if meant else f"unknown; there are {', '.join(names)}"
+        return _CREDENTIAL_ADVICE
+    suggestion = _NAMES_IN_OTHER_SOURCES.get(name.lower())
+    if suggestion not in names:
+        by_lowercase = {each.lower(): each for each in names}
+        matches = get_close_matches(name.lower(), list(by_lowercase), n=1)
+        suggestion = by_lowercase[matches[0]] if matches else None
+    return (
+        f"unknown; did you mean {suggestion}?"
+        if suggestion
+        else f"unknown; there are {', '.join(names)}"
+    )
 
 
 TLS_CA, TLS_CERT, TLS_KEY, TOKEN_FILE = NAMES = ("tlsCa", "tlsCert", "tlsKey", "tokenFile")
 PATH_MAX = 4_096
 
 
-def path_of(text: str) -> str:
-    """Return the path of a file; raise ValueError if it is none."""
+def parse_path(text: str) -> str:
+    """Return the text; raise ValueError if it cannot be the path of a file."""
     if "\0" in text or len(text) > PATH_MAX:
         raise ValueError(f"give the path of a file, not {text!r:.80}")
     return text
 
 
-def token_path_of(text: str) -> str:
-    """Return the path of a file with a token; raise ValueError, without the text, if it is a
-    token.
+def parse_token_path(text: str) -> str:
+    """
+    Return the path of a file with a token.
+
+    Raises:
+        ValueError: the text cannot be a path, or is itself a token, which the error does not show.
     """
     if text.startswith("kl_"):
         raise ValueError("this is a token; give the path of a file with it")
-    return path_of(text)
+    return parse_path(text)
 
 
-def secured_of(paths: Mapping[str, str], problems: dict[str, str]) -> ConnectionSecurity:
+def parse_secured(paths: Mapping[str, str], problems: dict[str, str]) -> ConnectionSecurity:
     """
-    Return the TLS and the token of a source's connections.
+    Return the TLS settings and the token file for a source's connections.
 
     Args:
-        paths: values of the given options, by name.
-        problems: gets the problem of each missing option, by name.
+        paths: the values of the given options, by name.
+        problems: a problem is added for each missing option, by name.
     """
     ca, cert, key = (paths.get(name, "") for name in (TLS_CA, TLS_CERT, TLS_KEY))
-    halved = bool(cert) != bool(key)
-    if halved:
+    incomplete = bool(cert) != bool(key)
+    if incomplete:
         problems[TLS_KEY if cert else TLS_CERT] = (
             "a client certificate needs both its file and that of its key"
         )
@@ -101,6 +108,6 @@ def secured_of(paths: Mapping[str, str], problems: dict[str, str]) -> Connection
     if not ca and not token_file:
         return PLAIN
     return ConnectionSecurity(
-        tls=TlsSettings(ca=ca, cert=cert, key=key) if ca and not halved else None,
+        tls=TlsSettings(ca=ca, cert=cert, key=key) if ca and not incomplete else None,
         token_file=token_file,
     )

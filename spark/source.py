@@ -5,15 +5,16 @@ pyspark.
     reader.option("meta", "127.0.0.1:7000").option("subject", "orders").load()
 
     load()   schema() takes the snapshot, which is pickled with the source
-    plan     reader().partitions(): the tasks of `arrow/packing.py`
-    task     read(): Arrow batches of its ranges; a task gets only its part of the plan
+    plan     reader().partitions() returns the tasks of `arrow/packing.py`
+    task     read() yields Arrow batches; a task gets only its part of the plan
 
-A table of SQL has its options only in CREATE TABLE, but its schema in each query. So the options
-are stored in the schema.
+For an SQL table, Spark passes the options only in CREATE TABLE, but the schema in every query. So
+the options are stored in the schema.
 
 Invariants
     The snapshot is taken once per load(): each action on the DataFrame reads the same rows.
-    Reading changes nothing at the broker: no lock, no ack; Spark keeps the progress.
+    Reading changes nothing on the broker: it takes no lock and sends no ack; Spark stores the
+    progress.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from ..protocol.errors import (
     PartitionUnknownError,
 )
 from .failure import readable_errors
-from .options import asked_options, of_table, parse_options
-from .schema import options_in, schema_of, with_options
-from .streaming.handover import after_backfill
-from .streaming.limits import LIMITED
+from .options import is_sql_table, parse_options, user_options
+from .schema import embed_options, embedded_options, read_schema
+from .streaming.handover import resolve_backfill_start
+from .streaming.limits import HAS_READ_LIMITS
 from .streaming.reader import KeylaneStreamReader
 from .streaming.settings import StreamSettings, stream_settings
-from .travel import portable
+from .travel import reduce_by_value
 from .writing.batch_writer import KeylaneBatchWriter
 from .writing.stream_writer import KeylaneStreamWriter
 
@@ -56,19 +57,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class KeylaneTask(InputPartition):
-    """One task of Spark, with the planned ranges that it reads one after another."""
+    """A Spark task, with the planned ranges that it reads one after another."""
 
     ranges: Task
 
 
 class KeylaneSource(DataSource):
-    """Subjects as a DataFrame; the options are in `options.py`."""
+    """Reads and writes subjects as DataFrames; `options.py` lists the options."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
         self._loaded_ms = time.time_ns() // 1_000_000
         self._plan: list[PlannedRange] | None = None
-        self._plan_stays_here = False
+        self._plan_on_driver_only = False
 
     @classmethod
     def name(cls) -> str:
@@ -78,85 +79,89 @@ class KeylaneSource(DataSource):
     def schema(self) -> StructType:
         """Take the snapshot, and return the columns."""
         with readable_errors():
-            options = self._parsed(self.options)
-            after_backfill(options)
+            options = self._parse(self.options)
+            resolve_backfill_start(options)
             self._check_streamable(options)
             try:
-                # PySpark does not say whether this is a stream, which alone may begin behind a
-                # backfill, move a group, or have its batches limited.
+                # PySpark does not say whether this is a stream, and only a stream may begin after a
+                # backfill, move a group's cursors, or limit its batches.
                 start = EARLIEST if options.start.manifest else options.start
                 batch = replace(options, start=start, commit_group=None, max_rows_per_trigger=None)
                 self._snapshot(batch)
             except OffsetOutOfRangeError as error:
-                # A stream that goes on from its checkpoint may have a start that retention has
-                # passed since: only a batch fails.
+                # A stream that continues from its checkpoint does not need the messages at its
+                # start any more, and retention may have removed them: only a batch fails.
                 if (error.offset or 0) >= (error.first_offset or 0):
                     raise
-            except PartitionUnknownError as error:  # so it may with the whole partition
+            except PartitionUnknownError as error:  # or retention has removed the whole partition
                 if error.partition_id is None or not has_expired(options, error.partition_id):
                     raise
-        schema = schema_of(options)
+        schema = read_schema(options)
         return (
-            with_options(schema, asked_options(self.options)) if of_table(self.options) else schema
+            embed_options(schema, user_options(self.options))
+            if is_sql_table(self.options)
+            else schema
         )
 
     def reader(self, schema: StructType) -> KeylaneReader:
-        """Return a reader of the snapshot; a schema that the user gives must be the same."""
+        """Return a reader of the snapshot; a schema given by the user must equal its schema."""
         with readable_errors():
-            options = self._parsed({**options_in(schema), **self.options})
+            options = self._parse({**embedded_options(schema), **self.options})
             _check_schema(options, schema)
             check_batch(options)
             reader = KeylaneReader(options, pack(self._snapshot(options), options))
-        # Spark pickles the source once more now, for every task: its copies there need no plan.
-        self._plan_stays_here = True
+        # Spark now pickles the source again, for each task, where it needs no plan.
+        self._plan_on_driver_only = True
         return reader
 
-    def streamReader(  # noqa: N802 - a name of PySpark
+    def streamReader(  # noqa: N802 - PySpark's name
         self, schema: StructType
     ) -> KeylaneStreamReader:
-        """Return a stream; an error is raised by the stream's first call, because PySpark hides an
-        error of this call.
         """
-        options = self._parsed({**options_in(schema), **self.options})
+        Return a stream reader.
+
+        PySpark hides an error raised here, so the reader's first call raises it.
+        """
+        options = self._parse({**embedded_options(schema), **self.options})
         try:
-            options = after_backfill(options)
+            options = resolve_backfill_start(options)
             _check_schema(options, schema)
-            settings = stream_settings(options, self.options, limited=LIMITED)
+            settings = stream_settings(options, self.options, has_read_limits=HAS_READ_LIMITS)
         except KeylaneError as error:
-            settings = StreamSettings(refused=error)
+            settings = StreamSettings(error=error)
         return KeylaneStreamReader(options, settings, read_task)
 
     def writer(self, schema: StructType, overwrite: bool) -> KeylaneBatchWriter:
-        """Return a writer of one job, after creating its hidden subject."""
+        """Create the hidden subject of a job, and return the job's writer."""
         with readable_errors():
             return KeylaneBatchWriter.begin(self.options, schema, overwrite=overwrite)
 
-    def streamWriter(  # noqa: N802 - Spark's name
+    def streamWriter(  # noqa: N802 - PySpark's name
         self, schema: StructType, overwrite: bool
     ) -> KeylaneStreamWriter:
-        """Return a writer of the micro-batches of one query."""
+        """Return the writer of a query's micro-batches."""
         with readable_errors():
             return KeylaneStreamWriter.begin(self.options, schema, overwrite=overwrite)
 
     def _check_streamable(self, options: ReadOptions) -> None:
-        """Raise InvalidRequestError for an option that only a stream has, if this one cannot."""
+        """Raise InvalidRequestError if an option for streams is set that a stream cannot use."""
         if options.max_rows_per_trigger is not None or options.commit_group is not None:
-            stream_settings(options, self.options, limited=LIMITED)
+            stream_settings(options, self.options, has_read_limits=HAS_READ_LIMITS)
 
-    def _parsed(self, options: Mapping[str, str]) -> ReadOptions:
+    def _parse(self, options: Mapping[str, str]) -> ReadOptions:
         return parse_options(options, now_ms=self._loaded_ms)
 
     def _snapshot(self, options: ReadOptions) -> list[PlannedRange]:
         if self._plan is None:
-            assert not self._plan_stays_here, "a source of a task plans nothing"
+            assert not self._plan_on_driver_only, "a source of a task plans nothing"
             self._plan = take_snapshot(options)
         return self._plan
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = dict(self.__dict__)
-        if self._plan_stays_here:
+        if self._plan_on_driver_only:
             state["_plan"] = None
-        return portable(KeylaneSource, state)
+        return reduce_by_value(KeylaneSource, state)
 
 
 def _check_schema(options: ReadOptions, schema: StructType) -> None:
@@ -166,29 +171,32 @@ def _check_schema(options: ReadOptions, schema: StructType) -> None:
             "give no schema and no list of columns; choose columns with the option `columns`: "
             f"they are {', '.join(options.columns)}, and the schema has {', '.join(names)}"
         )
-    for wanted, given in zip(schema_of(options).fields, schema.fields, strict=True):
-        kind, other = wanted.dataType.simpleString(), given.dataType.simpleString()
-        if kind != other:
+    for expected, given in zip(read_schema(options).fields, schema.fields, strict=True):
+        expected_type, given_type = expected.dataType.simpleString(), given.dataType.simpleString()
+        if expected_type != given_type:
             raise ConfigError(
-                f"give no schema: column {wanted.name} is {kind}, and the schema says {other}; "
-                "cast the column of the DataFrame instead"
+                f"give no schema: column {expected.name} is {expected_type}, and the schema says "
+                f"{given_type}; cast the column of the DataFrame instead"
             )
 
 
 class KeylaneReader(DataSourceReader):
-    """Reads the tasks of one snapshot; within a task of Spark it knows only the task's ranges."""
+    """Reads the tasks of one snapshot; its copy in a Spark task has no list of tasks."""
 
     def __init__(self, options: ReadOptions, tasks: list[Task]) -> None:
         self._options = options
         self._tasks = tasks
 
     def partitions(self) -> list[InputPartition]:
-        """Return one partition for each task; none if there is nothing to read."""
+        """Return a partition for each task; empty if there is nothing to read."""
         return [KeylaneTask(task) for task in self._tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one task; none for the partition that Spark creates when there is no
-        task.
+        """
+        Yield the rows of one task.
+
+        If there is no task, Spark still calls this once, with a partition of its own, which has no
+        rows.
         """
         if not isinstance(partition, KeylaneTask):
             assert partition is None or partition.value is None
@@ -199,7 +207,7 @@ class KeylaneReader(DataSourceReader):
             yield from read_task(self._options, partition.ranges)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return portable(KeylaneReader, {**self.__dict__, "_tasks": []})
+        return reduce_by_value(KeylaneReader, {**self.__dict__, "_tasks": []})
 
 
 class _SparkWorker:
@@ -209,8 +217,10 @@ class _SparkWorker:
 
     @classmethod
     def freeze(cls) -> None:
-        """Exclude loaded objects, once, from the garbage collection that Spark runs after each
-        task, which takes 30 ms.
+        """
+        Exclude the loaded objects from garbage collection; only the first call has an effect.
+
+        Spark collects after each task, which takes 30 ms otherwise.
         """
         if not cls._frozen:
             gc.collect()

@@ -1,9 +1,9 @@
-"""Pickles objects so that a Spark process without the needed packages reports it in one sentence.
-Needs pyspark.
+"""Pickles objects in a form that reports a missing package clearly in another Spark process. Needs
+pyspark.
 
-In a process without keylane, unpickling would fail with a page of traces and "No module named
-'keylane'". So the function that unpickles is itself pickled by value: it is a function inside a
-function, which cloudpickle cannot look up by name.
+In a process without keylane, unpickling would fail with a long traceback and "No module named
+'keylane'". So the function that unpickles is itself pickled by value: it is nested in another
+function, and cloudpickle cannot refer to it by name.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from typing import Any
 from pyspark import cloudpickle
 
 
-def portable(kind: type, state: dict[str, Any]) -> tuple[Callable[..., object], tuple[object, ...]]:
-    """Return the result for an object's `__reduce__`: it is unpickled as a `kind` with this
-    `__dict__`.
-    """
+def reduce_by_value(
+    kind: type, state: dict[str, Any]
+) -> tuple[Callable[..., object], tuple[object, ...]]:
+    """Return the `__reduce__` result for an object of class `kind` with `state` as `__dict__`."""
     data: bytes = cloudpickle.dumps((kind, state))  # type: ignore[no-untyped-call]
-    return _reviver(), (data,)
+    return _make_unpickler(), (data,)
 
 
-def _reviver() -> Callable[[bytes], object]:
+def _make_unpickler() -> Callable[[bytes], object]:
     report_missing = missing_package_reporter()
 
-    def revive(data: bytes) -> object:
+    def unpickle(data: bytes) -> object:
         import pickle
 
         try:
             kind, state = pickle.loads(data)  # noqa: S301 - Spark has pickled it
         except ImportError as error:
             raise report_missing(error) from None
-        revived = kind.__new__(kind)
-        revived.__dict__.update(state)
-        return revived
+        instance = kind.__new__(kind)
+        instance.__dict__.update(state)
+        return instance
 
-    return revive
+    return unpickle
 
 
 def missing_package_reporter() -> Callable[[ImportError], Exception]:
     """
-    Return a function that is pickled by value, and turns an ImportError into the sentence that the
-    driver shows.
+    Return a function, pickled by value, that turns an ImportError into the error that the driver
+    shows.
 
-    Its text is that of a SparkProcessError in the form of `failure.py`, because there may be no
-    keylane to raise the real one.
+    The message encodes a SparkProcessError as in `failure.py`, because keylane, which defines the
+    class, may be the missing package.
     """
 
     def report_missing(error: ImportError) -> Exception:
@@ -54,15 +54,17 @@ def missing_package_reporter() -> Callable[[ImportError], Exception]:
         import sys
 
         python = f"{sys.executable} ({platform.python_version()}) on {platform.node()}"
-        # If the module exists, and lacks a name or a library, the error's text says more than the
+        # If the module exists, but lacks a name or a library, the error's text says more than the
         # module's name.
-        gone = isinstance(error, ModuleNotFoundError) and error.name is not None
-        missing = error.name if gone else str(error)
-        lack = f"cannot import {missing}" if gone else f"cannot use a package: {missing}"
-        facts = {"details": {"missing": missing, "python": python}, "fate": "not_done"}
+        is_module_missing = isinstance(error, ModuleNotFoundError) and error.name is not None
+        missing = error.name if is_module_missing else str(error)
+        problem = (
+            f"cannot import {missing}" if is_module_missing else f"cannot use a package: {missing}"
+        )
+        payload = {"details": {"missing": missing, "python": python}, "fate": "not_done"}
         return RuntimeError(
-            f"KEYLANE_1296 {json.dumps(facts, sort_keys=True)} the Python of this Spark process, "
-            f"{python}, {lack}: install keylane with pyarrow and numpy there, or set "
+            f"KEYLANE_1296 {json.dumps(payload, sort_keys=True)} the Python of this Spark process, "
+            f"{python}, {problem}: install keylane with pyarrow and numpy there, or set "
             "PYSPARK_PYTHON in the environment of the driver to a Python that has them"
         )
 

@@ -1,10 +1,10 @@
-"""The daemon from which Spark forks its Python workers; it imports keylane and pyarrow before that.
+"""The daemon from which Spark forks Python workers; it imports keylane and pyarrow before it forks.
 
-It is set by `spark.python.daemon.module`, and otherwise the same as PySpark's own daemon. A worker
-is then ready at once: the modules would cost 1 s of CPU in each, and their memory is shared.
+The setting `spark.python.daemon.module` selects it; otherwise it behaves like PySpark's daemon. Its
+workers start without importing the modules, which takes 1 s of CPU, and share their memory.
 
 Spark closes the socket of a worker from which it needs no more rows (`limit`, `first`, a canceled
-job). PySpark's daemon prints eleven lines of traces for each; this one ends the worker silently.
+job). PySpark's daemon then prints an eleven-line traceback; this one ends the worker silently.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from typing import Any
 from pyspark import daemon
 
 MODULE = "keylane.spark.worker_daemon"
-"""The value of the setting."""
-WARM = (
+"""The value for `spark.python.daemon.module`."""
+PRELOADED = (
     "pyarrow",
     "pyspark.sql.datasource",
     "pyspark.sql.pandas.serializers",
@@ -25,14 +25,16 @@ WARM = (
     "keylane.arrow.range_reader",
     "keylane.spark.source",
 )
-_worker = daemon.worker
+_pyspark_worker = daemon.worker
 
 
-def warm() -> None:
-    """Load the modules that workers need, and exclude them from the garbage collection that Spark
-    runs after each task, which takes 30 ms.
+def preload() -> None:
     """
-    for name in WARM:
+    Import the modules that workers need, and exclude them from garbage collection.
+
+    Spark collects after each task, which takes 30 ms otherwise.
+    """
+    for name in PRELOADED:
         with contextlib.suppress(ImportError):  # a worker that needs the module raises the error
             importlib.import_module(name)
     gc.collect()
@@ -40,23 +42,21 @@ def warm() -> None:
 
 
 def worker(sock: Any, authenticated: bool) -> int:
-    """Run a worker as PySpark does; if Spark has closed its socket, it ends and is not used
-    again.
-    """
+    """Run PySpark's worker; if Spark has closed the socket, return 1, so that it is not reused."""
     try:
-        return _worker(sock, authenticated)
+        return _pyspark_worker(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):
-        # Errors of a task are sent to Spark, and are not raised here.
-        # Python 3.13 would print what a closed stream could not write.
+        # Errors of a task are sent to Spark, and are not raised here. Python 3.13 would print the
+        # error of a stream that cannot be flushed when it is closed.
         sys.unraisablehook = _ignore
         return 1
 
 
 def _ignore(_unraisable: object) -> None:
-    """Print nothing about bytes that this worker, which is ending, could not write."""
+    """Suppress the report about bytes that the ending worker could not write."""
 
 
 if __name__ == "__main__":
-    warm()
+    preload()
     daemon.worker = worker
     daemon.manager()

@@ -23,7 +23,7 @@ FRAMES = 1_000
 
 
 class _Sink(asyncio.Protocol):
-    """Counts what comes."""
+    """Counts the received bytes."""
 
     def __init__(self, done: asyncio.Future[None]) -> None:
         self._left = FRAMES * FRAME_BYTES
@@ -37,23 +37,23 @@ class _Sink(asyncio.Protocol):
 
 
 class _Source(asyncio.Protocol):
-    """Knows whether it may write."""
+    """Tracks whether the transport accepts writes."""
 
     def __init__(self) -> None:
         self.may_write = asyncio.Event()
         self.may_write.set()
 
     def pause_writing(self) -> None:
-        """The other end is slower."""
+        """Pause writing."""
         self.may_write.clear()
 
     def resume_writing(self) -> None:
-        """There is room again."""
+        """Resume writing."""
         self.may_write.set()
 
 
 async def _stream(server: ssl.SSLContext | None, client: ssl.SSLContext | None) -> float:
-    """Processor time of both ends for the frames, in seconds."""
+    """Return the processor time of both ends for the frames, in seconds."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
     listener = await loop.create_server(lambda: _Sink(done), "127.0.0.1", 0, ssl=server)

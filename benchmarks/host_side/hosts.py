@@ -58,7 +58,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
-    """A port that nothing listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -101,7 +101,7 @@ class SecuredCluster:
             line_of(process)
 
     def admin(self) -> Admin:
-        """A client with the first token."""
+        """Return a client that uses the first token."""
         return Admin(self.meta, tls=self.tls, token=self.token)
 
     def create(self, subject: str) -> None:
@@ -118,7 +118,7 @@ class SecuredCluster:
 def role(
     script: str, name: str, meta: str, subject: str, count: int, **environment: str
 ) -> dict[str, Any]:
-    """The figures of a measured client."""
+    """Return the figures of a measured client."""
     process = subprocess.Popen(
         [sys.executable, str(ROLES / script), name, meta, subject, str(count)],
         stdout=subprocess.PIPE,
@@ -133,7 +133,7 @@ def role(
 
 
 class Scraper:
-    """Reads /metrics of a server again and again, as Prometheus does."""
+    """Polls a server's /metrics as Prometheus does."""
 
     def __init__(self, address: str) -> None:
         self._url = f"http://{address}/metrics"
@@ -159,8 +159,8 @@ class Scraper:
 
 
 async def connect_ms(cluster: SecuredCluster) -> list[float]:
-    """How long a producer takes from nothing to its first ack, over TLS, each with connections of
-    its own.
+    """Return the times from creating a producer to its first ack over TLS, each with new
+    connections, in ms.
     """
     took = []
     for _ in range(CONNECTS):
@@ -172,9 +172,7 @@ async def connect_ms(cluster: SecuredCluster) -> list[float]:
 
 
 async def revoked_s(cluster: SecuredCluster) -> float:
-    """From the revocation of a token until the broker takes none of its sender's messages any
-    more.
-    """
+    """Return the seconds from revoking a token until the broker refuses its sender's messages."""
     async with cluster.admin() as admin:
         made = await admin.create_token("shop")
         await admin.grant("shop", "produce", subject="revoked")
@@ -191,8 +189,8 @@ async def revoked_s(cluster: SecuredCluster) -> float:
 
 
 async def capability_us() -> dict[str, float]:
-    """What a broker needs to believe a capability: one that it knows, and one whose signature it
-    verifies.
+    """Return the time a broker takes to accept a capability: a known one, and one whose signature
+    it verifies.
     """
     key = OwnKey()
     clock = SystemClock()
@@ -222,7 +220,7 @@ async def capability_us() -> dict[str, float]:
 
 
 def used_s(pids: Sequence[int]) -> float:
-    """Processor time that processes have used, in seconds."""
+    """Return the processor time of processes, in seconds."""
     total = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -244,8 +242,8 @@ class Side:
         self._environment = environment
 
     def run(self, script: str, name: str, subject: str, count: int) -> dict[str, float]:
-        """The figures of a measured client; `used_s` is the processor time of it and of the
-        servers.
+        """Return the figures of a measured client; `used_s` is the processor time of the client
+        and the servers.
         """
         before_s = used_s(self._pids)
         figures = role(script, name, self.cluster.meta, subject, count, **self._environment)
@@ -254,7 +252,7 @@ class Side:
 
 
 def scrape_ms(address: str, pid: int) -> float:
-    """Processor time of a server for one read of its figures."""
+    """Return a server's processor time for one read of its metrics."""
     before_s = used_s([pid])
     for _ in range(SCRAPES):
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
@@ -263,8 +261,8 @@ def scrape_ms(address: str, pid: int) -> float:
 
 
 def metrics_cost(side: Side, number: int, count: int) -> dict[str, float]:
-    """Sends with reads of the figures between sends without, so that neither has the better
-    place.
+    """Compare sends during metric reads with sends without, interleaved so that neither has an
+    advantage.
     """
     cluster = side.cluster
     assert isinstance(cluster, BenchCluster)
@@ -288,8 +286,8 @@ def metrics_cost(side: Side, number: int, count: int) -> dict[str, float]:
 
 
 def upgrade_pauses_ms() -> dict[str, float]:
-    """How long messages wait while a cluster is upgraded under load, as the test of rolling
-    upgrades records it.
+    """Return how long messages wait during an upgrade under load, as the test of rolling upgrades
+    records it.
     """
     names = ("upgrade_pause_p99_ms", "upgrade_pause_longest_ms")
     with tempfile.TemporaryDirectory() as folder:
@@ -305,14 +303,14 @@ def upgrade_pauses_ms() -> dict[str, float]:
 
 
 def warm(side: Side) -> None:
-    """An unmeasured run."""
+    """Run the roles once without measuring, as a warm-up."""
     side.cluster.create("warm")
     side.run("client_roles.py", "send", "warm", WARM)
     side.run("consumer_roles.py", "handled", "warm", WARM + 1)
 
 
 def round_of(plain: Side, secured: Side, number: int, count: int) -> dict[str, float]:
-    """One round of all figures."""
+    """Run one round of all figures."""
     assert isinstance(plain.cluster, BenchCluster)
     assert isinstance(secured.cluster, SecuredCluster)
     order = 1 if number % 2 else -1
@@ -355,7 +353,7 @@ def round_of(plain: Side, secured: Side, number: int, count: int) -> dict[str, f
 
 
 def main() -> None:
-    """Run the rounds, print medians."""
+    """Run the rounds and print medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--count", type=int, default=1_000_000)

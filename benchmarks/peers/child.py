@@ -46,7 +46,7 @@ class Child:
         )
 
     def line(self) -> dict[str, Any]:
-        """The next JSON line that it prints; others are passed over."""
+        """Return the next JSON line that the process prints; other lines are skipped."""
         pipe = self.process.stdout
         assert pipe is not None
         while True:
@@ -73,13 +73,13 @@ class Child:
         self.process.stdin.flush()
 
     def end(self) -> dict[str, Any]:
-        """Its figures, once it has ended."""
+        """Return the last figures, and wait until the process ends."""
         figures = self.line()
         self.process.wait(60)
         return figures
 
     def kill(self) -> None:
-        """End it, if it has not."""
+        """Kill the process if it still runs."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()

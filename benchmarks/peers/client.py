@@ -39,7 +39,7 @@ def cpu_seconds() -> float:
 
 
 def percentile(ordered: list[float], share: float) -> float:
-    """The value below which a share of the ordered values is."""
+    """Return the value below which this share of the sorted values lies."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
@@ -58,7 +58,7 @@ async def send(client: Client, job: dict[str, Any]) -> dict[str, Any]:
 
 
 async def single(client: Client, job: dict[str, Any]) -> dict[str, Any]:
-    """Each message after the ack of the one before."""
+    """Send each message after the ack of the previous one."""
     await client.open_producer()
     for key in KEYS[:WARMING]:
         await client.send(key, VALUE)

@@ -15,7 +15,7 @@ Medians = Mapping[str, Mapping[str, float]]
 
 
 class Against(enum.StrEnum):
-    """What an aim is held against."""
+    """What an aim is compared with."""
 
     ANY = "any"
     """The best peer with the same or weaker durability."""
@@ -32,7 +32,7 @@ class Figure:
     what: str
     unit: str = ""
     lower: bool = False
-    """True if less is better."""
+    """True if a lower value is better."""
     peer: str = ""
     """The figure of peers that it is compared with; "": the same one."""
     aim: float | None = None
@@ -41,7 +41,7 @@ class Figure:
     """False for a ratio of a system's own figures, which says nothing of who is faster."""
 
     def ahead(self, value: float, other: float) -> float:
-        """How far a value is ahead of another: above 1 if it is better."""
+        """Return the ratio by which a value is better than another; above 1 if it is better."""
         better, worse = (other, value) if self.lower else (value, other)
         return better / worse if worse else float("inf")
 
@@ -120,11 +120,11 @@ FIGURES = {
     "producer_mb": Figure("producer, peak memory", MB, lower=True),
     "consumer_mb": Figure("consumer, peak memory", MB, lower=True),
 }
-"""In the order of the table."""
+"""The figures in the order of the table."""
 
 
 def medians_of(turns: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """System → figure → its median over the turns that have it."""
+    """Return the median of each figure over the turns that have it, by system."""
     medians: dict[str, dict[str, float]] = {}
     for system, rounds in turns.items():
         names = dict.fromkeys(name for figures in rounds for name in figures)
@@ -138,7 +138,7 @@ def medians_of(turns: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, 
 def spreads_of(
     turns: Mapping[str, Sequence[Mapping[str, float]]],
 ) -> dict[str, dict[str, tuple[float, float]]]:
-    """System → figure → its least and its greatest value."""
+    """Return the lowest and the highest value of each figure, by system."""
     spreads: dict[str, dict[str, tuple[float, float]]] = {}
     for system, rounds in turns.items():
         names = dict.fromkeys(name for figures in rounds for name in figures)
@@ -150,8 +150,8 @@ def spreads_of(
 
 
 def counted(system: str, durabilities: Mapping[str, Durability], against: Against) -> list[str]:
-    """The peers that a system is compared with: none that promises more, and for SAME none that
-    promises less.
+    """Return the peers that a system is compared with: those with the same or weaker durability;
+    for SAME, only those with the same.
     """
     ours = durabilities[system]
     return [
@@ -163,8 +163,8 @@ def counted(system: str, durabilities: Mapping[str, Durability], against: Agains
 
 
 def full_rate(name: str, figures: Mapping[str, float]) -> bool:
-    """False for a steady figure at less than the rate that was asked for: it says nothing about
-    that rate.
+    """Return False if a steady figure was measured below its requested rate, about which it says
+    nothing.
     """
     words = name.split("_")
     return words[0] != "steady" or figures.get(f"steady_{words[1]}_rate", 0) >= int(words[1])
@@ -172,7 +172,7 @@ def full_rate(name: str, figures: Mapping[str, float]) -> bool:
 
 @dataclass(frozen=True)
 class Best:
-    """The best peer in a figure, and how far a system is ahead of it."""
+    """Return the best peer in a figure, and the ratio by which a system is ahead of it."""
 
     peer: str
     value: float
@@ -180,8 +180,8 @@ class Best:
 
 
 def value_of(name: str, system: str, medians: Medians) -> float | None:
-    """A system's figure; of a peer with one way to send and to handle, that one where keylane has
-    several.
+    """Return a system's figure; for a peer with only one way to send or handle, the figure of that
+    way.
     """
     figures = medians.get(system, {})
     shown = name if system.startswith(OURS) else FIGURES[name].peer or name
@@ -189,8 +189,8 @@ def value_of(name: str, system: str, medians: Medians) -> float | None:
 
 
 def best_of(name: str, system: str, medians: Medians, peers: Iterable[str]) -> Best | None:
-    """The peer that is furthest ahead in a figure; None where the system or all of the peers have
-    no such figure.
+    """Return the peer that is furthest ahead in a figure; None if the system or all peers lack the
+    figure.
     """
     figure = FIGURES[name]
     ours = value_of(name, system, medians)
@@ -207,7 +207,7 @@ def best_of(name: str, system: str, medians: Medians, peers: Iterable[str]) -> B
 def ratios_of(
     medians: Medians, durabilities: Mapping[str, Durability], system: str = OURS
 ) -> dict[str, dict[str, Best]]:
-    """Figure → ANY and SAME → the best peer."""
+    """Return the best peer for each figure, for ANY and for SAME durability."""
     if system not in durabilities:
         return {}
     ratios: dict[str, dict[str, Best]] = {}
@@ -225,8 +225,8 @@ def ratios_of(
 
 
 def reached(name: str, medians: Medians, ratios: Mapping[str, Mapping[str, Best]]) -> bool | None:
-    """Whether keylane reaches a figure's aim; None where there is no aim, or what it needs was not
-    taken.
+    """Return whether keylane reaches a figure's aim; None if there is no aim, or a value was not
+    measured.
     """
     figure = FIGURES[name]
     if figure.aim is None:

@@ -15,7 +15,7 @@ HOST = "127.0.0.1"
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """User and system time of processes, all threads, with their ended children."""
+    """Return the user and system time of processes, including their terminated children."""
     ticks = 0
     for pid in pids:
         try:
@@ -27,7 +27,7 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def peak_mb(pids: list[int]) -> float:
-    """The largest resident memory of each process since `forget_peak`, added up."""
+    """Return the sum of the processes' peak resident memory since `forget_peak`."""
     size_kb = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -37,13 +37,13 @@ def peak_mb(pids: list[int]) -> float:
 
 
 def forget_peak(pids: list[int]) -> None:
-    """Let the peaks of these processes begin anew."""
+    """Reset the peak resident memory of these processes."""
     for pid in pids:
         Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
+    """Return a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -69,7 +69,7 @@ def busy_and_stolen_seconds() -> tuple[float, float]:
 
 
 def free_port() -> int:
-    """A port of loopback that nothing listens on."""
+    """Return a free port on loopback."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -77,14 +77,14 @@ def free_port() -> int:
 
 
 def listening(port: int) -> bool:
-    """True if connections are accepted there."""
+    """Return True if the address accepts connections."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((HOST, port)) == 0
 
 
 def wait_until(holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    """Wait for a condition."""
+    """Wait until a condition is true."""
     ends_at = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > ends_at:

@@ -76,7 +76,7 @@ They and Redis have clients in many languages, and years of use by many; keylane
 
 
 def shown(value: float, unit: str = "") -> str:
-    """A figure for people: three digits or so."""
+    """Format a figure with about three digits."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
     return f"{value:,.{digits}f}{f' {unit}' if unit and unit != 'a second' else ''}"
 
@@ -87,8 +87,8 @@ def durabilities_of(result: Mapping[str, Any]) -> dict[str, Durability]:
 
 
 def cell_of(name: str, system: str, figures: Mapping[str, float]) -> str:
-    """A system's figure, with its rate where that is less than asked for; a peer's one way where
-    keylane has several.
+    """Return the table cell of a system's figure, with its actual rate if that is below the
+    requested one.
     """
     taken = name if system.startswith(OURS) else FIGURES[name].peer or name
     if taken not in figures:
@@ -144,13 +144,13 @@ def table_of(result: Mapping[str, Any]) -> str:
 
 
 def missing_lines(missing: Mapping[str, str]) -> list[str]:
-    """A loud line for each system that was left out."""
+    """Return a warning line for each system that was left out."""
     return [f"NOT MEASURED: {name}: {why}" for name, why in missing.items()]
 
 
 def better_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """Each figure in which a peer of the same or weaker durability is ahead, with the peers that
-    are.
+    """Yield each figure in which a peer with the same or weaker durability is ahead, with those
+    peers.
     """
     medians = result["medians"]
     peers = counted(OURS, durabilities_of(result), Against.ANY) if OURS in medians else []
@@ -184,7 +184,7 @@ def conditions_of(result: Mapping[str, Any]) -> str:
 
 
 def page_of(result: Mapping[str, Any]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     systems = result["systems"]
     about = [
         "| system | ack | what it promises | versions | settings |",

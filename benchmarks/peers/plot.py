@@ -38,7 +38,7 @@ TICKS = (0.1, 0.25, 0.5, 1, 2, 4, 10, 25, 100)
 
 
 def x_of(ratio: float) -> float:
-    """The place of a ratio on the logarithmic axis."""
+    """Return the position of a ratio on the logarithmic axis."""
     share = math.log(min(max(ratio, LEAST), MOST) / LEAST) / math.log(MOST / LEAST)
     return LABELS + share * WIDTH
 
@@ -57,7 +57,7 @@ def rows_of(result: Mapping[str, Any]) -> list[tuple[str, dict[str, float]]]:
 
 
 def label_of(name: str) -> str:
-    """What a row shows."""
+    """Return the label of a row."""
     if name == "steady_5000_p99_ms":
         return "send to handler at 5,000/s, p99"
     if name == "consumer_batch_cpu_us":

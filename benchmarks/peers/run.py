@@ -42,14 +42,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def class_of(name: str) -> type[System]:
-    """A system by its name."""
+    """Return the system with this name."""
     module, _, kind = SYSTEMS[name].partition(":")
     system: type[System] = getattr(importlib.import_module(module), kind)
     return system
 
 
 def parsed() -> argparse.Namespace:
-    """The options of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--home", type=lambda text: Path(text).resolve(), help="where the peers are"
@@ -78,12 +78,12 @@ def parsed() -> argparse.Namespace:
 
 
 def shown_best(best: Best) -> dict[str, Any]:
-    """As JSON."""
+    """Return the result as JSON."""
     return {**asdict(best), "ratio": round(best.ratio, 3)}
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """The result of all rounds."""
+    """Holds the result of all rounds."""
     began_at = time.monotonic()
     missing = {
         name: why for name in options.systems if (why := class_of(name).lacking(options.home))
@@ -152,7 +152,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print the table, write what is asked for."""
+    """Measure, print the table, and write the requested files."""
     options = parsed()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are stopped
     result = measured(options) if options.home else json.loads(options.json.read_text())

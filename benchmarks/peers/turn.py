@@ -71,7 +71,7 @@ class Turn:
         self.child("consume", "warm", count + 1).end()
 
     def take(self, name: str) -> Figures:
-        """The figures of a take."""
+        """Return the figures of one measurement."""
         pids = self._system.pids()
         forget_peak(pids)
         busy, stolen = busy_and_stolen_seconds()
@@ -93,7 +93,9 @@ class Turn:
 
     # ── takes ──
     def _sent(self, topic: str, count: int, **job: Any) -> dict[str, Any]:
-        """A producer's figures, with the time a message of it and of the servers."""
+        """Return a producer's figures, with the processor time per message of the producer and the
+        servers.
+        """
         pids = self._system.pids()
         used = cpu_seconds(pids)
         sent = self.child("send", topic, count, **job).end()
@@ -104,7 +106,9 @@ class Turn:
         }
 
     def _handled(self, topic: str, count: int, **job: Any) -> dict[str, Any]:
-        """A consumer's figures, likewise; the producer's first message is one more."""
+        """Return a consumer's figures, as `_sent` does; the producer's first message is not
+        counted.
+        """
         pids = self._system.pids()
         used = cpu_seconds(pids)
         handled = self.child("consume", topic, count + 1, **job).end()
@@ -131,7 +135,7 @@ class Turn:
         return figures
 
     def handle(self) -> Figures:
-        """A backlog, first message to last, in each way that the system has."""
+        """Measure the handling of a backlog, in each way that the system has."""
         if "apart" not in self._partitions:
             self.send()
         figures: Figures = {}
@@ -215,7 +219,7 @@ class Turn:
         }
 
     def producers(self) -> Figures:
-        """4 producers together, by one in the same turn."""
+        """Measure 4 producers together, and one producer in the same turn."""
         alone = self._figures if "sent_per_s" in self._figures else self.send()
         self.create("together")
         share = max(1, self._count // PRODUCERS)
@@ -244,7 +248,9 @@ class Turn:
 def turn_of(
     system: System, takes: tuple[str, ...], sizes: Sizes, data: str | None
 ) -> tuple[Figures, dict[str, str]]:
-    """The figures of a system's turn, and what failed; a take that failed leaves the others be."""
+    """Return the figures of a system's turn, and the failures; a failed measurement does not stop
+    the others.
+    """
     figures: Figures = {}
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory(

@@ -64,11 +64,11 @@ class AnsweringChannel:
         return call
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class AnsweringNetwork:
-    """A metaserver with one subject, and its broker."""
+    """A fake metaserver with one subject, and its broker."""
 
     def __init__(self, partitions: int, answer_s: float) -> None:
         edges = [number * LOGICAL_PARTITIONS // partitions for number in range(partitions + 1)]
@@ -119,11 +119,11 @@ class AnsweringNetwork:
         return self._route
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 async def measure(partitions: int, answer_s: float, count: int) -> dict[str, float]:
-    """Each figure once."""
+    """Measure each figure once."""
     network = AnsweringNetwork(partitions, answer_s)
     cpu = time.process_time_ns
     keys = KEYS * (count // len(KEYS) + 1)
@@ -156,7 +156,7 @@ async def measure(partitions: int, answer_s: float, count: int) -> dict[str, flo
 
 
 def main() -> None:
-    """Measure, and print the least of all rounds."""
+    """Measure, and print the minimum of all rounds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--answer-ms", type=float, default=1)

@@ -40,13 +40,13 @@ GROUPS = 1_000
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a running process, all threads."""
+    """Return the user and system time of a running process, over all threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def switches(pid: int) -> int:
-    """How often threads of a running process have given the processor back to wait."""
+    """Return the number of voluntary context switches of a running process."""
     count = 0
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
         text = status.read_text()
@@ -162,7 +162,7 @@ class Take:
         self._number = 0
 
     def subject(self) -> str:
-        """A new subject."""
+        """Create a subject, and return its name."""
         self._number += 1
         self._cluster.create(f"small-{self._number}")
         return f"small-{self._number}"
@@ -178,7 +178,7 @@ class Take:
         )
 
     def steady(self, rate: int) -> dict[str, float]:
-        """Figures of a steady rate."""
+        """Return the figures of a steady rate."""
         subject = self.subject()
         consumer = self.role("stamped", subject, rate)
         line_of(consumer)
@@ -205,7 +205,7 @@ class Take:
         return figures | {f"{rate}_{key}": value for key, value in took.items()}
 
     def grouped(self, size: int) -> dict[str, float]:
-        """Figures of groups; the client is producer and consumer."""
+        """Return the figures of groups of messages; the client is both producer and consumer."""
         process = self.role("grouped", self.subject(), size)
         line_of(process)
         pid = self._cluster.broker_process.pid
@@ -218,14 +218,14 @@ class Take:
         return {f"group_of_{size}_{key}": value for key, value in took.items()}
 
     def single(self) -> dict[str, float]:
-        """Figures of single sends."""
+        """Return the figures of single sends."""
         process = self.role("single", self.subject(), 0)
         took = line_of(process)
         process.wait()
         return {f"single_{key}": value for key, value in took.items()}
 
     def idle(self, count: int) -> dict[str, float]:
-        """Shares of a core that idle consumers take, and the servers for them."""
+        """Return the share of a core that idle consumers and the servers take."""
         process = self.role("idle", self.subject(), count)
         line_of(process)
         pids = {
@@ -256,7 +256,7 @@ def run_role(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run the rounds, print medians."""
+    """Run the rounds and print medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rates", default="500,5000")
     parser.add_argument("--groups", default="1,5")

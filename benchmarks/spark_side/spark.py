@@ -81,22 +81,22 @@ class TupleSource(DataSource):
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Return how long a call takes, in seconds."""
     started = time.monotonic()
     work()
     return time.monotonic() - started
 
 
 class Stopwatch:
-    """How long the jobs of a round take, and what they spend."""
+    """Measures the duration and the processor time of the jobs of a round."""
 
     def __init__(self, spent: Spent) -> None:
         self._spent = spent
         self.cpu_us: dict[str, dict[str, float]] = {}
-        """Job → kind of process → µs of processor time for a row."""
+        """The processor time per row in µs, by job and kind of process."""
 
     def time(self, job: str, rows: int, work: Callable[[], object]) -> float:
-        """Run a job; returns its seconds."""
+        """Run a job, and return its duration in seconds."""
         took = 0.0
 
         def timed() -> None:
@@ -109,12 +109,12 @@ class Stopwatch:
 
 
 def scan(frame: DataFrame) -> None:
-    """Make every row in the JVM, and store none."""
+    """Materialize every row in the JVM, and store none."""
     frame.write.format("noop").mode("overwrite").save()
 
 
 def aggregate(frame: DataFrame) -> None:
-    """A groupBy that needs key, value and time."""
+    """Run a groupBy over key, value and time."""
     value = F.col("value")
     made = [F.count("*"), F.sum(F.length(value)), F.max("timestamp"), F.max(value)]
     scan(frame.groupBy("key").agg(*made))
@@ -158,22 +158,22 @@ class SparkBench:
         )
 
     def keylane(self, subject: str, source: str = "keylane") -> DataFrame:
-        """A subject as a frame."""
+        """Return a subject as a DataFrame."""
         reader = self.spark.read.format(source)
         return reader.options(meta=self.cluster.meta, subject=subject).load()
 
     def parquet(self) -> DataFrame:
-        """The same rows as files."""
+        """Return the same rows as Parquet files."""
         return self.spark.read.parquet(self.parquet_path)
 
     def from_kafka(self, more: dict[str, str]) -> DataFrame:
-        """The same rows from Kafka."""
+        """Return the same rows from Kafka."""
         assert self.kafka is not None
         reader = self.spark.read.format("kafka").option("kafka.bootstrap.servers", self.kafka)
         return reader.option("subscribe", "large").options(**more).load()
 
     def ranges(self, apply: Any = None, schema: str | None = None) -> DataFrame:
-        """The same rows by `mapInArrow`."""
+        """Return the same rows, read with `mapInArrow`."""
         given = {"meta": self.cluster.meta, "subject": "large"}
         options = parse_options(given, now_ms=0)
         tasks = pack(take_snapshot(options), options)
@@ -197,7 +197,7 @@ class SparkBench:
         writer.options(meta=self.cluster.meta, subject=subject, partitions=PARTITIONS).save()
 
     def round(self, watch: Stopwatch) -> dict[str, float]:
-        """One round of all figures but the live ones."""
+        """Run one round of all figures except the live ones."""
         rows, time_of = self._rows, watch.time
         scan_s = time_of("scan", rows, lambda: scan(self.keylane("large")))
         parquet_s = time_of("parquet", rows, lambda: scan(self.parquet()))
@@ -226,7 +226,7 @@ class SparkBench:
         return figures
 
     def live_p99_ms(self, job: Callable[[], object] | None) -> float:
-        """The p99 of live messages while a job runs again and again."""
+        """Return the p99 latency of live messages while a job runs repeatedly."""
         command = [sys.executable, ROLES, "live", self.cluster.meta, "live", str(LIVE_S)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         line_of(process)
@@ -238,7 +238,7 @@ class SparkBench:
         return p99_ms
 
     def live(self) -> dict[str, float]:
-        """The live figures, beside no job, a scan, and a Parquet scan as the control."""
+        """Return the live figures during no job, a scan, and a Parquet scan as the control."""
         idle = self.live_p99_ms(None)
         beside_scan = self.live_p99_ms(lambda: scan(self.keylane("large")))
         beside_parquet = self.live_p99_ms(lambda: scan(self.parquet()))
@@ -250,7 +250,7 @@ class SparkBench:
 
 
 def parsed() -> argparse.Namespace:
-    """The options of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -265,7 +265,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the rounds, print medians."""
+    """Run the rounds and print medians."""
     options = parsed()
     not_taken = {}
     if not options.kafka:

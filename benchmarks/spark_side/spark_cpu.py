@@ -28,7 +28,7 @@ class Process:
 
 
 def processes() -> dict[int, Process]:
-    """Process id → what it is, of all processes that can be seen."""
+    """Return all visible processes by process id."""
     listed = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -43,13 +43,13 @@ def processes() -> dict[int, Process]:
 
 
 class Spent:
-    """What the descendants of this process and some servers have spent so far."""
+    """Measures the processor time of this process's descendants and of some servers."""
 
     def __init__(self, servers: tuple[int, ...]) -> None:
         self._servers = servers
 
     def now(self) -> dict[str, float]:
-        """Kind → seconds."""
+        """Return the processor time in seconds, by kind of process."""
         seen = processes()
         children = defaultdict(list)
         for pid, process in seen.items():
@@ -66,7 +66,7 @@ class Spent:
         return spent
 
     def by(self, work: Callable[[], object]) -> dict[str, float]:
-        """Kind → seconds that a call has spent."""
+        """Return the processor time of a call in seconds, by kind of process."""
         before = self.now()
         work()
         after = self.now()

@@ -18,12 +18,12 @@ class Figure:
     most: bool = False
 
     def reached(self, value: float) -> bool:
-        """True if the value is no worse than the aim."""
+        """Return True if the value reaches the aim."""
         return self.aim is None or (value <= self.aim if self.most else value >= self.aim)
 
     @property
     def aim_text(self) -> str:
-        """The aim for people."""
+        """Return the aim as text."""
         return "" if self.aim is None else f"{'≤' if self.most else '≥'} {self.aim:,g}"
 
 
@@ -47,7 +47,7 @@ FIGURES = {
 
 
 def medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The median of each figure over the rounds that have it."""
+    """Return the median of each figure over the rounds that have it."""
     names = [name for name in FIGURES if any(name in figures for figures in rounds)]
     return {
         name: statistics.median(figures[name] for figures in rounds if name in figures)
@@ -58,7 +58,7 @@ def medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def medians_of_cpu(
     rounds: Sequence[Mapping[str, Mapping[str, float]]],
 ) -> dict[str, dict[str, float]]:
-    """Job → kind of process → the median of its µs a row."""
+    """Return the median processor time per row in µs, by job and kind of process."""
     return {
         job: {
             kind: round(statistics.median(each[job][kind] for each in rounds), 3) for kind in kinds
@@ -68,7 +68,9 @@ def medians_of_cpu(
 
 
 def cpu_lines(cpu_us: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """A line for each job: its processor time in µs a row, and that of each kind of process."""
+    """Return a line for each job, with its total processor time per row in µs, and that of each
+    kind of process.
+    """
     return [
         f"{job:12} {sum(kinds.values()):6.2f} µs a row: "
         + ", ".join(f"{kind} {value:.2f}" for kind, value in kinds.items())
@@ -77,7 +79,7 @@ def cpu_lines(cpu_us: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def lines_of(figures: Mapping[str, float], not_taken: Mapping[str, str]) -> list[str]:
-    """A line for each figure with its aim; loud where one was not taken."""
+    """Return a line for each figure with its aim; mark the figures that were not measured."""
     lines = []
     for name, figure in FIGURES.items():
         if name in figures:
@@ -90,7 +92,7 @@ def lines_of(figures: Mapping[str, float], not_taken: Mapping[str, str]) -> list
 
 
 def table_of(figures: Mapping[str, float], not_taken: Mapping[str, str]) -> str:
-    """The rows of the table in docs/PERFORMANCE.md."""
+    """Return the table for docs/PERFORMANCE.md."""
     rows = ["| what | key | figure | reach |", "| --- | --- | --- | --- |"]
     for name, figure in FIGURES.items():
         if name in figures:

@@ -41,7 +41,7 @@ START_S = 60
 
 
 def connector_jars(home: Path) -> list[str]:
-    """The jars that Spark needs; it has the others."""
+    """Return the jars that Spark lacks."""
     return [str(jar) for jar in home.glob("connector/*.jar") if jar.name.startswith(OF_CONNECTOR)]
 
 
@@ -53,7 +53,7 @@ def _free_port() -> int:
 
 
 def start_kafka(home: Path, folder: Path, stack: ExitStack) -> tuple[str, int]:
-    """Start Kafka until the stack ends; returns its address and its process id."""
+    """Start Kafka until the stack closes; return its address and process id."""
     port, controller = _free_port(), _free_port()
     config, jars = folder / "server.properties", f"{home}/server/*"
     config.write_text(CONFIG.format(port=port, controller=controller, data=folder / "log"))

@@ -1,11 +1,11 @@
-"""Draws `docs/pictures/order.svg` from a real run: the same messages through keylane, and through
-a log whose partitions were added in the usual way.
+"""Draws `docs/pictures/order.svg` from a real run that sends the same messages through keylane and
+through a log whose partitions are added in the usual way.
 
     .venv/bin/python docs/pictures/draw.py
 
-Each circle is one message of a key, with its number. It moves from the program that sends it to
-its partition, waits there, and moves on when a handler is called with it. Red ones were handled
-after a later message of their key.
+Each circle is a message of a key, with its number. It moves from the sender to its partition, waits
+there, and moves on when a handler is called with it. Circles with a red ring were handled after a
+later message of their key.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from run import KEYS, Journey, Run, out_of_order, take_run
+from run import KEYS, Journey, Run, out_of_order, run_scenario
 
-SLOWER = 2.0
-"""Seconds of the picture for a second of the run."""
-REST_S = 3.0
-"""Seconds for which the result is shown before the picture starts again."""
+SLOWDOWN = 2.0
+"""The number of animation seconds per second of the run."""
+RESULT_S = 3.0
+"""Seconds for which the result is shown before the animation restarts."""
 WIDTH, HEIGHT, MIDDLE = 960, 470, 480
 SENDER_X, LANE_X, LANE_END_X, HANDLER_X = 40, 120, 340, 430
 LANES_Y, LANE_STEP, KEY_STEP = 92, 30, 38
@@ -32,16 +32,14 @@ COLOURS = ("#2f6fb3", "#2e8b57", "#c8811a", "#7d4fb0", "#b0436a", "#1d8a99", "#7
 TITLES = {"orders": "keylane", "plain": "a log, hash of the key modulo partitions"}
 
 
-def seconds_of(run: Run) -> float:
-    """Return the length of the picture."""
+def duration_s(run: Run) -> float:
+    """Return the length of the animation in seconds."""
     last = max(row.handled[-1][0] for rows in run.journeys.values() for row in rows)
-    return last * SLOWER + REST_S
+    return last * SLOWDOWN + RESULT_S
 
 
-def stepped(total_s: float, points: Sequence[tuple[float, str]], attribute: str) -> str:
-    """Return an animation of `attribute` through `(second of the picture, value)`, again and
-    again.
-    """
+def animate(total_s: float, points: Sequence[tuple[float, str]], attribute: str) -> str:
+    """Return a repeating animation of `attribute` through the points `(second, value)`."""
     times = [min(max(at / total_s, 0), 1) for at, _ in points]
     values = [value for _, value in points]
     if times[0] > 0:
@@ -55,90 +53,102 @@ def stepped(total_s: float, points: Sequence[tuple[float, str]], attribute: str)
     )
 
 
-def shown(total_s: float, from_s: float, to_s: float) -> str:
-    """Return the animation of something that is seen for a time only."""
+def fade(total_s: float, from_s: float, to_s: float) -> str:
+    """Return an animation that shows an element from `from_s` to `to_s`."""
     before = [(0.0, "0"), (from_s - 0.01, "0")] if from_s > 0.01 else []
-    moments = [*before, (max(from_s, 0), "1"), (to_s, "1"), (to_s + 0.3, "0")]
-    return stepped(total_s, moments, "opacity")
+    events = [*before, (max(from_s, 0), "1"), (to_s, "1"), (to_s + 0.3, "0")]
+    return animate(total_s, events, "opacity")
 
 
-def text(x: float, y: float, words: str, *, inside: str = "", **style: object) -> str:
+def draw_text(x: float, y: float, words: str, *, inside: str = "", **style: object) -> str:
     """Return a text element; `font_size=14` becomes `font-size="14"`."""
-    looks = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in style.items())
-    return f'<text x="{x:.0f}" y="{y:.0f}"{looks}>{escape(words)}{inside}</text>'
+    attributes = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in style.items())
+    return f'<text x="{x:.0f}" y="{y:.0f}"{attributes}>{escape(words)}{inside}</text>'
 
 
-def panel(run: Run, subject: str, left: int, total_s: float) -> Iterator[str]:
-    """Yield the elements of one half of the picture."""
+def draw_panel(run: Run, subject: str, left: int, total_s: float) -> Iterator[str]:
+    """Yield the elements of one half of the picture, which shows one subject."""
     rows = run.journeys[subject]
     lanes = {part: row for row, (part, _, _) in enumerate(run.partitions[subject])}
     late = out_of_order(rows)
-    yield text(left + 16, 34, TITLES[subject], font_size=17, font_weight=600)
-    yield text(left + SENDER_X - 24, 62, "sent", font_size=12, fill="#667")
-    yield text(left + LANE_X, 62, "partitions", font_size=12, fill="#667")
-    yield text(left + HANDLER_X - 26, 62, "handled", font_size=12, fill="#667")
+    yield draw_text(left + 16, 34, TITLES[subject], font_size=17, font_weight=600)
+    yield draw_text(left + SENDER_X - 24, 62, "sent", font_size=12, fill="#667")
+    yield draw_text(left + LANE_X, 62, "partitions", font_size=12, fill="#667")
+    yield draw_text(left + HANDLER_X - 26, 62, "handled", font_size=12, fill="#667")
     for partition, first_s, last_s in run.partitions[subject]:
-        y = LANES_Y + LANE_STEP * lanes[partition]
+        y, name = LANES_Y + LANE_STEP * lanes[partition], f"p{lanes[partition]}"
         yield (
-            f'<g opacity="0">{shown(total_s, first_s * SLOWER - 0.5, last_s * SLOWER)}'
+            f'<g opacity="0">{fade(total_s, first_s * SLOWDOWN - 0.5, last_s * SLOWDOWN)}'
             f'<rect x="{left + LANE_X - 16}" y="{y - 13}" width="{LANE_END_X - LANE_X + 32}" '
             f'height="26" rx="13" fill="#eef1f5"/>'
-            f"{text(left + LANE_X - 32, y + 4, f'p{lanes[partition]}', font_size=10, fill='#9aa')}"
+            f"{draw_text(left + LANE_X - 32, y + 4, name, font_size=10, fill='#9aa')}"
             "</g>"
         )
     for place, key in enumerate(KEYS):
         y = LANES_Y + KEY_STEP * place + 4
-        yield text(left + 8, y, key, font_size=11, fill=COLOURS[place])
-        yield text(left + HANDLER_X + 18, y, key, font_size=11, fill=COLOURS[place])
+        yield draw_text(left + 8, y, key, font_size=11, fill=COLOURS[place])
+        yield draw_text(left + HANDLER_X + 18, y, key, font_size=11, fill=COLOURS[place])
     for row in rows:
-        yield message(row, left, LANES_Y + LANE_STEP * lanes[row.partition], late, total_s)
+        yield draw_message(row, left, LANES_Y + LANE_STEP * lanes[row.partition], late, total_s)
     result = f"lost {len(rows) - sum(bool(row.handled) for row in rows)} · out of order {len(late)}"
-    ends_s = total_s - REST_S
-    yield text(
-        left + 16, HEIGHT - 56, result, inside=shown(total_s, ends_s, total_s), opacity=0,
-        font_size=17, font_weight=600, fill="#b3261e" if late else "#1d6b3a",
-    )  # fmt: skip
+    ends_s = total_s - RESULT_S
+    yield draw_text(
+        left + 16,
+        HEIGHT - 56,
+        result,
+        inside=fade(total_s, ends_s, total_s),
+        opacity=0,
+        font_size=17,
+        font_weight=600,
+        fill="#b3261e" if late else "#1d6b3a",
+    )
 
 
-def message(
+def draw_message(
     row: Journey, left: int, lane_y: float, late: set[tuple[str, int]], total_s: float
 ) -> str:
-    """Return one message on its way."""
+    """Return the animated circle of a message."""
     key = KEYS.index(row.key)
-    handled_s = row.handled[0][0] * SLOWER
-    sent_s, stored_s = row.sent_s * SLOWER, max(row.stored_s, row.sent_s + 0.1) * SLOWER
-    home_y = LANES_Y + KEY_STEP * key
+    handled_s = row.handled[0][0] * SLOWDOWN
+    sent_s, stored_s = row.sent_s * SLOWDOWN, max(row.stored_s, row.sent_s + 0.1) * SLOWDOWN
+    key_y = LANES_Y + KEY_STEP * key
     is_late = (row.key, row.number) in late
-    way = [
-        (sent_s, f"{left + SENDER_X} {home_y}"),
+    path = [
+        (sent_s, f"{left + SENDER_X} {key_y}"),
         (stored_s, f"{left + LANE_X} {lane_y}"),
         (max(handled_s, stored_s + 0.1), f"{left + LANE_END_X} {lane_y}"),
-        (handled_s + 0.5, f"{left + HANDLER_X} {home_y}"),
+        (handled_s + 0.5, f"{left + HANDLER_X} {key_y}"),
     ]
     ring = ' stroke="#d11" stroke-width="4"' if is_late else ""
     stays_s = 2.5 if is_late else 0.2
     return (
-        f'<g opacity="0">{stepped(total_s, way, "transform")}'
-        f"{shown(total_s, sent_s, handled_s + 0.5 + stays_s)}"
+        f'<g opacity="0">{animate(total_s, path, "transform")}'
+        f"{fade(total_s, sent_s, handled_s + 0.5 + stays_s)}"
         f'<circle r="{RADIUS}" fill="{COLOURS[key]}"{ring}/>'
-        f"{text(0, 4, str(row.number), font_size=11, fill='#fff', text_anchor='middle')}</g>"
+        f"{draw_text(0, 4, str(row.number), font_size=11, fill='#fff', text_anchor='middle')}</g>"
     )
 
 
-def captions(run: Run, total_s: float) -> Iterator[str]:
-    """Yield what was done to the cluster, each when it was done."""
-    ends = [at for at, _ in run.moments[1:]] + [(total_s - REST_S) / SLOWER]
-    for (at_s, words), next_s in zip(run.moments, ends, strict=True):
-        until_s = min(next_s, at_s + 3) * SLOWER - 0.4
-        yield text(
-            WIDTH / 2, HEIGHT - 24, f"$ {words}", inside=shown(total_s, at_s * SLOWER, until_s),
-            opacity=0, font_size=15, text_anchor="middle", font_family="ui-monospace,monospace",
-        )  # fmt: skip
+def draw_captions(run: Run, total_s: float) -> Iterator[str]:
+    """Yield a caption for each event in the cluster, shown when it happened."""
+    ends = [at for at, _ in run.events[1:]] + [(total_s - RESULT_S) / SLOWDOWN]
+    for (at_s, words), next_s in zip(run.events, ends, strict=True):
+        until_s = min(next_s, at_s + 3) * SLOWDOWN - 0.4
+        yield draw_text(
+            WIDTH / 2,
+            HEIGHT - 24,
+            f"$ {words}",
+            inside=fade(total_s, at_s * SLOWDOWN, until_s),
+            opacity=0,
+            font_size=15,
+            text_anchor="middle",
+            font_family="ui-monospace,monospace",
+        )
 
 
-def drawn(run: Run) -> str:
-    """Return the picture."""
-    total_s = seconds_of(run)
+def draw_picture(run: Run) -> str:
+    """Return the picture as SVG."""
+    total_s = duration_s(run)
     parts = [
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
@@ -147,20 +157,20 @@ def drawn(run: Run) -> str:
         "<title>The same messages through keylane, and through a log that takes the hash</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="12" fill="#fff" stroke="#dde"/>',
         f'<line x1="{MIDDLE}" y1="16" x2="{MIDDLE}" y2="{HEIGHT - 50}" stroke="#dde"/>',
-        *panel(run, "orders", 0, total_s),
-        *panel(run, "plain", MIDDLE, total_s),
-        *captions(run, total_s),
+        *draw_panel(run, "orders", 0, total_s),
+        *draw_panel(run, "plain", MIDDLE, total_s),
+        *draw_captions(run, total_s),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
 def main() -> None:
-    """Take a run, and write the picture."""
+    """Run the scenario and write the picture."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        run = asyncio.run(take_run(Path(folder), stack))
+        run = asyncio.run(run_scenario(Path(folder), stack))
     late = {subject: len(out_of_order(rows)) for subject, rows in run.journeys.items()}
-    Path(__file__).with_name("order.svg").write_text(drawn(run))
+    Path(__file__).with_name("order.svg").write_text(draw_picture(run))
     sys.stderr.write(f"order.svg: out of order {late}\n")
 
 

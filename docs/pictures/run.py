@@ -1,5 +1,5 @@
-"""The runs that the pictures show: real processes on loopback, killed and stopped, and what
-their clients saw. Times are seconds since the first message.
+"""Runs the scenario that the pictures show: real processes on loopback, which are killed, and what
+their clients observe. Times are seconds since the first message.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import xxhash
 from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 
 KEYS = ("ben", "dot", "eve", "gil", "ida", "kim", "mia", "ned")
-EACH_S = 0.5
+KEY_INTERVAL_S = 0.5
 """Seconds between two messages of a key."""
 SENDING_S = 8.0
 HANDLING_S = 0.15
 TTL_MS = 1_200
 KILL_CONSUMER_S, RESIZE_S, KILL_BROKER_S = 2.4, 3.0, 5.6
-WORLDS = ("orders", "plain")
-"""The subject of keylane, and one whose program adds partitions in the usual way: it takes the
-hash of the key modulo their number.
+SUBJECTS = ("orders", "plain")
+"""The subjects: `orders` uses order keys; for `plain` the program chooses the partition by the
+hash of the key modulo the number of partitions.
 """
 
 
 @dataclass(slots=True)
 class Journey:
-    """One message: its number within its key, and the times and places it passed."""
+    """Records when a message, with its number within its key, was sent, stored and handled."""
 
     key: str
     number: int
@@ -41,32 +41,32 @@ class Journey:
     stored_s: float = 0.0
     partition: int = 0
     handled: list[tuple[float, str]] = field(default_factory=list)
-    """When a handler was called with it, and the consumer; more than one after a crash."""
+    """The time and the consumer of each handler call; there may be several after a crash."""
 
 
 @dataclass(slots=True)
 class Run:
-    """What happened: `journeys` by subject, and `moments`, each with its caption."""
+    """The result of a run: `journeys` by subject, and `events` with their times and captions."""
 
     journeys: dict[str, list[Journey]]
-    moments: list[tuple[float, str]]
+    events: list[tuple[float, str]]
     partitions: dict[str, list[tuple[int, float, float]]]
-    """By subject, each partition with the time it was opened and the time it was sealed."""
+    """The id, opening time and sealing time of each partition, by subject."""
 
 
 class Cluster:
-    """A metaserver, two brokers and two consumers, each a process of its own."""
+    """A metaserver, two brokers and two consumers, each in its own process."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
         self._stack = stack
-        _, self.meta = self._server(
+        _, self.meta = self._start_server(
             "keylane.metaserver", "--data", str(folder / "meta"), "--port", "0"
         )
-        self.brokers = [self._broker(name, "0") for name in ("b1", "b2")]
+        self.brokers = [self._start_broker(name, "0") for name in ("b1", "b2")]
         self.consumers: list[subprocess.Popen[str]] = []
 
-    def _started(self, *arguments: str) -> subprocess.Popen[str]:
+    def _start_process(self, *arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, *arguments],
             stdout=subprocess.PIPE,
@@ -77,36 +77,38 @@ class Cluster:
         self._stack.callback(process.kill)
         return process
 
-    def _server(self, module: str, *arguments: str) -> tuple[subprocess.Popen[str], str]:
-        process = self._started("-m", module, *arguments)
+    def _start_server(self, module: str, *arguments: str) -> tuple[subprocess.Popen[str], str]:
+        process = self._start_process("-m", module, *arguments)
         assert process.stdout is not None
         return process, json.loads(process.stdout.readline())["address"]
 
-    def _broker(self, name: str, port: str) -> tuple[subprocess.Popen[str], str]:
+    def _start_broker(self, name: str, port: str) -> tuple[subprocess.Popen[str], str]:
         data = str(self.folder / name)
-        return self._server(
+        return self._start_server(
             "keylane.broker", "--group", name, "--data", data, "--meta", self.meta, "--port", port
         )
 
     def start_consumers(self) -> None:
-        """Start both, and wait until each one runs."""
+        """Start both consumers, and wait until they run."""
         for name in ("c1", "c2"):
-            process = self._started(__file__, self.meta, name, str(self.folder / f"{name}.jsonl"))
+            process = self._start_process(
+                __file__, self.meta, name, str(self.folder / f"{name}.jsonl")
+            )
             assert process.stdout is not None
             process.stdout.readline()
             self.consumers.append(process)
 
     async def restart_broker(self, number: int, after_s: float) -> None:
-        """Kill a broker, and start it again after some seconds."""
+        """Kill a broker, and restart it after `after_s` seconds."""
         process, address = self.brokers[number]
         process.kill()
         await asyncio.to_thread(process.wait)
         await asyncio.sleep(after_s)
         port = address.rpartition(":")[2]
-        self.brokers[number] = await asyncio.to_thread(self._broker, f"b{number + 1}", port)
+        self.brokers[number] = await asyncio.to_thread(self._start_broker, f"b{number + 1}", port)
 
     def handled(self) -> list[dict[str, Any]]:
-        """Return what the handlers wrote down."""
+        """Return the handler calls that the consumers recorded."""
         return [
             json.loads(line)
             for file in sorted(self.folder.glob("c?.jsonl"))
@@ -115,75 +117,78 @@ class Cluster:
 
 
 def queue_of(key: str, count: int) -> int:
-    """Return the queue of a key as a log does it that takes the hash modulo their number."""
+    """Return the queue of a key: its hash modulo the number of queues."""
     return xxhash.xxh32_intdigest(key.encode()) % count
 
 
-async def take_run(folder: Path, stack: ExitStack) -> Run:
-    """Run the story once; it takes some 15 seconds."""
+async def run_scenario(folder: Path, stack: ExitStack) -> Run:
+    """Run the scenario once, which takes about 15 seconds."""
     cluster = Cluster(folder, stack)
-    moments: list[tuple[float, str]] = []
-    journeys: dict[str, list[Journey]] = {world: [] for world in WORLDS}
+    events: list[tuple[float, str]] = []
+    journeys: dict[str, list[Journey]] = {subject: [] for subject in SUBJECTS}
     async with Admin(cluster.meta) as admin, Producer(cluster.meta) as producer:
         while sum(row.available for row in (await admin.list_brokers()).brokers) < 2:  # noqa: ASYNC110 - other processes
             await asyncio.sleep(0.1)
         await admin.create_subject("orders", partitions=4)
         await admin.create_subject("plain", partitions=6, static=True)
         opened = {
-            world: [(each, 0.0) for each in await partitions_of(admin, world)] for world in WORLDS
+            subject: [(each, 0.0) for each in await partitions_of(admin, subject)]
+            for subject in SUBJECTS
         }
         await asyncio.to_thread(cluster.start_consumers)
         await asyncio.sleep(1)
-        began = time.monotonic()
+        started_at = time.monotonic()
         queues = 4
 
         def now() -> float:
-            return time.monotonic() - began
+            return time.monotonic() - started_at
 
-        async def send(world: str, journey: Journey) -> None:
+        async def send(subject: str, journey: Journey) -> None:
             value = f"{journey.number}".encode()
-            queue = queue_of(journey.key, queues) if world == "plain" else None
-            receipt = await producer.send(world, value, key=journey.key.encode(), queue=queue)
+            queue = queue_of(journey.key, queues) if subject == "plain" else None
+            receipt = await producer.send(subject, value, key=journey.key.encode(), queue=queue)
             journey.stored_s, journey.partition = now(), receipt.partition_id
 
-        async def tell(at_s: float, caption: str) -> None:
+        async def wait_and_caption(at_s: float, caption: str) -> None:
             await asyncio.sleep(at_s - now())
-            moments.append((now(), caption))
+            events.append((now(), caption))
 
-        async def break_things() -> None:
+        async def inject_faults() -> None:
             nonlocal queues
-            await tell(KILL_CONSUMER_S, "kill -9 a consumer")
+            await wait_and_caption(KILL_CONSUMER_S, "kill -9 a consumer")
             cluster.consumers[0].kill()
-            await tell(RESIZE_S, "keylane subject resize orders --partitions 6")
+            await wait_and_caption(RESIZE_S, "keylane subject resize orders --partitions 6")
             queues = 6
             resized = await admin.resize("orders", 6)
             await admin.wait(resized)
             opened["orders"] += [(each, now()) for each in await partitions_of(admin, "orders")]
             opened["plain"][4:] = [(each, now()) for each, _ in opened["plain"][4:]]
-            await tell(KILL_BROKER_S, "kill -9 a broker")
+            await wait_and_caption(KILL_BROKER_S, "kill -9 a broker")
             await cluster.restart_broker(0, after_s=0.8)
-            moments.append((now(), "the broker is back"))
+            events.append((now(), "the broker is back"))
 
-        breaking = asyncio.create_task(break_things())
+        fault_task = asyncio.create_task(inject_faults())
         sends: list[asyncio.Task[None]] = []
         number = 0
         while now() < SENDING_S:
             number += 1
             for key in KEYS:
-                for world in WORLDS:
+                for subject in SUBJECTS:
                     journey = Journey(key, number, now())
-                    journeys[world].append(journey)
-                    sends.append(asyncio.create_task(send(world, journey)))
-                await asyncio.sleep(EACH_S / len(KEYS))
-        await asyncio.gather(breaking, *sends)
+                    journeys[subject].append(journey)
+                    sends.append(asyncio.create_task(send(subject, journey)))
+                await asyncio.sleep(KEY_INTERVAL_S / len(KEYS))
+        await asyncio.gather(fault_task, *sends)
         await _until_handled(cluster, sum(map(len, journeys.values())))
-    _note_handled(cluster, journeys, began)
-    partitions = {world: _spans(opened[world], rows) for world, rows in journeys.items()}
-    return Run(journeys, sorted(moments), partitions)
+    _record_handled(cluster, journeys, started_at)
+    partitions = {
+        subject: _partition_spans(opened[subject], rows) for subject, rows in journeys.items()
+    }
+    return Run(journeys, sorted(events), partitions)
 
 
 async def partitions_of(admin: Admin, subject: str) -> list[int]:
-    """Return the ids of the open partitions, by their ranges of the hash."""
+    """Return the ids of a subject's open partitions."""
     view = await admin.describe_subject(subject)
     return [int(each.partition_id) for each in view.partitions if each.state == "open"]
 
@@ -194,20 +199,24 @@ async def _until_handled(cluster: Cluster, count: int) -> None:
             await asyncio.sleep(0.2)
 
 
-def _note_handled(cluster: Cluster, journeys: dict[str, list[Journey]], began: float) -> None:
+def _record_handled(
+    cluster: Cluster, journeys: dict[str, list[Journey]], started_at: float
+) -> None:
     by_message = {
-        (world, journey.key, journey.number): journey
-        for world, rows in journeys.items()
+        (subject, journey.key, journey.number): journey
+        for subject, rows in journeys.items()
         for journey in rows
     }
     for row in sorted(cluster.handled(), key=lambda row: row["at"]):
         journey = by_message[row["s"], row["k"], row["n"]]
-        journey.handled.append((row["at"] - began, row["c"]))
+        journey.handled.append((row["at"] - started_at, row["c"]))
 
 
-def _spans(opened: list[tuple[int, float]], rows: list[Journey]) -> list[tuple[int, float, float]]:
-    """Return each partition with the time it was opened and the time of its last handled message;
-    one that is open to the end has the time of the last message of all.
+def _partition_spans(
+    opened: list[tuple[int, float]], rows: list[Journey]
+) -> list[tuple[int, float, float]]:
+    """Return each partition with its opening time and the time of its last handled message; for an
+    open one, that of the last message of all.
     """
     ends = {partition: 0.0 for partition, _ in opened}
     for journey in rows:
@@ -218,7 +227,7 @@ def _spans(opened: list[tuple[int, float]], rows: list[Journey]) -> list[tuple[i
 
 
 def out_of_order(rows: list[Journey]) -> set[tuple[str, int]]:
-    """Return the messages that were first handled after a later one of their key."""
+    """Return the messages that were first handled after a later message of their key."""
     late: set[tuple[str, int]] = set()
     newest: dict[str, int] = {}
     for journey in sorted(rows, key=lambda journey: journey.handled[0][0]):
@@ -229,7 +238,7 @@ def out_of_order(rows: list[Journey]) -> set[tuple[str, int]]:
 
 
 async def consume(meta: str, name: str, file: Path) -> None:
-    """Handle both subjects until the process is ended, and write down each call."""
+    """Handle both subjects until the process is killed, and record each handler call."""
     with file.open("a", buffering=1) as lines:
 
         async def handle(message: Message) -> None:
@@ -240,8 +249,8 @@ async def consume(meta: str, name: str, file: Path) -> None:
 
         settings = ConsumerSettings(ttl_ms=TTL_MS, name=name)
         consumer = Consumer(meta, settings=settings, ack="each")
-        for world in WORLDS:
-            consumer.on(world, group="billing")(handle)
+        for subject in SUBJECTS:
+            consumer.on(subject, group="billing")(handle)
         running = asyncio.create_task(consumer.run())
         sys.stdout.write("ready\n")
         sys.stdout.flush()

@@ -1,14 +1,13 @@
-"""Carries consumer groups over: it finds where each group continues in the rows that replace the
-messages of a subject. Pure, over Arrow columns.
+"""Carries consumer groups over to replaced messages: finds where each group continues in the rows
+that replace the messages of a subject. Pure, over Arrow columns.
 
     row: stored at (partition, offset), made of (source partition, source offset)
-    group: cursor of each source partition ─▶ in each new partition, the first row whose source the
-                                              group has not handled
+    group: cursor of each source partition ─▶ in each new partition, the first row made of a message
+                                              that the group has not handled
 
 Invariants
-    No row is skipped: every row of a message that a group has not handled is at or after its
-    position.
-    Rows after a position may be made of messages that were handled; they are delivered again.
+    No row is skipped: every row of an unhandled message is at or after the group's position.
+    Rows after the position may be made of handled messages, which are then delivered again.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ...protocol.reprocess.manifest import SOURCE, Manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOffsets:
-    """The offsets `[first, end)` that a source partition has stored."""
+    """The offsets `[first, end)` that a source partition stores."""
 
     partition_id: int
     first: int
@@ -40,38 +39,43 @@ def positions(
     ends: Mapping[int, int],
 ) -> dict[str, dict[int, int]]:
     """
-    Return, for each consumer group and new partition, the first offset that the group has not
-    handled.
+    Return where each consumer group continues: the first offset in each new partition whose row is
+    made of an unhandled message.
 
     Args:
         cursors: the first message that a group has not handled, by consumer group and source
-            partition; partitions that are not named were handled completely.
-        batches: the new rows, with the columns partition, offset and properties; those of a
+            partition; the group has handled all messages of partitions that are missing.
+        batches: the new rows, with the columns partition, offset and properties; the rows of a
             partition are in order.
         ends: the offset after the last row of each new partition.
 
     Raises:
-        JobError: a row does not name the message of which it was made.
+        JobError: a row does not name the message from which it was made.
     """
-    begins = {group: dict(ends) for group in cursors}
+    first_offsets = {group: dict(ends) for group in cursors}
     for batch in batches:
-        new, offsets = _numbers(batch.column("partition")), _numbers(batch.column("offset"))
-        source, at = sources_of(batch.column("properties"))
+        new_partitions, offsets = (
+            _to_int64(batch.column("partition")),
+            _to_int64(batch.column("offset")),
+        )
+        source_partitions, source_offsets = parse_sources(batch.column("properties"))
         for group, by_source in cursors.items():
-            left = np.zeros(len(at), bool)
+            is_unhandled = np.zeros(len(source_offsets), bool)
             for partition_id, cursor in by_source.items():
-                left |= (source == partition_id) & (at >= cursor)
-            for number in np.unique(new[left]).tolist():
-                first = int(offsets[left & (new == number)].min())
-                begins[group][number] = min(begins[group][number], first)
-    return begins
+                is_unhandled |= (source_partitions == partition_id) & (source_offsets >= cursor)
+            for new_partition in np.unique(new_partitions[is_unhandled]).tolist():
+                first = int(offsets[is_unhandled & (new_partitions == new_partition)].min())
+                first_offsets[group][new_partition] = min(
+                    first_offsets[group][new_partition], first
+                )
+    return first_offsets
 
 
 def check_covers(
     manifest: Manifest, stored: Sequence[SourceOffsets], cursors: Mapping[str, Mapping[int, int]]
 ) -> None:
     """
-    Check that the rows of a job may replace the stored messages.
+    Check that the rows of a job can replace all stored messages.
 
     Raises:
         JobError: there are messages after the job's ranges, or a group has not handled messages
@@ -80,9 +84,9 @@ def check_covers(
     ranges = {each.partition_id: each for each in manifest.ranges}
     for each in stored:
         if each.first >= each.end:
-            continue  # retention has removed all of it
-        whole = ranges.get(each.partition_id)
-        begin, end = (0, 0) if whole is None else (whole.start, whole.end)
+            continue  # retention has removed all messages
+        job_range = ranges.get(each.partition_id)
+        begin, end = (0, 0) if job_range is None else (job_range.start, job_range.end)
         if each.end > end:
             raise JobError(
                 Reason.CUT_OVER,
@@ -103,17 +107,17 @@ def check_covers(
                 )
 
 
-def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
+def _to_int64(column: pa.Array) -> npt.NDArray[np.int64]:
     numbers: npt.NDArray[np.int64] = column.to_numpy(zero_copy_only=False).astype(np.int64)
     return numbers
 
 
-def sources_of(properties: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def parse_sources(properties: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """
     Return the source partition and the source offset of each row, from its properties.
 
     Raises:
-        JobError: a row does not have them.
+        JobError: a row has no valid source property.
     """
     if not len(properties):
         empty = np.zeros(0, np.int64)

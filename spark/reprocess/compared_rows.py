@@ -1,16 +1,15 @@
-"""Matches the rows of two outputs by the messages of which they were made.
+"""Compares the rows of two outputs, matched by the messages from which they were made.
 
     batch ─▶ source partition, source offset, hashes of key and row
-          ─sort─▶ rows with the same place and key on both sides ─▶ equal or not
+          ─sort─▶ rows with the same source and key on both sides ─▶ equal or not
 
-Rows are columns of numbers, so there is no Python object per row. Rows of the same message and key
-are matched by their order. Rows without a key are matched by their hashes, because their order
-depends on the partitions in which they were stored. The additions of a job to each row (`replay`,
-`keylane.source`, the time of its plan) do not count as a difference.
+Rows are columns of numbers, without a Python object per row. Rows made of the same message with the
+same key are matched by their order. Rows without a key are matched by their hashes, because their
+order depends on the partitions that stored them. What a job adds to each row (`replay`,
+`keylane.source`, the time of the plan) does not count as a difference.
 
 Invariants
-    A row counts as equal if key, value, properties and time are equal; two different rows have the
-    same 64-bit hash only by chance.
+    Rows are equal if key, value, properties and time are equal, up to collisions of 64-bit hashes.
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ from ...arrow.column_hash import hash_column
 from ...producer.tables.arrow import Column
 from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import SOURCE, JobPiece
-from .carrying import sources_of
+from .carrying import parse_sources
 from .messages import PROPERTIES, REPLAY
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 NO_TIME = np.iinfo(np.int64).min
-"""The time of a row whose function gave none, so that it has the time of its job's plan; it equals
-any time.
+"""The time of a row that the function returned without one, which then has the time of the job's
+plan; it equals any time.
 """
 _KEYLESS = xxhash.xxh3_64_intdigest(b"")
-_ODD = np.uint64(0x9E3779B185EBCA87)
+_MIX_MULTIPLIER = np.uint64(0x9E3779B185EBCA87)
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRows:
-    """Some rows of one side, in the order in which they are stored; each field is a column."""
+    """Holds rows of one output in stored order; each field is a column."""
 
     source: I64
-    """The partition of the message of which the row was made."""
+    """The partition of the message from which the row was made."""
     offset: I64
-    """The offset of the message of which the row was made."""
+    """The offset of the message from which the row was made."""
     key: U64
     """The hash of the key."""
     row: U64
@@ -60,11 +59,11 @@ class ComparedRows:
         return len(self.source)
 
     def take(self, chosen: npt.NDArray[Any]) -> ComparedRows:
-        """Return the chosen rows."""
+        """Return the rows that a mask or an array of indexes selects."""
         return ComparedRows(*(getattr(self, each.name)[chosen] for each in fields(self)))
 
     @classmethod
-    def together(cls, parts: Sequence[ComparedRows]) -> ComparedRows:
+    def concatenate(cls, parts: Sequence[ComparedRows]) -> ComparedRows:
         """Concatenate the rows of all parts."""
         if not parts:
             empty = np.zeros(0, np.int64)
@@ -76,104 +75,106 @@ class ComparedRows:
 
 @dataclass(frozen=True, slots=True)
 class RowDifferences:
-    """The keys of each source partition whose rows differ."""
+    """Lists the keys whose rows differ, by source partition; each field is a column."""
 
     source: I64
     key: U64
     first_offset: I64
     rows: I64
-    """The number of rows that differ, or are only on one side."""
+    """The number of rows that differ, or exist in only one output."""
 
 
 def compared_rows(
-    batch: pa.RecordBatch, *, own_places: bool, planned_us: int | None, where: str
+    batch: pa.RecordBatch, *, is_source: bool, planned_us: int | None, where: str
 ) -> ComparedRows:
     """
     Return the rows of a record batch with the column value and optionally key, properties and
     timestamp.
 
     Args:
-        own_places: True if the rows are the messages themselves, with the columns partition and
-            offset; False if their properties name the messages of which they were made.
-        planned_us: the time of rows whose function gave none.
+        is_source: True if the rows are the source messages, with the columns partition and offset;
+            False if their properties name the messages from which they were made.
+        planned_us: the time of the job's plan, in microseconds since 1970.
         where: the name of the output, for errors.
 
     Raises:
-        JobError: a row does not name the message of which it was made.
+        JobError: a row does not name the message from which it was made.
     """
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     count = batch.num_rows
-    maps = columns.get("properties")
-    maps = pa.nulls(count, PROPERTIES) if maps is None else maps.cast(PROPERTIES)
-    if own_places:
+    properties = columns.get("properties")
+    properties = pa.nulls(count, PROPERTIES) if properties is None else properties.cast(PROPERTIES)
+    if is_source:
         source, offset = (
             columns[name].to_numpy(zero_copy_only=False).astype(np.int64)
             for name in ("partition", "offset")
         )
     else:
         try:
-            source, offset = sources_of(maps)
+            source, offset = parse_sources(properties)
         except JobError as error:
             raise JobError(Reason.OUTPUTS_DIFFER, f"{where}: {error.message}", path=where) from None
-    keys = _hashes(columns.get("key"), count)
-    row = _mixed(_mixed(keys, _hashes(columns["value"], count)), _of_properties(maps))
+    keys = _hash_column(columns.get("key"), count)
+    row = _mix(_mix(keys, _hash_column(columns["value"], count)), _hash_properties(properties))
     return ComparedRows(
-        source, offset, keys, row, _times(columns.get("timestamp"), count, planned_us)
+        source, offset, keys, row, _times_us(columns.get("timestamp"), count, planned_us)
     )
 
 
-def of_pieces(rows: ComparedRows, pieces: Iterable[JobPiece]) -> ComparedRows:
-    """Return the rows that were made of messages of these pieces."""
+def select_pieces(rows: ComparedRows, pieces: Iterable[JobPiece]) -> ComparedRows:
+    """Return the rows made from messages of these pieces."""
     by_partition: dict[int, list[tuple[int, int]]] = {}
     for piece in pieces:
         by_partition.setdefault(piece.partition_id, []).append((piece.start, piece.end))
-    chosen = np.zeros(len(rows), bool)
+    is_selected = np.zeros(len(rows), bool)
     for partition_id, bounds in by_partition.items():
         starts, ends = np.array(sorted(bounds), np.int64).T
         at = np.searchsorted(starts, rows.offset, "right") - 1
-        chosen |= (rows.source == partition_id) & (at >= 0) & (rows.offset < ends[at])
-    return rows if chosen.all() else rows.take(chosen)
+        is_selected |= (rows.source == partition_id) & (at >= 0) & (rows.offset < ends[at])
+    return rows if is_selected.all() else rows.take(is_selected)
 
 
 def differing_keys(old: ComparedRows, new: ComparedRows) -> RowDifferences:
     """Return the keys whose rows differ, sorted by source partition and first offset."""
-    rows = ComparedRows.together([old, new])
+    rows = ComparedRows.concatenate([old, new])
     side = np.repeat(np.array([0, 1], np.int8), [len(old), len(new)])
     order = np.where(rows.key == np.uint64(_KEYLESS), rows.row, np.uint64(0))
-    # A stable sort: what is equal stays in the order in which it is stored.
+    # The sort is stable: equal rows stay in stored order.
     in_order = np.lexsort((order, side, rows.key, rows.offset, rows.source))
     rows, side = rows.take(in_order), side[in_order]
     rank = _ranks(rows, side)
     paired = np.lexsort((side, rank, rows.key, rows.offset, rows.source))
     rows, side, rank = rows.take(paired), side[paired], rank[paired]
-    same_place = _same_place(rows) & (rank[1:] == rank[:-1])
-    unlike = np.ones(len(rows), bool)
-    at = np.flatnonzero(same_place)
+    is_pair = _continues_previous(rows) & (rank[1:] == rank[:-1])
+    is_different = np.ones(len(rows), bool)
+    at = np.flatnonzero(is_pair)
     times = rows.time_us[at], rows.time_us[at + 1]
-    equal = (rows.row[at] == rows.row[at + 1]) & (
+    is_equal = (rows.row[at] == rows.row[at + 1]) & (
         (times[0] == times[1]) | (times[0] == NO_TIME) | (times[1] == NO_TIME)
     )
-    unlike[at] = ~equal
-    unlike[at + 1] = False  # counted once
-    return _by_key(rows.take(unlike))
+    is_different[at] = ~is_equal
+    is_different[at + 1] = False  # counted once
+    return _group_by_key(rows.take(is_different))
 
 
-def _by_key(rows: ComparedRows) -> RowDifferences:
+def _group_by_key(rows: ComparedRows) -> RowDifferences:
     order = np.lexsort((rows.offset, rows.key, rows.source))
     rows = rows.take(order)
     if not len(rows):
         return RowDifferences(rows.source, rows.key, rows.offset, rows.offset)
-    firsts = np.concatenate([[True], (np.diff(rows.source) != 0) | (rows.key[1:] != rows.key[:-1])])
-    starts = np.flatnonzero(firsts)
+    is_first = np.concatenate(
+        [[True], (np.diff(rows.source) != 0) | (rows.key[1:] != rows.key[:-1])]
+    )
+    starts = np.flatnonzero(is_first)
     counts = np.diff(np.append(starts, len(rows))).astype(np.int64)
-    matches = rows.take(starts)
-    by_offset = np.lexsort((matches.offset, matches.source))
-    matches = matches.take(by_offset)
-    return RowDifferences(matches.source, matches.key, matches.offset, counts[by_offset])
+    first_rows = rows.take(starts)
+    by_offset = np.lexsort((first_rows.offset, first_rows.source))
+    first_rows = first_rows.take(by_offset)
+    return RowDifferences(first_rows.source, first_rows.key, first_rows.offset, counts[by_offset])
 
 
-def _same_place(rows: ComparedRows) -> npt.NDArray[np.bool_]:
-    """Return, for each row but the first, whether it has the place and key of the row before."""
+def _continues_previous(rows: ComparedRows) -> npt.NDArray[np.bool_]:
+    """Return, for each row but the first, whether the previous row has the same source and key."""
     same: npt.NDArray[np.bool_] = (
         (np.diff(rows.source) == 0) & (np.diff(rows.offset) == 0) & (rows.key[1:] == rows.key[:-1])
     )
@@ -181,37 +182,37 @@ def _same_place(rows: ComparedRows) -> npt.NDArray[np.bool_]:
 
 
 def _ranks(rows: ComparedRows, side: npt.NDArray[np.int8]) -> I64:
-    """Return the number of each row among those with the same side, place and key."""
+    """Return the index of each row among those with the same side, source and key."""
     count = len(rows)
     if not count:
         return np.zeros(0, np.int64)
-    begins = np.concatenate([[True], ~(_same_place(rows) & (np.diff(side) == 0))])
+    begins = np.concatenate([[True], ~(_continues_previous(rows) & (np.diff(side) == 0))])
     numbers = np.arange(count)
     ranks: I64 = numbers - np.maximum.accumulate(np.where(begins, numbers, 0))
     return ranks
 
 
-def _hashes(column: Any, count: int) -> U64:
+def _hash_column(column: Any, count: int) -> U64:
     if column is None:
         return np.full(count, _KEYLESS, np.uint64)
-    bytes_of = Column(column)
-    return hash_column(bytes_of.blob, bytes_of.edges)
+    binary = Column(column)
+    return hash_column(binary.blob, binary.edges)
 
 
-def _mixed(left: U64, right: U64) -> U64:
-    mixed = (left ^ (right >> np.uint64(29))) * _ODD + right
+def _mix(left: U64, right: U64) -> U64:
+    mixed = (left ^ (right >> np.uint64(29))) * _MIX_MULTIPLIER + right
     return mixed ^ (mixed >> np.uint64(32))
 
 
-def _of_properties(maps: Any) -> U64:
-    """Return a hash of the properties of each row, which ignores their order and those that a job
-    adds.
+def _hash_properties(properties: Any) -> U64:
+    """Return a hash of the properties of each row that ignores their order, and the properties that
+    a job adds.
     """
-    flat = maps.cast(pa.list_(_ENTRY))
+    flat = properties.cast(pa.list_(_ENTRY))
     lengths = pc.list_value_length(flat).fill_null(0).to_numpy(zero_copy_only=False)
     entries = flat.flatten()
     keys, values = entries.field(0), entries.field(1)
-    hashes = _mixed(_hashes(keys, len(keys)), _hashes(values, len(keys)))
+    hashes = _mix(_hash_column(keys, len(keys)), _hash_column(values, len(keys)))
     added = pc.is_in(keys, pa.array([REPLAY, SOURCE], pa.string()))
     hashes[added.to_numpy(zero_copy_only=False).astype(bool)] = 0
     totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)])
@@ -220,7 +221,7 @@ def _of_properties(maps: Any) -> U64:
     return hashed
 
 
-def _times(column: Any, count: int, planned_us: int | None) -> I64:
+def _times_us(column: Any, count: int, planned_us: int | None) -> I64:
     if column is None:
         return np.full(count, NO_TIME, np.int64)
     micros = pc.cast(pc.cast(column, pa.timestamp("us", "UTC"), safe=False), pa.int64())

@@ -1,4 +1,4 @@
-"""Finds the keys whose rows differ between the old and the new output of a range. Pure."""
+"""Finds the keys whose rows differ between the old and the new output of a piece. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-IGNORED = "replay"
+IGNORED_COLUMN = "replay"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyDifference:
-    """A key whose rows of one partition differ."""
+    """A key whose rows differ, in one source partition."""
 
     partition_id: int
     key: object
@@ -21,53 +21,55 @@ class KeyDifference:
     first_offset: int | None
     """The offset of the first row that differs; None if the output has no column `offset`."""
     rows: int
-    """The number of rows that differ, or are only on one side."""
+    """The number of rows that differ, or exist in only one output."""
 
 
-def differences(partition_id: int, old: pa.Table, new: pa.Table) -> list[KeyDifference]:
-    """Return the keys that differ, sorted by their first offset; the rows of a key are compared in
-    their order.
+def find_differences(partition_id: int, old: pa.Table, new: pa.Table) -> list[KeyDifference]:
+    """Return the keys whose rows differ, sorted by first offset; the rows of a key are compared in
+    order.
     """
-    before, after = _by_key(old), _by_key(new)
+    before, after = _group_by_key(old), _group_by_key(new)
     changes = []
     for key in dict.fromkeys([*before, *after]):
-        unlike = list(_unlike(before.get(key, []), after.get(key, [])))
-        if unlike:
-            offsets = [offset for offset in unlike if offset is not None]
+        differing = list(_differing_offsets(before.get(key, []), after.get(key, [])))
+        if differing:
+            offsets = [offset for offset in differing if offset is not None]
             changes.append(
                 KeyDifference(
                     partition_id=partition_id,
                     key=key,
                     first_offset=min(offsets, default=None),
-                    rows=len(unlike),
+                    rows=len(differing),
                 )
             )
     return sorted(changes, key=lambda each: (each.first_offset is None, each.first_offset or 0))
 
 
-def _by_key(table: pa.Table) -> dict[Any, list[dict[str, Any]]]:
-    names = [name for name in table.column_names if name != IGNORED]
+def _group_by_key(table: pa.Table) -> dict[Any, list[dict[str, Any]]]:
+    names = [name for name in table.column_names if name != IGNORED_COLUMN]
     rows: dict[Any, list[dict[str, Any]]] = {}
     for row in table.select(names).to_pylist():
         rows.setdefault(row.get("key"), []).append(row)
     return rows
 
 
-def _unlike(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> Iterator[int | None]:
-    """Yield the offset of each row that differs; rows are matched by offset, and rows of the same
+def _differing_offsets(
+    old: list[dict[str, Any]], new: list[dict[str, Any]]
+) -> Iterator[int | None]:
+    """Yield the offset of each row that differs. Rows are matched by offset, and rows with the same
     offset by their order.
     """
-    left = _by_offset(old)
-    for offset, rows in _by_offset(new).items():
-        others = left.pop(offset, [])
+    unmatched = _group_by_offset(old)
+    for offset, rows in _group_by_offset(new).items():
+        others = unmatched.pop(offset, [])
         pairs = zip(rows, others, strict=False)
         same = sum(row == old_row for row, old_row in pairs)
         yield from [offset] * (max(len(rows), len(others)) - same)
-    for offset, rows in left.items():
+    for offset, rows in unmatched.items():
         yield from [offset] * len(rows)
 
 
-def _by_offset(rows: Iterable[dict[str, Any]]) -> dict[int | None, list[dict[str, Any]]]:
+def _group_by_offset(rows: Iterable[dict[str, Any]]) -> dict[int | None, list[dict[str, Any]]]:
     by_offset: dict[int | None, list[dict[str, Any]]] = {}
     for row in rows:
         by_offset.setdefault(row.get("offset"), []).append(row)

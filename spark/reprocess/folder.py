@@ -1,19 +1,19 @@
-"""The output folder of a job: Parquet files of pieces, each with its facts in the footer, and the
-manifest. Files.
+"""The output folder of a job: the manifest, and a Parquet file per piece with its metadata in the
+footer. File I/O.
 
-    DIR/part-<partition>-<start>-<end>.parquet   the rows of a piece; its facts are in the footer,
+    DIR/part-<partition>-<start>-<end>.parquet   the rows of a piece; its metadata is in the footer,
                                                  so that both appear together
     DIR/_keylane/plan.json                       the manifest without pieces, which fixes the
                                                  ranges when the job begins
     DIR/_keylane/manifest.json                   the manifest, written after the last piece
-    DIR/_keylane/pieces/<partition>-….json       the facts of a piece whose rows are in a subject
+    DIR/_keylane/pieces/<partition>-….json       the metadata of a piece whose rows are in a subject
     DIR/_keylane/parked/part-….parquet           the messages of a piece for which the function
-                                                 failed, with its errors
-    DIR/_keylane/unfinished/                     files that are being written; readers of Parquet
+                                                 failed, with the errors
+    DIR/_keylane/unfinished/                     files that are being written; Parquet readers
                                                  ignore `_keylane`
 
 Invariants
-    A file gets its name only when it is complete and on the disk.
+    A file gets its final name only when it is complete and synced to disk.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import JobPiece, Manifest, decode_manifest, encode_manifest
 from ...protocol.text import counted
 
-FACTS = b"keylane.piece"
+PIECE_METADATA = b"keylane.piece"
 PLAN, MANIFEST = "plan.json", "manifest.json"
 
 
 class OutputFolder:
-    """A folder that the driver and every worker see under the same path."""
+    """Reads and writes an output folder, which has the same path on the driver and every worker."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path).absolute()
-        self._own = self.path / "_keylane"
-        self._facts = self._own / "pieces"
-        self.parked = self._own / "parked"
+        self._internal = self.path / "_keylane"
+        self._records = self._internal / "pieces"
+        self.parked = self._internal / "parked"
 
     def read(self, name: str) -> Manifest | None:
-        """Return the plan or the manifest, or None if there is none; raise JobError."""
-        path = self._own / name
+        """Return the plan or the manifest, or None; raise JobError if it is unreadable."""
+        path = self._internal / name
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -58,48 +58,51 @@ class OutputFolder:
         return decode_manifest(data, where=str(path))
 
     def write(self, name: str, manifest: Manifest) -> None:
-        """Write the plan or the manifest, in one step."""
-        unfinished = self._unfinished()
-        unfinished.write_bytes(encode_manifest(manifest))
-        self._finish(unfinished, self._own / name)
+        """Write the plan or the manifest atomically."""
+        temporary = self._new_temporary_file()
+        temporary.write_bytes(encode_manifest(manifest))
+        self._commit_file(temporary, self._internal / name)
 
-    def forget(self, name: str) -> None:
-        """Remove the plan or the manifest, if it is there."""
-        (self._own / name).unlink(missing_ok=True)
+    def remove(self, name: str) -> None:
+        """Remove the plan or the manifest if it exists."""
+        (self._internal / name).unlink(missing_ok=True)
 
     def write_piece(self, piece: JobPiece, rows: pa.Table, mark: str) -> None:
-        """Write the rows of a piece with its facts, in one step; a second write of the same piece
-        changes nothing.
+        """Write the rows and the metadata of a piece atomically; a repeated write replaces the same
+        file.
         """
-        facts = msgspec.json.encode((mark, piece))
-        unfinished = self._unfinished()
+        piece_metadata = msgspec.json.encode((mark, piece))
+        temporary = self._new_temporary_file()
         pq.write_table(
-            rows.replace_schema_metadata({**(rows.schema.metadata or {}), FACTS: facts}), unfinished
+            rows.replace_schema_metadata(
+                {**(rows.schema.metadata or {}), PIECE_METADATA: piece_metadata}
+            ),
+            temporary,
         )
-        self._finish(unfinished, self.path / piece.file)
+        self._commit_file(temporary, self.path / piece.file)
 
-    def write_facts(self, piece: JobPiece, mark: str) -> None:
-        """Note, in one step, that the rows of a piece are in a subject."""
-        unfinished = self._unfinished()
-        unfinished.write_bytes(msgspec.json.encode((mark, piece)))
-        self._facts.mkdir(parents=True, exist_ok=True)
-        self._finish(unfinished, self._facts / facts_file(piece))
+    def record_piece(self, piece: JobPiece, mark: str) -> None:
+        """Record atomically that the rows of a piece are stored in a subject."""
+        temporary = self._new_temporary_file()
+        temporary.write_bytes(msgspec.json.encode((mark, piece)))
+        self._records.mkdir(parents=True, exist_ok=True)
+        self._commit_file(temporary, self._records / record_file(piece))
 
     def write_parked(self, piece: JobPiece, messages: pa.Table) -> None:
-        """Write the parked messages of a piece, before the piece itself; if there are none, remove
-        those of an earlier try.
+        """Write the parked messages of a piece, or remove those of an earlier attempt if there are
+        none; call it before the piece itself is written.
         """
         path = self.parked / piece_file(piece.partition_id, piece.start, piece.end)
         if not messages.num_rows:
             path.unlink(missing_ok=True)
             return
-        unfinished = self._unfinished()
-        pq.write_table(messages, unfinished)
+        temporary = self._new_temporary_file()
+        pq.write_table(messages, temporary)
         self.parked.mkdir(parents=True, exist_ok=True)
-        self._finish(unfinished, path)
+        self._commit_file(temporary, path)
 
     def parked_text(self, manifest: Manifest) -> str:
-        """Return a text that says how many messages the job has parked, and where; "" for none."""
+        """Return how many messages the job has parked, and where, as a sentence; "" for none."""
         if not manifest.parked:
             return ""
         are = "it is" if manifest.parked == 1 else "they are"
@@ -109,61 +112,61 @@ class OutputFolder:
         )
 
     def pieces(
-        self, mark: str, earlier: Mapping[str, str] = MappingProxyType({})
+        self, mark: str, earlier_codes: Mapping[str, str] = MappingProxyType({})
     ) -> list[JobPiece]:
         """
-        Return the pieces that are done, sorted by partition and offset.
+        Return the finished pieces, sorted by partition and offset.
 
         Args:
-            mark: the mark of the pieces that are made now.
-            earlier: the code of earlier pieces that also count, by their mark.
+            mark: the mark of pieces made by the current code.
+            earlier_codes: the code of earlier pieces that also count, by mark.
         """
         done = []
 
-        def take(by: str, piece: JobPiece) -> None:
-            if by == mark:
+        def add_if_counted(piece_mark: str, piece: JobPiece) -> None:
+            if piece_mark == mark:
                 done.append(piece)
-            elif by in earlier:
-                done.append(msgspec.structs.replace(piece, code=earlier[by]))
+            elif piece_mark in earlier_codes:
+                done.append(msgspec.structs.replace(piece, code=earlier_codes[piece_mark]))
 
-        for path in self._facts.glob("*.json"):
-            take(*msgspec.json.decode(path.read_bytes(), type=tuple[str, JobPiece]))
+        for path in self._records.glob("*.json"):
+            add_if_counted(*msgspec.json.decode(path.read_bytes(), type=tuple[str, JobPiece]))
         for path in self.path.glob("part-*.parquet"):
-            facts = (pq.read_schema(path).metadata or {}).get(FACTS)
-            if facts is None:
+            piece_metadata = (pq.read_schema(path).metadata or {}).get(PIECE_METADATA)
+            if piece_metadata is None:
                 continue
-            by, piece = msgspec.json.decode(facts, type=tuple[str, JobPiece])
+            piece_mark, piece = msgspec.json.decode(piece_metadata, type=tuple[str, JobPiece])
             if piece.file == path.name:
-                take(by, piece)
+                add_if_counted(piece_mark, piece)
         return sorted(done, key=lambda piece: (piece.partition_id, piece.start))
 
-    def rows_of(self, piece: JobPiece) -> pa.Table:
+    def read_rows(self, piece: JobPiece) -> pa.Table:
         """Return the rows of a piece."""
         return pq.read_table(self.path / piece.file).replace_schema_metadata(None)
 
     def done_ranges(self) -> Iterator[tuple[int, int]]:
-        """Yield the partition id and the number of messages of each piece, from the file names."""
-        for path in chain(self.path.glob("part-*.parquet"), self._facts.glob("*.json")):
+        """Yield the partition id and the number of messages of each finished piece."""
+        for path in chain(self.path.glob("part-*.parquet"), self._records.glob("*.json")):
             partition_id, start, end = path.stem.removeprefix("part-").split("-")
             yield int(partition_id), int(end) - int(start)
 
-    def _unfinished(self) -> Path:
-        folder = self._own / "unfinished"
+    def _new_temporary_file(self) -> Path:
+        folder = self._internal / "unfinished"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / uuid.uuid4().hex
 
     @staticmethod
-    def _finish(unfinished: Path, path: Path) -> None:
-        with unfinished.open("rb") as written:
+    def _commit_file(temporary: Path, path: Path) -> None:
+        with temporary.open("rb") as written:
             os.fsync(written.fileno())
-        unfinished.replace(path)
+        temporary.replace(path)
 
 
 def piece_file(partition_id: int, start: int, end: int) -> str:
-    """Return the name of a piece's file; names sort in the order of offsets."""
+    """Return the file name of a piece; names sort by partition and offset."""
     return f"part-{partition_id:010d}-{start:016d}-{end:016d}.parquet"
 
 
-def facts_file(piece: JobPiece) -> str:
-    """Return the name of the file with the facts of a piece whose rows are in a subject."""
+def record_file(piece: JobPiece) -> str:
+    """Return the file name of the metadata of a piece whose rows are in a subject."""
     return f"{piece.partition_id:010d}-{piece.start:016d}-{piece.end:016d}.json"

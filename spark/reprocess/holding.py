@@ -1,10 +1,10 @@
 """Protects the messages that a job still needs from retention, until the job has ended.
 
     begin: hold [start, …) of every range ─▶ renew every third of the ttl
-                                          ─▶ end: hold from the end of every range on, once
+                                          ─▶ end: hold [end, …) of every range, once
 
-A thread of its own renews the holds. A partition that is opened during the job is held from its
-first message, so that a group can continue after the backfill.
+A separate thread renews the holds. Partitions opened during the job are held from their first
+message, so that a group can continue after the backfill.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ TTL_MS = 600_000
 """Milliseconds after which the holds of a killed job expire."""
 
 
-class Holding:
-    """The holds of one job on one subject; a `with` block sets them, and releases them at its
-    end.
-    """
+class RetentionHold:
+    """Protects the messages that a job needs from retention while its `with` block runs."""
 
     def __init__(
         self,
@@ -46,10 +44,10 @@ class Holding:
         """
         Args:
             starts: the first offset that the job needs, by partition id.
-            ends: the offset at which live reading continues, by partition id.
-            handover_ms: milliseconds for which messages after the ends are held when the job has
-                ended, so that a group can begin there; 0: not at all.
-            ttl_ms: milliseconds for which a hold is valid unless it is renewed.
+            ends: the offset at which reading continues after the backfill, by partition id.
+            handover_ms: milliseconds for which messages after `ends` are still held when the job
+                has ended, so that a group can start there; 0: not at all.
+            ttl_ms: milliseconds after which a hold expires unless it is renewed.
         """
         self._meta = meta
         self._subject = subject
@@ -58,11 +56,13 @@ class Holding:
         self._ends = dict(ends)
         self._handover_ms = handover_ms
         self._ttl_ms = ttl_ms
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name="keylane holds", daemon=True)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=self._renew_until_stopped, name="keylane holds", daemon=True
+        )
 
     def __enter__(self) -> Self:
-        asyncio.run(self._hold(self._starts, self._ttl_ms))
+        asyncio.run(self._set_holds(self._starts, self._ttl_ms))
         self._thread.start()
         return self
 
@@ -72,12 +72,12 @@ class Holding:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        self._ended.set()
+        self._stopped.set()
         self._thread.join()
         if kind is not None:
-            return  # the same command can continue the job until the holds expire
+            return  # until the holds expire, the same command can continue the job
         try:
-            asyncio.run(self._hold(self._ends, self._handover_ms))
+            asyncio.run(self._set_holds(self._ends, self._handover_ms))
         except KeylaneError as error:
             log.warning(
                 "cannot release the holds of job %s, which will expire: %s",
@@ -85,20 +85,20 @@ class Holding:
                 error,
             )
 
-    def _renew(self) -> None:
-        while not self._ended.wait(self._ttl_ms / 3000):
+    def _renew_until_stopped(self) -> None:
+        while not self._stopped.wait(self._ttl_ms / 3000):
             try:
-                asyncio.run(self._hold(self._starts, self._ttl_ms))
+                asyncio.run(self._set_holds(self._starts, self._ttl_ms))
             except KeylaneError as error:
                 log.warning("cannot renew the holds of job %s: %s", self._job, error)
 
-    async def _hold(self, offsets: Mapping[int, int], ttl_ms: int) -> None:
+    async def _set_holds(self, offsets: Mapping[int, int], ttl_ms: int) -> None:
         """
-        Set the hold of every partition.
+        Set the hold on each partition.
 
         Raises:
             OffsetOutOfRangeError: messages that the job needs were removed.
-            UnreachableError
+            UnreachableError: a broker or the metaserver does not answer.
         """
         network = client_network()
         try:

@@ -2,7 +2,7 @@
 
     jobs.py ─imports─▶ rules.py ─imports─▶ numpy        code: a digest of jobs.py and rules.py
 
-numpy is an installed package, so the user is responsible for its version.
+The digest excludes installed packages such as numpy, so the user is responsible for their versions.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ...protocol.ids import check_name
 JobFunction = Callable[[pa.Table], "pa.Table | pa.RecordBatch"]
 DIGEST_CHARS = 16
 MODULES_MAX = 1_000
-_OURS = __name__.partition(".")[0]
+_OWN_PACKAGE = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A function that takes a table of messages, in their order, and returns a table; it is called
-    once for each piece.
+    """A function that takes the messages of a piece as a table, in order, and returns a table of
+    rows.
     """
 
     name: str
@@ -44,101 +44,106 @@ class Job:
     """The version of the code: module:function@digest, with +VERSION if the user gives one."""
 
 
-def load_job(named: str, *, name: str = "", version: str = "") -> Job:
+def load_job(reference: str, *, name: str = "", version: str = "") -> Job:
     """
-    Load the job of a name such as `jobs.clean:run`.
+    Import the function that a reference such as `jobs.clean:run` names.
 
-    Its module is pickled by value: workers need the modules that it imports, but not the module
-    itself.
+    Its module is pickled by value: workers need only the modules that it imports.
 
     Args:
         version: the version of anything that the digest does not cover: installed packages, files
             that the job reads, and modules that are imported under a computed name.
 
     Raises:
-        JobError: there is no such module or function.
-        InvalidRequestError: the version is no name.
+        JobError: the module or the function cannot be imported.
+        InvalidRequestError: the version is not a valid name.
     """
-    module_name, _, function_name = named.partition(":")
+    module_name, _, function_name = reference.partition(":")
     try:
         module = importlib.import_module(module_name)
         function = getattr(module, function_name)
         source = inspect.getsource(module)
     except (ImportError, AttributeError, ValueError, OSError) as error:
-        failed = JobError(
-            Reason.JOB_FAILED, f"cannot import the job {named!r:.200}: {error}", job=named[:200]
+        load_error = JobError(
+            Reason.JOB_FAILED,
+            f"cannot import the job {reference!r:.200}: {error}",
+            job=reference[:200],
         )
-        failed.hint = (
+        load_error.hint = (
             "Give module:function, for example jobs:clean; the current folder is searched for the "
             "module first."
         )
-        raise failed from None
+        raise load_error from None
     if not callable(function):
-        raise JobError(Reason.JOB_FAILED, f"{named!r:.200} is no function", job=named[:200])
+        raise JobError(
+            Reason.JOB_FAILED, f"{reference!r:.200} is not a function", job=reference[:200]
+        )
     if module_name != "__main__":
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     digest = hashlib.sha256(source.encode())
-    for imported, text in sorted(_imported(module, source).items()):
+    for imported, text in sorted(_imported_sources(module, source).items()):
         digest.update(f"\0{imported}\0".encode() + text)
     code = f"{module_name}:{function_name}@{digest.hexdigest()[:DIGEST_CHARS]}"
     if version:
         code = f"{code}+{check_name('version', version)}"
-    return Job(name or named.replace(":", "."), function, code)
+    return Job(name or reference.replace(":", "."), function, code)
 
 
-def _imported(module: ModuleType, source: str) -> dict[str, bytes]:
+def _imported_sources(module: ModuleType, source: str) -> dict[str, bytes]:
     """
-    Return the sources of the user's modules that a module imports, directly or indirectly, also
-    inside functions, by name.
+    Return, by name, the source of each user module that a module imports, directly or indirectly,
+    including imports inside functions.
 
-    Modules of the user are those that are neither installed, nor of Python, nor of keylane.
+    A user module is neither installed nor part of Python or keylane.
     """
     found: dict[str, bytes] = {}
     is_package = hasattr(module, "__path__")
-    left = [(module.__name__, module.__name__ if is_package else module.__package__ or "", source)]
-    while left and len(found) < MODULES_MAX:
-        name, package, text = left.pop()
-        for imported in _names(name, package, text):
+    pending = [
+        (module.__name__, module.__name__ if is_package else module.__package__ or "", source)
+    ]
+    while pending and len(found) < MODULES_MAX:
+        name, package, text = pending.pop()
+        for imported in _imported_names(name, package, text):
             if imported in found or imported == module.__name__:
                 continue
-            path = _users_file(imported)
+            path = _user_module_path(imported)
             if path is None:
                 continue
             found[imported] = path.read_bytes()
-            inside = imported if path.name == "__init__.py" else imported.rpartition(".")[0]
-            left.append((imported, inside, found[imported].decode(errors="replace")))
+            module_package = imported if path.name == "__init__.py" else imported.rpartition(".")[0]
+            pending.append((imported, module_package, found[imported].decode(errors="replace")))
     return found
 
 
-def _names(name: str, package: str, source: str) -> Iterator[str]:
-    """Yield the names of modules that a source imports, and of their packages; some may be names
-    within a module.
+def _imported_names(name: str, package: str, source: str) -> Iterator[str]:
+    """Yield the names of the modules that a source imports, and of their packages; some may name an
+    attribute of a module instead.
     """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return
-    wanted = {name}
+    names = {name}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            wanted |= {each.name for each in node.names}
+            names |= {each.name for each in node.names}
         elif isinstance(node, ast.ImportFrom):
             try:
                 base = resolve_name("." * node.level + (node.module or ""), package)
             except ImportError:
                 continue
-            wanted |= {base, *(f"{base}.{each.name}" for each in node.names)}
-    for each in sorted(wanted):
+            names |= {base, *(f"{base}.{each.name}" for each in node.names)}
+    for each in sorted(names):
         parts = each.split(".")
         yield from (".".join(parts[: end + 1]) for end in range(len(parts)))
 
 
-def _users_file(name: str) -> Path | None:
-    """Return the file of a module of the user, or None if it is none or has no source."""
-    if name.partition(".")[0] in {_OURS, "pyspark", "__main__"}:
+def _user_module_path(name: str) -> Path | None:
+    """Return the file of a user module; None if the module is not one, or has no source."""
+    if name.partition(".")[0] in {_OWN_PACKAGE, "pyspark", "__main__"}:
         return None
     parent = name.rpartition(".")[0]
-    if parent and _users_file(parent) is None and not _is_namespace(parent):
+    if parent and _user_module_path(parent) is None and not _is_namespace(parent):
         return None
     try:
         spec = find_spec(name)
@@ -150,7 +155,7 @@ def _users_file(name: str) -> Path | None:
     if (
         path.suffix != ".py"
         or not path.is_file()
-        or any(path.is_relative_to(each) for each in _installed())
+        or any(path.is_relative_to(each) for each in _installed_folders())
     ):
         return None
     return path
@@ -165,8 +170,8 @@ def _is_namespace(name: str) -> bool:
 
 
 @cache
-def _installed() -> frozenset[Path]:
-    """Return the folders of Python's own modules and of installed packages."""
+def _installed_folders() -> frozenset[Path]:
+    """Return the folders of the standard library and of installed packages."""
     paths = [sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")]
     return frozenset(
         Path(each).resolve()

@@ -1,10 +1,9 @@
-"""Turns the rows of a job into messages: it checks them, and adds the job and the source of each.
-Pure.
+"""Checks the rows of a job and turns them into messages, with the job and the source of each. Pure.
 
     rows: value, key, properties, timestamp, offset
       ─▶ messages with the properties replay=<job>, keylane.source=<partition>/<offset>
 
-By the source, consumer groups are carried over to the new messages (`carrying.py`).
+With the source, consumer groups are carried over to the new messages (`carrying.py`).
 """
 
 from __future__ import annotations
@@ -21,45 +20,45 @@ from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import SOURCE, JobPiece
 
 REPLAY = "replay"
-"""The property, and the column of Parquet files, that names the job in each row."""
-STORED = ("key", "value", "properties", "timestamp")
-OF_SOURCE = ("partition", "offset", REPLAY)
+"""The property, or Parquet column, that names the job in each row."""
+MESSAGE_COLUMNS = ("key", "value", "properties", "timestamp")
+SOURCE_COLUMNS = ("partition", "offset", REPLAY)
 PROPERTIES = pa.map_(pa.string(), pa.string())
 
 
-def messages_of(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
+def to_messages(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
     """
-    Return the columns to store, with the properties of a replay, which replace properties of the
-    same names.
+    Return the columns to store, with properties that name the job and the source of each row.
 
-    Rows without a column `offset`, for example of a summary, get only the property of the job. If
-    the job's input has a source property itself, it is dropped, because it does not describe these
-    rows.
+    They replace properties of the same names, which describe the job's input. Rows without a column
+    `offset`, such as summaries, get only the property of the job.
 
     Raises:
-        JobError: a column is no part of a message, has a wrong type, or the value is missing.
+        JobError: a column is not part of a message or has a wrong type, or there are no values.
     """
     names = rows.column_names
     where = f"[{piece.start}, {piece.end}) of partition {piece.partition_id}"
     details = {"job": job, "partition_id": piece.partition_id, "start": piece.start}
-    wrong = [name for name in names if name not in (*STORED, *OF_SOURCE)]
-    if wrong or "value" not in names:
-        what = f"a column {wrong[0]}" if wrong else "no column value"
+    unknown = [name for name in names if name not in (*MESSAGE_COLUMNS, *SOURCE_COLUMNS)]
+    if unknown or "value" not in names:
+        problem = f"a column {unknown[0]}" if unknown else "no column value"
         raise JobError(
             Reason.JOB_FAILED,
-            f"job {job} at {where} gave {what}: messages have {', '.join(STORED)}",
+            f"job {job} at {where} gave {problem}: messages have {', '.join(MESSAGE_COLUMNS)}",
             **details,
         )
     sources = None
     try:
         columns = {
-            name: _stored(name, _whole(rows.column(name))) for name in STORED if name in names
+            name: _to_message_type(name, _combine_chunks(rows.column(name)))
+            for name in MESSAGE_COLUMNS
+            if name in names
         }
         if "offset" in names:
-            offsets = _whole(rows.column("offset")).cast(pa.int64()).cast(pa.string())
+            offsets = _combine_chunks(rows.column("offset")).cast(pa.int64()).cast(pa.string())
             sources = pc.binary_join_element_wise(str(piece.partition_id), offsets, "/")
-        columns["properties"] = with_properties(
-            _without(columns.get("properties"), (REPLAY, SOURCE)),
+        columns["properties"] = add_properties(
+            _remove_entries(columns.get("properties"), (REPLAY, SOURCE)),
             {
                 REPLAY: pa.repeat(pa.scalar(job, pa.string()), rows.num_rows),
                 **({} if sources is None else {SOURCE: sources}),
@@ -70,59 +69,59 @@ def messages_of(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
     return pa.table(columns)
 
 
-def _without(given: Any, names: Sequence[str]) -> Any:
-    """Return a map array without the entries of these names; raise pa.ArrowException if it has
-    other types.
+def _remove_entries(given: Any, names: Sequence[str]) -> Any:
+    """Return a map array without the entries of these names; raise pa.ArrowException if it does not
+    map strings to strings.
     """
     if given is None:
         return None
-    own = _with_offsets(given, len(given))
-    stays = pc.invert(pc.is_in(own.keys, pa.array(names))).to_numpy(zero_copy_only=False)
-    if stays.all():
+    entries = _flatten_entries(given, len(given))
+    is_kept = pc.invert(pc.is_in(entries.keys, pa.array(names))).to_numpy(zero_copy_only=False)
+    if is_kept.all():
         return given
-    before = np.concatenate([[0], np.cumsum(stays)]).astype(np.int32)
-    at = pa.array(np.flatnonzero(stays))
+    kept_before = np.concatenate([[0], np.cumsum(is_kept)]).astype(np.int32)
+    kept = pa.array(np.flatnonzero(is_kept))
     return pa.MapArray.from_arrays(
-        pa.array(before[own.offsets]), own.keys.take(at), own.values.take(at)
+        pa.array(kept_before[entries.offsets]), entries.keys.take(kept), entries.values.take(kept)
     )
 
 
-def with_properties(given: Any, more: dict[str, Any]) -> Any:
+def add_properties(given: Any, added: dict[str, Any]) -> Any:
     """
-    Return a map array with more entries after those of each row; no Python object is made per row.
+    Append entries to each row of a map array, without a Python object per row.
 
     Args:
-        given: an array of maps of texts; None: no row has entries.
-        more: the additional texts for all rows, by key.
+        given: an array of maps from string to string; None: no row has entries.
+        added: the values to append in each row, by key.
 
     Raises:
-        pa.ArrowException: the given array has other types.
+        pa.ArrowException: the given array does not map strings to strings.
     """
-    count = len(next(iter(more.values())))
-    own = _with_offsets(given, count)
-    entries = len(own.keys)
-    lengths = np.diff(own.offsets)
-    ends = own.offsets[1:] + len(more) * np.arange(1, count + 1)
-    # Of each entry of the result, its place in: the given entries, then each new property of all
-    # rows.
-    places = np.empty(entries + len(more) * count, np.int64)
-    places[np.arange(entries) + len(more) * np.repeat(np.arange(count), lengths)] = np.arange(
-        entries
+    count = len(next(iter(added.values())))
+    entries = _flatten_entries(given, count)
+    entry_count = len(entries.keys)
+    lengths = np.diff(entries.offsets)
+    ends = entries.offsets[1:] + len(added) * np.arange(1, count + 1)
+    # For each entry of the result, its index in the given entries followed by each new property of
+    # all rows.
+    source_indexes = np.empty(entry_count + len(added) * count, np.int64)
+    source_indexes[np.arange(entry_count) + len(added) * np.repeat(np.arange(count), lengths)] = (
+        np.arange(entry_count)
     )
-    keys, values = [own.keys], [own.values]
-    for number, (key, texts) in enumerate(more.items()):
-        places[ends - len(more) + number] = entries + number * count + np.arange(count)
+    keys, values = [entries.keys], [entries.values]
+    for nth, (key, texts) in enumerate(added.items()):
+        source_indexes[ends - len(added) + nth] = entry_count + nth * count + np.arange(count)
         keys.append(pa.repeat(pa.scalar(key, pa.string()), count))
         values.append(texts)
-    taken = pa.array(places)
+    indexes = pa.array(source_indexes)
     starts = pa.array(np.concatenate([[0], ends]).astype(np.int32))
     return pa.MapArray.from_arrays(
-        starts, pa.concat_arrays(keys).take(taken), pa.concat_arrays(values).take(taken)
+        starts, pa.concat_arrays(keys).take(indexes), pa.concat_arrays(values).take(indexes)
     )
 
 
 class _Entries:
-    """The concatenated entries of a map array, and where those of each row begin."""
+    """Holds the concatenated entries of a map array, and the offset of each row."""
 
     def __init__(self, keys: Any, values: Any, offsets: Any) -> None:
         self.keys = keys
@@ -130,7 +129,7 @@ class _Entries:
         self.offsets = offsets
 
 
-def _with_offsets(given: Any, count: int) -> _Entries:
+def _flatten_entries(given: Any, count: int) -> _Entries:
     if given is None:
         empty = pa.array([], pa.string())
         return _Entries(empty, empty, np.zeros(count + 1, np.int64))
@@ -144,37 +143,40 @@ def _with_offsets(given: Any, count: int) -> _Entries:
 _ENTRY = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())])
 
 
-def _stored(name: str, column: Any) -> Any:
+def _to_message_type(name: str, column: Any) -> Any:
     """
-    Convert a column to the type in which messages are written.
+    Convert a column to the type that messages are written with.
 
     Raises:
-        pa.ArrowException: the column has another kind of type.
+        pa.ArrowException: the column's type cannot be converted.
     """
     if name == "properties":
         return column
     try:
         if name != "timestamp":
-            return _bytes(column)
-        # Nanoseconds are cut, as by the reader; a time of a coarser unit may be beyond
-        # microseconds.
-        fine = pa.types.is_timestamp(column.type) and column.type.unit == "ns"
-        return column.cast(TIME, safe=not fine)
+            return _to_binary(column)
+        # Nanoseconds are truncated, as the reader does; a time in a coarser unit may overflow.
+        is_nanoseconds = pa.types.is_timestamp(column.type) and column.type.unit == "ns"
+        return column.cast(TIME, safe=not is_nanoseconds)
     except pa.ArrowException as error:
         raise pa.ArrowInvalid(f"column {name}: {error}") from error
 
 
-def _bytes(column: Any) -> Any:
-    if pa.types.is_dictionary(column.type):  # Arrow decodes no dictionary of views
-        texts = _bytes(column.dictionary)
+def _to_binary(column: Any) -> Any:
+    if pa.types.is_dictionary(column.type):  # Arrow cannot decode a dictionary of views
+        texts = _to_binary(column.dictionary)
         column = pa.DictionaryArray.from_arrays(column.indices, texts).dictionary_decode()
     if pa.types.is_string_view(column.type):
         column = column.cast(pa.large_string())
     return column.cast(pa.large_binary())
 
 
-def _whole(column: pa.ChunkedArray) -> Any:
-    whole = column.combine_chunks()
-    if isinstance(whole, pa.ChunkedArray):
-        return pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], whole.type)
-    return whole
+def _combine_chunks(column: pa.ChunkedArray) -> Any:
+    combined = column.combine_chunks()
+    if isinstance(combined, pa.ChunkedArray):
+        return (
+            pa.concat_arrays(combined.chunks)
+            if combined.num_chunks
+            else pa.array([], combined.type)
+        )
+    return combined

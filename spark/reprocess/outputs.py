@@ -1,14 +1,14 @@
 """Compares the output of a job with that of another job, or with a subject. Network only.
 
-    two folders of files                compare table by table (`comparing.py`)
-    a subject on one side or on both    match rows by the messages of which they were made
-                                        (`compared_rows.py`), some pieces at a time
+    two folders of files          compare table by table (`comparing.py`)
+    at least one subject          match rows by the messages from which they were made
+                                  (`compared_rows.py`), some pieces at a time
 
 Pieces with equal digests are not read.
 
 Invariants
     At most the rows of `ROUND_ROWS` messages, or of one piece, are in memory at once, as five
-    numbers each.
+    numbers per row.
 """
 
 from __future__ import annotations
@@ -23,10 +23,16 @@ import pyarrow as pa
 from ...arrow.reading import read
 from ...protocol.errors import JobError, PartitionUnknownError, Reason, SubjectUnknownError
 from ...protocol.reprocess.manifest import JobPiece, Manifest, live_offsets
-from .compared_rows import ComparedRows, RowDifferences, compared_rows, differing_keys, of_pieces
-from .comparing import KeyDifference, differences
+from .compared_rows import (
+    ComparedRows,
+    RowDifferences,
+    compared_rows,
+    differing_keys,
+    select_pieces,
+)
+from .comparing import KeyDifference, find_differences
 from .folder import MANIFEST, OutputFolder
-from .messages import messages_of
+from .messages import to_messages
 
 ROUND_ROWS = 5_000_000
 SUBJECT = "subject:"
@@ -35,52 +41,56 @@ COLUMNS = ("partition", "offset", "key", "value", "timestamp", "properties")
 
 def compare_outputs(meta: str, old: str, new: OutputFolder) -> list[KeyDifference]:
     """
-    Return where the output of a job differs from an older one, sorted by source partition, key and
-    first offset; this blocks.
+    Return the keys for which the output of a job differs from an older one, sorted by source
+    partition and first offset. This blocks.
 
     Args:
         meta: host:port of a metaserver; several are separated by commas.
-        old: the folder of another job, or subject:NAME. Of a subject, only rows of the same ranges
-            are compared; if it is the subject that the job has read, its messages themselves.
+        old: the folder of another job, or subject:NAME. Only rows made from the job's ranges are
+            compared; if the job has read the subject, its messages are compared instead.
         new: the folder of the job.
 
     Raises:
-        JobError: an output is not complete, or the two have different ranges.
-        JobError: rows were removed, or do not name the messages of which they were made.
-        KeylaneError: an error of reading.
+        JobError: an output is incomplete, the two have different ranges, or rows were removed or do
+            not name the messages from which they were made.
+        KeylaneError: reading fails.
     """
     after = complete(new)
     if old.startswith(SUBJECT):
         name = old.removeprefix(SUBJECT)
         pairs = [(piece, piece) for piece in after.pieces]
         before: _Side = _Subject(meta, name, after if name == after.subject else None)
-        return _merged(_by_rows(before, _side(meta, new, after), pairs))
+        return _merge(_compare_rows(before, _output_of(meta, new, after), pairs))
     folder = OutputFolder(old)
     earlier = complete(folder)
-    pairs = [pair for pair in _paired(folder, earlier, new, after) if _differ(*pair)]
+    pairs = [pair for pair in _pair_pieces(folder, earlier, new, after) if _differ(*pair)]
     if earlier.output or after.output:
-        return _merged(_by_rows(_side(meta, folder, earlier), _side(meta, new, after), pairs))
-    return _merged(
+        return _merge(
+            _compare_rows(_output_of(meta, folder, earlier), _output_of(meta, new, after), pairs)
+        )
+    return _merge(
         each
         for other, piece in pairs
-        for each in differences(piece.partition_id, folder.rows_of(other), new.rows_of(piece))
+        for each in find_differences(
+            piece.partition_id, folder.read_rows(other), new.read_rows(piece)
+        )
     )
 
 
-def _merged(unlike: Iterable[KeyDifference]) -> list[KeyDifference]:
+def _merge(differences: Iterable[KeyDifference]) -> list[KeyDifference]:
     """Merge the differences of each partition and key, and sort them by partition and first
     offset.
     """
     merged: dict[tuple[int, object], KeyDifference] = {}
-    for each in unlike:
-        place = each.partition_id, each.key
-        other = merged.get(place)
+    for each in differences:
+        key = each.partition_id, each.key
+        other = merged.get(key)
         if other is not None:
             offsets = (other.first_offset, each.first_offset)
             first = min((offset for offset in offsets if offset is not None), default=None)
-            merged[place] = replace(other, first_offset=first, rows=other.rows + each.rows)
+            merged[key] = replace(other, first_offset=first, rows=other.rows + each.rows)
         else:
-            merged[place] = each
+            merged[key] = each
     return sorted(
         merged.values(),
         key=lambda each: (each.partition_id, each.first_offset is None, each.first_offset or 0),
@@ -88,7 +98,7 @@ def _merged(unlike: Iterable[KeyDifference]) -> list[KeyDifference]:
 
 
 def complete(folder: OutputFolder) -> Manifest:
-    """Return the manifest of a complete job; raise JobError if it is not complete."""
+    """Return the manifest of a complete job; raise JobError if it is incomplete."""
     manifest = folder.read(MANIFEST)
     if manifest is None:
         raise JobError(Reason.MANIFEST, f"{folder.path} is not complete", path=str(folder.path))
@@ -96,7 +106,7 @@ def complete(folder: OutputFolder) -> Manifest:
     return manifest
 
 
-def _paired(
+def _pair_pieces(
     old: OutputFolder, before: Manifest, new: OutputFolder, after: Manifest
 ) -> list[tuple[JobPiece, JobPiece]]:
     pieces = {(each.partition_id, each.start, each.end): each for each in before.pieces}
@@ -115,25 +125,25 @@ def _differ(old: JobPiece, new: JobPiece) -> bool:
 
 
 class _Side(ABC):
-    """One of the two compared outputs."""
+    """One of the two compared outputs: its rows, and how to read them."""
 
     where = ""
-    own_places = False
+    is_source = False
     planned_us: int | None = None
 
     @abstractmethod
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that were made of messages of these pieces, and maybe others."""
+        """Yield the rows made from messages of these pieces; others may be among them."""
 
     def rows(self, pieces: Sequence[JobPiece]) -> Iterator[tuple[pa.RecordBatch, ComparedRows]]:
-        """Yield the batches, each with its rows."""
+        """Yield each batch with its rows in comparable form."""
         for batch in self.batches(pieces):
             if batch.num_rows:
                 yield (
                     batch,
                     compared_rows(
                         batch,
-                        own_places=self.own_places,
+                        is_source=self.is_source,
                         planned_us=self.planned_us,
                         where=self.where,
                     ),
@@ -141,7 +151,7 @@ class _Side(ABC):
 
 
 class _Files(_Side):
-    """The files of a folder, read as messages."""
+    """The Parquet files of a folder, read as messages."""
 
     def __init__(self, folder: OutputFolder, manifest: Manifest) -> None:
         self._folder = folder
@@ -151,7 +161,7 @@ class _Files(_Side):
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
         for piece in pieces:
             try:
-                rows = messages_of(self._folder.rows_of(piece), job=self._job, piece=piece)
+                rows = to_messages(self._folder.read_rows(piece), job=self._job, piece=piece)
             except JobError as error:
                 raise JobError(
                     Reason.OUTPUTS_DIFFER, f"{self.where}: {error.message}", path=self.where
@@ -160,17 +170,17 @@ class _Files(_Side):
 
 
 class _Subject(_Side):
-    """The rows of a subject, or the messages that a job has read if it is the job's source."""
+    """The messages of a subject: rows of a job, or the messages that the job has read."""
 
-    def __init__(self, meta: str, name: str, read_by: Manifest | None) -> None:
+    def __init__(self, meta: str, name: str, manifest: Manifest | None) -> None:
         self._meta = meta
         self._name = name
-        self._read_by = read_by
-        self.own_places = read_by is not None
+        self._manifest = manifest
+        self.is_source = manifest is not None
         self.where = f"{SUBJECT}{name}"
 
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
-        if self._read_by is None:
+        if self._manifest is None:
             yield from read(self._meta, self._name, columns=COLUMNS)
             return
         starts: dict[int, int] = {}
@@ -184,7 +194,7 @@ class _Subject(_Side):
 
 
 class _JobRows(_Side):
-    """The rows that a job has stored in a subject, which is hidden or was published since."""
+    """The rows that a job has stored in a subject, which is hidden or already published."""
 
     def __init__(self, meta: str, folder: OutputFolder, manifest: Manifest) -> None:
         assert manifest.output
@@ -205,7 +215,7 @@ class _JobRows(_Side):
         starts = dict.fromkeys(ends, 0)
         try:
             yield from _read_ranges(self._meta, output.hidden, starts, ends, where=self.where)
-        except SubjectUnknownError:  # it is published
+        except SubjectUnknownError:  # it was published
             yield from _read_ranges(self._meta, output.target, starts, ends, where=self.where)
 
 
@@ -224,68 +234,68 @@ def _read_ranges(
         ) from None
 
 
-def _side(meta: str, folder: OutputFolder, manifest: Manifest) -> _Side:
+def _output_of(meta: str, folder: OutputFolder, manifest: Manifest) -> _Side:
     return _JobRows(meta, folder, manifest) if manifest.output else _Files(folder, manifest)
 
 
-def _by_rows(
+def _compare_rows(
     old: _Side, new: _Side, pairs: Sequence[tuple[JobPiece, JobPiece]]
 ) -> Iterator[KeyDifference]:
-    for some in rounds(pairs):
-        before, after = [other for other, _ in some], [piece for _, piece in some]
-        unlike = differing_keys(_gathered(old, before), _gathered(new, after))
-        if len(unlike.source):
-            keys = _keys_of([(old, before), (new, after)], set(unlike.key.tolist()))
-            yield from _named(unlike, keys)
+    for round_pairs in rounds(pairs):
+        before, after = [other for other, _ in round_pairs], [piece for _, piece in round_pairs]
+        differences = differing_keys(_collect_rows(old, before), _collect_rows(new, after))
+        if len(differences.source):
+            keys = _find_keys([(old, before), (new, after)], set(differences.key.tolist()))
+            yield from _with_keys(differences, keys)
 
 
 def rounds(
     pairs: Sequence[tuple[JobPiece, JobPiece]],
 ) -> Iterator[list[tuple[JobPiece, JobPiece]]]:
-    """Yield the pieces that are compared at once."""
-    some: list[tuple[JobPiece, JobPiece]] = []
+    """Yield the pieces to compare together: at most ROUND_ROWS rows, or a single piece."""
+    round_pairs: list[tuple[JobPiece, JobPiece]] = []
     rows = 0
     for pair in pairs:
         size = max(*(each.rows for each in pair), pair[0].end - pair[0].start)
-        if some and rows + size > ROUND_ROWS:
-            yield some
-            some, rows = [], 0
-        some.append(pair)
+        if round_pairs and rows + size > ROUND_ROWS:
+            yield round_pairs
+            round_pairs, rows = [], 0
+        round_pairs.append(pair)
         rows += size
-    if some:
-        yield some
+    if round_pairs:
+        yield round_pairs
 
 
-def _gathered(side: _Side, pieces: Sequence[JobPiece]) -> ComparedRows:
-    parts = (of_pieces(rows, pieces) for _, rows in side.rows(pieces))
-    return ComparedRows.together([part for part in parts if len(part)])
+def _collect_rows(side: _Side, pieces: Sequence[JobPiece]) -> ComparedRows:
+    parts = (select_pieces(rows, pieces) for _, rows in side.rows(pieces))
+    return ComparedRows.concatenate([part for part in parts if len(part)])
 
 
-def _keys_of(
-    sides: Sequence[tuple[_Side, Sequence[JobPiece]]], wanted: set[int]
+def _find_keys(
+    sides: Sequence[tuple[_Side, Sequence[JobPiece]]], hashes: set[int]
 ) -> dict[int, bytes]:
-    """Return the keys of these hashes; the rows are read again until every key is known."""
+    """Return the keys with these hashes; rows are read again until every key is found."""
     keys_by_hash: dict[int, bytes] = {}
     for side, pieces in sides:
         for batch, rows in side.rows(pieces):
-            left = np.array(sorted(wanted - keys_by_hash.keys()), np.uint64)
-            if not len(left):
+            missing = np.array(sorted(hashes - keys_by_hash.keys()), np.uint64)
+            if not len(missing):
                 return keys_by_hash
-            at = np.flatnonzero(np.isin(rows.key, left))
-            hashes, firsts = np.unique(rows.key[at], return_index=True)
+            at = np.flatnonzero(np.isin(rows.key, missing))
+            row_hashes, firsts = np.unique(rows.key[at], return_index=True)
             keys = batch.column("key") if "key" in batch.schema.names else None
-            for number, row in zip(hashes.tolist(), at[firsts].tolist(), strict=True):
+            for key_hash, row in zip(row_hashes.tolist(), at[firsts].tolist(), strict=True):
                 key = None if keys is None else keys[row].as_py()
-                keys_by_hash[number] = key.encode() if isinstance(key, str) else key or b""
+                keys_by_hash[key_hash] = key.encode() if isinstance(key, str) else key or b""
     return keys_by_hash
 
 
-def _named(unlike: RowDifferences, keys: dict[int, bytes]) -> Iterator[KeyDifference]:
+def _with_keys(differences: RowDifferences, keys: dict[int, bytes]) -> Iterator[KeyDifference]:
     for source, key, first, rows in zip(
-        unlike.source.tolist(),
-        unlike.key.tolist(),
-        unlike.first_offset.tolist(),
-        unlike.rows.tolist(),
+        differences.source.tolist(),
+        differences.key.tolist(),
+        differences.first_offset.tolist(),
+        differences.rows.tolist(),
         strict=True,
     ):
         yield KeyDifference(partition_id=source, key=keys[key], first_offset=first, rows=rows)

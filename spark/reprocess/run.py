@@ -1,15 +1,15 @@
 """Runs a job over fixed ranges of a subject, into a folder of Parquet files or a subject. Needs a
 Spark session.
 
-    fix the ranges, hold them ─▶ missing pieces, a task for    ─▶ write the manifest, move the
-                                 each partition                   holds to the ends
+    fix the ranges, hold them ─▶ run the missing pieces, a     ─▶ write the manifest, move the
+                                 task for each partition          holds to the ends
             │ plan.json            │ part-….parquet, one after another     │ manifest.json
             └──────────────────────┴─ a later run makes the missing pieces ┘
 
 Invariants
-    The ranges are those of the first run. A later run must have the same job, subject and target,
-    and the same code unless another one is accepted; each piece then names the code that made it.
-    A killed job leaves only whole pieces; the same command continues after them.
+    The first run fixes the ranges. A later run must have the same job, subject and target, and the
+    same code unless changed code is accepted; each piece records the code that made it.
+    A killed job leaves only complete pieces; the same command continues after them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 from msgspec import UNSET
-from msgspec.structs import replace as changed
+from msgspec.structs import replace as replace_fields
 
 from ...arrow.planner import PlannedRange
 from ...arrow.selection import ReadBound, ReadOptions
@@ -36,30 +36,30 @@ from ...protocol.reprocess.manifest import (
     with_code,
 )
 from .folder import MANIFEST, PLAN, OutputFolder
-from .holding import Holding
+from .holding import RetentionHold
 from .job import Job
 from .target import JobTarget
-from .worker import DONE_SCHEMA, JobTask, cut, task_runner
+from .worker import DONE_SCHEMA, JobTask, slice_range, task_runner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PIECE_ROWS = 250_000
 PIECE_BYTES = 64 << 20
-"""Limits of a piece, in rows and bytes: a worker has one piece and its output in memory."""
+"""Limits of a piece, in rows and bytes: a worker keeps one piece and its output in memory."""
 HANDOVER_MS = 3_600_000
-ACCEPT = (
+ACCEPT_CODE_HINT = (
     "The code has changed: the module of the job, a module that it imports, or its version. "
     "--accept-code keeps the pieces that are done, and makes the others with this code; in a new "
     "folder all are made with this code, and --compare compares the two."
 )
 ROWS_PER_SECOND, BYTES_PER_SECOND = 250_000, 40 << 20
-"""Approximate speed of one task with a cheap job, by which a plan estimates its duration."""
+"""The approximate speed of a task with a cheap job, used to estimate durations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """The pieces that a run has to make."""
+    """The pieces that a run must process."""
 
     manifest: Manifest
     missing: tuple[PlannedRange, ...]
@@ -77,12 +77,12 @@ class JobPlan:
 
     @property
     def size_bytes(self) -> int:
-        """The approximate number of bytes of log of the missing pieces."""
+        """The approximate size of the missing pieces in the log, in bytes."""
         return sum(piece.size_bytes for piece in self.missing)
 
     def minutes(self, cores: int) -> float:
-        """Return the approximate duration in minutes with this number of task slots, at least that
-        of the longest task.
+        """Return the approximate duration in minutes with this number of task slots, at least the
+        duration of the longest task.
         """
         costs: dict[int, float] = {}
         for piece in self.missing:
@@ -100,36 +100,36 @@ def plan_job(
     accept_code: bool = False,
 ) -> JobPlan:
     """
-    Fix the ranges, or read them from the folder, and return the missing pieces.
+    Choose the ranges, or read them from the folder, and return the plan for the missing pieces.
 
     This writes nothing, and blocks.
 
     Args:
-        output: the subject that gets the rows, of which only the target counts if the job has
-            already begun; None: the rows become Parquet files.
-        accept_code: keep pieces that were made with other code.
+        output: the subject that gets the rows; if the job has already begun, only its target is
+            compared. None: the rows become Parquet files.
+        accept_code: keep pieces that were made with different code.
 
     Raises:
-        JobError: the folder has the output of another job, code, subject or target.
-        JobError: the folder's manifest is unreadable.
+        JobError: the folder has the output of another job, code, subject or target, or its manifest
+            is unreadable.
         DataLossError: retention has removed messages of missing pieces.
-        RefusedError, UnreachableError: an error of planning.
+        RefusedError, UnreachableError: planning fails.
     """
-    known = _known(job, options, folder, output, accept_code=accept_code)
+    known = _load_known_manifest(job, options, folder, output, accept_code=accept_code)
     if known is not None:
-        return _missing_of(known, options, folder)
-    return _first_plan(job, options, folder, output)
+        return _plan_missing(known, options, folder)
+    return _plan_first_run(job, options, folder, output)
 
 
-def _first_plan(
+def _plan_first_run(
     job: Job, options: ReadOptions, folder: OutputFolder, output: SubjectOutput | None
 ) -> JobPlan:
     (subject,) = options.subjects
     planned = [] if options.partitions == frozenset() else take_snapshot(options)
-    return _missing_of(_manifest_of(job, subject, planned, output), options, folder, planned)
+    return _plan_missing(_new_manifest(job, subject, planned, output), options, folder, planned)
 
 
-def _known(
+def _load_known_manifest(
     job: Job,
     options: ReadOptions,
     folder: OutputFolder,
@@ -137,26 +137,27 @@ def _known(
     *,
     accept_code: bool,
 ) -> Manifest | None:
-    """Return the manifest or the plan of the folder, or None if there is none; raise
-    JobError or JobError.
+    """Return the manifest or the plan in the folder, or None; raise JobError if it is unreadable or
+    belongs to another job, code, subject or target.
     """
     (subject,) = options.subjects
     known = folder.read(MANIFEST) or folder.read(PLAN)
     if known is None:
         return None
     target = output.target if output else ""
-    goes_to = known.output.target if known.output else ""
-    same = (job.name, subject, target) == (known.job, known.subject, goes_to)
-    if same and (accept_code or job.code == known.code):
+    known_target = known.output.target if known.output else ""
+    is_same_job = (job.name, subject, target) == (known.job, known.subject, known_target)
+    if is_same_job and (accept_code or job.code == known.code):
         return with_code(known, job.code)
     error = JobError(
         Reason.JOB_CHANGED,
         f"{folder.path} has the output of job {known.job}, {known.code}, of subject {known.subject}"
-        f"{_to(goes_to)}; the command is for job {job.name}, {job.code}, of {subject}{_to(target)}",
+        f"{_describe_target(known_target)}; the command is for job {job.name}, {job.code}, of "
+        f"{subject}{_describe_target(target)}",
         path=str(folder.path),
     )
-    if same:
-        error.hint = ACCEPT
+    if is_same_job:
+        error.hint = ACCEPT_CODE_HINT
     raise error
 
 
@@ -164,41 +165,41 @@ def _plan_after_cut(
     job: Job, options: ReadOptions, folder: OutputFolder, to: JobTarget, *, accept_code: bool
 ) -> tuple[JobPlan, ReadOptions, Manifest | None]:
     """
-    Cut the source, then plan: all that lies before the cut is sealed, and what is sent meanwhile
-    lies behind the rows.
+    Cut the source, then plan the messages before the cut, which are in sealed partitions; messages
+    sent meanwhile come after the rows.
 
     Returns:
-        The plan, the options of its partitions, and the manifest if nothing is left to do.
+        The plan, the options with its partitions, and the manifest if the job is already complete.
     """
-    known = _known(job, options, folder, to.output(), accept_code=accept_code)
+    known = _load_known_manifest(job, options, folder, to.output(), accept_code=accept_code)
     done = folder.read(MANIFEST)
-    asked = known.output if known and known.output else to.output()
+    requested = known.output if known and known.output else to.output()
     try:
-        output, older = to.cut(asked)
+        output, older_ids = to.cut(requested)
     except PublishError as error:
         if error.reason is not Reason.PUBLISH_TARGET or known is None or done is None:
             raise
-        return _missing_of(known, options, folder), options, done  # published since
-    chosen = older if options.partitions is None else older & options.partitions
-    options = replace(options, partitions=chosen)
+        return _plan_missing(known, options, folder), options, done  # already published
+    partitions = older_ids if options.partitions is None else older_ids & options.partitions
+    options = replace(options, partitions=partitions)
     if known is not None and known.output == output:
-        plan = _missing_of(known, options, folder)
+        plan = _plan_missing(known, options, folder)
         if plan.missing or done is None:
             return plan, options, None
-        return plan, options, to.checked(done)
-    # The hidden subject of before is gone, and messages may have come since: its rows are written
-    # anew, with new ranges.
-    folder.forget(MANIFEST)
-    plan = _first_plan(job, options, folder, output)
+        return plan, options, to.check_rows(done)
+    # The earlier hidden subject was deleted, and messages may have arrived since: all rows are
+    # written again, with new ranges.
+    folder.remove(MANIFEST)
+    plan = _plan_first_run(job, options, folder, output)
     folder.write(PLAN, plan.manifest)
     return plan, options, None
 
 
-def _to(target: str) -> str:
+def _describe_target(target: str) -> str:
     return f", to subject {target}" if target else ""
 
 
-def _missing_of(
+def _plan_missing(
     manifest: Manifest,
     options: ReadOptions,
     folder: OutputFolder,
@@ -206,15 +207,17 @@ def _missing_of(
 ) -> JobPlan:
     missing = missing_pieces(manifest, folder.pieces(manifest.mark, manifest.earlier_marks))
     if planned is None:
-        planned = _planned_again(options, missing)
+        planned = _replan(options, missing)
     by_id = {each.partition_id: each for each in planned}
     return JobPlan(
         manifest=manifest,
-        missing=tuple(cut(by_id[each.partition_id], each.start, each.end) for each in missing),
+        missing=tuple(
+            slice_range(by_id[each.partition_id], each.start, each.end) for each in missing
+        ),
     )
 
 
-def _manifest_of(
+def _new_manifest(
     job: Job, subject: str, planned: Iterable[PlannedRange], output: SubjectOutput | None
 ) -> Manifest:
     planned = list(planned)
@@ -239,8 +242,8 @@ def _manifest_of(
     )
 
 
-def _planned_again(options: ReadOptions, missing: list[SourceRange]) -> list[PlannedRange]:
-    """Plan the missing pieces of an earlier run, to learn where they are now."""
+def _replan(options: ReadOptions, missing: list[SourceRange]) -> list[PlannedRange]:
+    """Plan the missing pieces of an earlier run again, because brokers may have moved."""
     if not missing:
         return []
     starts: dict[int, int] = {}
@@ -248,13 +251,13 @@ def _planned_again(options: ReadOptions, missing: list[SourceRange]) -> list[Pla
     for piece in missing:
         starts.setdefault(piece.partition_id, piece.start)
         ends[piece.partition_id] = piece.end
-    again = replace(
+    missing_options = replace(
         options,
         partitions=frozenset(starts),
         start=ReadBound(0, starts),
         end=ReadBound(0, ends),
     )
-    return take_snapshot(again)
+    return take_snapshot(missing_options)
 
 
 def run_job(
@@ -270,87 +273,98 @@ def run_job(
     planned: Callable[[JobPlan], None] = lambda _plan: None,
 ) -> Manifest:
     """
-    Make the missing pieces, write the manifest into the folder and return it; this blocks.
+    Run the job on the missing pieces, write the manifest into the folder and return it. This
+    blocks.
 
     Args:
         to: the subject that gets the rows; None: they become Parquet files. If it is the source,
             and the rows stay hidden, the source is cut first, because the rows will replace
-            everything before the cut.
+            all messages before the cut.
         handover_ms: milliseconds for which messages after the ranges are held when the job has
-            ended, so that a consumer group can begin there.
-        accept_code: make the missing pieces even if other pieces were made with other code.
+            ended, so that a consumer group can start there.
+        accept_code: run the missing pieces even if other pieces were made with different code.
         park: set aside messages for which the function fails, and count them in `Manifest.parked`;
             False: the job fails.
-        planned: is called when the plan is stored.
+        planned: called when the plan is stored.
 
     Raises:
-        The errors of `plan_job` and `JobTarget`; JobError, and the errors of Spark.
+        JobError: the job fails, or workers and driver do not share the folder.
+        The errors of `plan_job`, of `JobTarget`, and of Spark.
     """
     if to is not None:
-        to = replace(to, filled_by=_filler(job, folder))
-    if to is not None and to.cuts(options.subjects[0]):
+        to = replace(to, filled_by=_describe_filler(job, folder))
+    if to is not None and to.needs_cut(options.subjects[0]):
         plan, options, done = _plan_after_cut(job, options, folder, to, accept_code=accept_code)
     else:
         output = to.output() if to else None
         plan = plan_job(job, options, folder, output=output, accept_code=accept_code)
         done = folder.read(MANIFEST)
-        if plan.missing or (done is not None and to is not None and not to.is_there(done)):
+        if plan.missing or (done is not None and to is not None and not to.ensure_published(done)):
             done = None
     if done is not None:
         planned(plan)
         return done
-    with _holding(options, plan, handover_ms):
-        folder.write(PLAN, changed(plan.manifest, pieces=()))
-        if to is not None:  # rows of a hidden subject that is gone are written again
-            plan = _missing_of(to.made(plan.manifest), options, folder)
-            folder.write(PLAN, changed(plan.manifest, pieces=()))
-            folder.forget(MANIFEST)  # of rows that are gone: they are complete no more
+    with _retention_hold(options, plan, handover_ms):
+        folder.write(PLAN, replace_fields(plan.manifest, pieces=()))
+        if to is not None:  # rows of a deleted hidden subject are written again
+            plan = _plan_missing(to.create(plan.manifest), options, folder)
+            folder.write(PLAN, replace_fields(plan.manifest, pieces=()))
+            folder.remove(MANIFEST)  # it may describe rows that were deleted
         planned(plan)
         _run_tasks(spark, job, options, folder, plan, to, park=park)
         pieces = folder.pieces(plan.manifest.mark, plan.manifest.earlier_marks)
-        earlier = {piece.code for piece in pieces}
+        used_codes = {piece.code for piece in pieces}
         codes = (
-            tuple(code for code in plan.manifest.earlier_codes or () if code in earlier) or UNSET
+            tuple(code for code in plan.manifest.earlier_codes or () if code in used_codes) or UNSET
         )
-        manifest = changed(plan.manifest, pieces=tuple(pieces), earlier_codes=codes)
-        left = missing_pieces(manifest, manifest.pieces)
-        if left:
+        manifest = replace_fields(plan.manifest, pieces=tuple(pieces), earlier_codes=codes)
+        missing = missing_pieces(manifest, manifest.pieces)
+        if missing:
             raise JobError(
                 Reason.MANIFEST,
-                f"{folder.path} lacks {len(left)} pieces that the workers have written: is it the "
-                "same folder on every machine?",
+                f"{folder.path} lacks {len(missing)} pieces that the workers have written: is it "
+                "the same folder on every machine?",
                 path=str(folder.path),
             )
         if to is not None:
-            manifest = to.checked(manifest)
+            manifest = to.check_rows(manifest)
         folder.write(MANIFEST, manifest)
         if to is not None:
             to.publish(manifest)
     return manifest
 
 
-def _filler(job: Job, folder: OutputFolder) -> str:
-    """Return the text by which a hidden subject names the job and its folder: the same in each run,
-    and different for each folder.
+def _describe_filler(job: Job, folder: OutputFolder) -> str:
     """
-    words = f"job {job.name} of folder {folder.path}"
-    if len(words) <= FILLED_BY_CHARS_MAX:
-        return words
-    digest = f"… ({xxhash.xxh3_64_hexdigest(words.encode())})"
-    return words[: FILLED_BY_CHARS_MAX - len(digest)] + digest
+    Return the description of the job and its folder that the hidden subject stores.
+
+    It is the same in each run, and different for each folder.
+    """
+    text = f"job {job.name} of folder {folder.path}"
+    if len(text) <= FILLED_BY_CHARS_MAX:
+        return text
+    digest = f"… ({xxhash.xxh3_64_hexdigest(text.encode())})"
+    return text[: FILLED_BY_CHARS_MAX - len(digest)] + digest
 
 
-def _holding(options: ReadOptions, plan: JobPlan, handover_ms: int) -> Holding:
+def _retention_hold(options: ReadOptions, plan: JobPlan, handover_ms: int) -> RetentionHold:
+    """
+    Return the hold that protects the messages that are still to be read from retention.
+
+    In each partition it starts at the first missing piece, or at the end if no piece is missing.
+    """
     starts: dict[int, int] = {}
     for piece in plan.missing:
         starts.setdefault(piece.partition_id, piece.start)
     ends = {each.partition_id: each.end for each in plan.manifest.ranges}
-    held = {number: starts.get(number, end) for number, end in ends.items()}
-    return Holding(
+    hold_starts = {
+        partition_id: starts.get(partition_id, end) for partition_id, end in ends.items()
+    }
+    return RetentionHold(
         options.meta,
         plan.manifest.subject,
         plan.manifest.job,
-        starts=held,
+        starts=hold_starts,
         ends=ends,
         handover_ms=handover_ms,
     )
@@ -366,8 +380,8 @@ def _run_tasks(
     *,
     park: bool,
 ) -> None:
-    hidden = None if to is None else to.rows(plan.manifest)
-    for pieces_of in waves(plan.missing, in_order=to is not None):
+    hidden = None if to is None else to.hidden_rows(plan.manifest)
+    for wave in waves(plan.missing, in_order=to is not None):
         tasks = [
             JobTask(
                 options=options,
@@ -376,18 +390,18 @@ def _run_tasks(
                 hidden=hidden,
                 park=park,
             )
-            for pieces in pieces_of
+            for pieces in wave
         ]
-        numbers = spark.range(0, len(tasks), 1, len(tasks))
-        numbers.mapInArrow(task_runner(job, tasks), DONE_SCHEMA).collect()
+        task_numbers = spark.range(0, len(tasks), 1, len(tasks))
+        task_numbers.mapInArrow(task_runner(job, tasks), DONE_SCHEMA).collect()
 
 
 def waves(missing: Iterable[PlannedRange], *, in_order: bool) -> list[list[list[PlannedRange]]]:
     """
-    Return the pieces of each task, in waves of tasks that run at the same time.
+    Return the pieces of each task, in waves of tasks that run concurrently.
 
     Args:
-        in_order: read a partition in a later wave than its ancestors.
+        in_order: put each partition into a later wave than its ancestors.
     """
     by_wave: dict[int, dict[int, list[PlannedRange]]] = {}
     for piece in missing:

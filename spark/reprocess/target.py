@@ -5,18 +5,13 @@ Network only.
            ─▶ publish, or leave hidden for a cut-over
 
 Invariants
-    The hidden subject of a job always has the same name; its id shows whether it is the one that
-    has the rows of the pieces that are done.
+    The hidden subject of a job always has the same name; its id shows whether it still has the rows
+    of the finished pieces.
     A repeat publishes nothing twice, because the metaserver knows which subjects were published.
-    Rows that a manifest calls complete are counted again before a later publication.
-
-Stores the rows of pieces in a hidden subject, each once, however often a piece is repeated.
-
-    piece ─▶ numbered rows under an id of (hidden subject, partition, start)
-          ─▶ brokers recognize a repeated row
-
-Invariants
-    If the facts of a piece are written, all its rows are stored.
+    The rows of a complete job are counted again before a later publication.
+    The rows of a piece are numbered under a producer id of (hidden subject, partition, start), so
+    brokers recognize the rows of a repeated piece, and store each once.
+    When the metadata of a piece is written, all its rows are stored.
     The rows of a piece are stored before those of the next piece of its task.
 """
 
@@ -30,7 +25,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 from msgspec import UNSET
-from msgspec.structs import replace as changed
+from msgspec.structs import replace as replace_fields
 
 from ...protocol.clock import SystemClock
 from ...protocol.errors import (
@@ -51,7 +46,7 @@ from ..writing.task import write_task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenRows:
-    """The hidden subject that gets the rows of a job."""
+    """What a task needs to know about the hidden subject that gets its rows."""
 
     options: WriteOptions
     subject: str
@@ -59,7 +54,7 @@ class HiddenRows:
     mark: str
     """See `Manifest.mark`."""
     sent_at_ns: int
-    """The time of rows that have none, in nanoseconds since 1970."""
+    """The time for rows without one, in nanoseconds since 1970."""
 
 
 def store_rows(hidden: HiddenRows, messages: pa.Table, piece: JobPiece) -> None:
@@ -67,8 +62,7 @@ def store_rows(hidden: HiddenRows, messages: pa.Table, piece: JobPiece) -> None:
     Store the rows of a piece, and wait until all are stored; this blocks.
 
     Raises:
-        RowsError: a row is no valid message.
-        RowsError: an earlier attempt had other rows.
+        RowsError: a row is not a valid message, or an earlier attempt had other rows.
         KeylaneError: a broker or the metaserver refuses, or does not answer in time.
     """
 
@@ -84,7 +78,7 @@ def store_rows(hidden: HiddenRows, messages: pa.Table, piece: JobPiece) -> None:
             clock=SystemClock(),
             rng=random.Random(),
             subject_id=hidden.subject_id,
-            of_a_job=True,
+            allow_reserved=True,
         )
 
     run_with_network(work)
@@ -95,58 +89,58 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTarget:
-    """The subject to which the rows of a job go."""
+    """The subject that gets the rows of a job; each method blocks."""
 
     options: WriteOptions
-    """Options of which `subject` is the target; `publish` False leaves the rows hidden."""
+    """The options of the write; with `publish` False the rows stay hidden."""
     filled_by: str = ""
-    """The name of the job and its folder; a hidden subject of another folder is refused."""
+    """Identifies the job and its folder; a hidden subject filled by another is refused."""
 
     def output(self) -> SubjectOutput:
-        """Return the output for a new plan, with a new name for the hidden subject."""
+        """Return the output for a new plan, with a new hidden subject name unless one is given."""
         target = self.options.subject
         name = self.options.hidden or hidden_name(target, secrets.token_hex(8))
         return SubjectOutput(target=target, hidden=name, published=self.options.publish)
 
-    def made(self, manifest: Manifest) -> Manifest:
+    def create(self, manifest: Manifest) -> Manifest:
         """
         Create the hidden subject unless it exists, and return the manifest with its id.
 
         Raises:
-            PublishError: it was published by hand before the job was complete.
             SubjectUnknownError: the target does not exist, and the options do not create it.
-            ConfigError, PublishError: another job has filled it, or fills it.
+            PublishError: an operator published it before the job was complete, or another job is
+                filling it.
+            ConfigError: another job has filled it.
             KeylaneError: the metaserver refuses, or does not answer.
         """
         output = _output(manifest)
-        view = self._call(output, lambda subject: subject.make())
-        return changed(manifest, output=self._unused(output, view.route.subject_id))
+        view = self._call(output, lambda subject: subject.create())
+        return replace_fields(manifest, output=self._adopt(output, view.route.subject_id))
 
-    def cuts(self, source: str) -> bool:
-        """Return True if the rows will replace the messages of which they are made."""
+    def needs_cut(self, source: str) -> bool:
+        """Return True if the rows will replace the messages from which they are made."""
         return self.options.subject == source and not self.options.publish
 
     def cut(self, output: SubjectOutput) -> tuple[SubjectOutput, frozenset[int]]:
         """
-        Seal the source, so that its new partitions follow the hidden subject, which is created
-        unless it exists.
+        Create the hidden subject unless it exists, and seal the source's partitions, so that its
+        new partitions follow the hidden subject.
 
         Returns:
-            The output with the hidden subject's id, and the partitions of the source of which the
-            rows are made.
+            The output with the hidden subject's id, and the source partitions from which the rows
+            are made.
 
         Raises:
-            PublishError: the hidden subject is already published.
-            PublishError: it has rows, was created without a cut, and the source was resized
-                or moved since.
-            ConfigError, PublishError: another job has filled it, or fills it.
+            PublishError: the hidden subject is already published; another job is filling it; or it
+                has rows, was created without a cut, and the source was resized or moved since.
+            ConfigError: another job has filled it.
             KeylaneError: the metaserver refuses, or does not answer.
         """
         view, older = self._call(output, lambda subject: subject.cut())
-        return self._unused(output, view.route.subject_id), older
+        return self._adopt(output, view.route.subject_id), older
 
-    def rows(self, manifest: Manifest) -> HiddenRows:
-        """Return what the tasks need to know of the hidden subject."""
+    def hidden_rows(self, manifest: Manifest) -> HiddenRows:
+        """Return what the tasks need to know about the hidden subject."""
         return HiddenRows(
             options=replace(self.options, order="none"),
             subject=_output(manifest).hidden,
@@ -155,15 +149,16 @@ class JobTarget:
             sent_at_ns=manifest.planned_at_ms * 1_000_000,
         )
 
-    def checked(self, manifest: Manifest) -> Manifest:
+    def check_rows(self, manifest: Manifest) -> Manifest:
         """
-        Count the rows of a complete job, and return its manifest with the places of the rows.
+        Count the rows of a complete job, and return its manifest with the row count of each
+        partition.
 
         Raises:
-            RowsError: the hidden subject does not have exactly the rows of the pieces.
-            RowsError: retention has removed some of them.
+            RowsError: the hidden subject does not have exactly the rows of the pieces, or retention
+                has removed some of them.
         """
-        stored = self._call(_output(manifest), lambda subject: subject.kept())
+        stored = self._call(_output(manifest), lambda subject: subject.count_complete())
         if sum(stored.values()) != manifest.rows_out:
             output = _output(manifest)
             raise RowsError(
@@ -172,30 +167,29 @@ class JobTarget:
                 f"{manifest.rows_out}: delete it "
                 "with `keylane subject delete`, and run the same command again",
             )
-        return changed(manifest, output=changed(_output(manifest), messages=stored))
+        return replace_fields(manifest, output=replace_fields(_output(manifest), messages=stored))
 
     def publish(self, manifest: Manifest) -> None:
-        """Publish the rows if the options say so; a repeat changes nothing. Raises the errors of
+        """Publish the rows if the options ask for it; idempotent. Raises the errors of
         `HiddenSubject.publish`.
         """
         if self.options.publish:
             output = _output(manifest)
             self._call(output, lambda subject: subject.publish(), subject_id=output.subject_id)
 
-    def is_there(self, done: Manifest) -> bool:
+    def ensure_published(self, done: Manifest) -> bool:
         """
-        Publish the rows of a complete job if the options say so, and return True; return False if
-        they are gone and must be written again.
+        Publish the rows of a complete job if the options ask for it, and return True; return False
+        if the rows were deleted and must be written again.
 
         Raises:
-            RowsError: others have stored messages in the hidden subject since the job was
-                complete.
-            RowsError: retention has removed some of its rows since.
+            RowsError: since the job was complete, others have stored messages in the hidden
+                subject, or retention has removed rows from it.
         """
         try:
             if not self._has_rows(done):
                 return False
-        except SubjectUnknownError:  # it is published, was deleted, or has expired
+        except SubjectUnknownError:  # it was published or deleted, or has expired
             return self._is_published(done)
         try:
             self.publish(done)
@@ -212,7 +206,7 @@ class JobTarget:
                 return False
             return True
         try:
-            self._call(output, lambda subject: subject.make())
+            self._call(output, lambda subject: subject.create())
         except PublishError as error:
             if error.reason is not Reason.PUBLISH_TARGET:
                 raise
@@ -222,27 +216,27 @@ class JobTarget:
 
     def _has_rows(self, done: Manifest) -> bool:
         """
-        Return True if the hidden subject is the one that the job filled; a later subject of its
-        name has other partitions.
+        Return True if the hidden subject is the one that the job filled; a later subject of the
+        same name has other partitions.
 
         Raises:
-            SubjectUnknownError: there is none.
-            RowsError: it does not have the rows that it had.
+            SubjectUnknownError: it does not exist.
+            RowsError: it does not have exactly the job's rows any more.
         """
         output = _output(done)
         before = output.messages or {}
-        stored = self._call(output, lambda subject: subject.stored())
+        stored = self._call(output, lambda subject: subject.count_messages())
         if stored.keys() != before.keys():
             return False
-        self.checked(done)
+        self.check_rows(done)
         return True
 
-    def _unused(self, output: SubjectOutput, subject_id: int) -> SubjectOutput:
-        """Return the output with the id of its hidden subject; a subject that is new to the job
-        must be empty.
+    def _adopt(self, output: SubjectOutput, subject_id: int) -> SubjectOutput:
+        """Return the output with the id of its hidden subject; a subject with a new id must be
+        empty.
         """
         if output.subject_id != subject_id:
-            stored = self._call(output, lambda subject: subject.stored())
+            stored = self._call(output, lambda subject: subject.count_messages())
             check_unused(output.hidden, self.options.subject, stored)
         return _with_id(output, subject_id)
 
@@ -267,12 +261,10 @@ class JobTarget:
 
 
 def _with_id(output: SubjectOutput, subject_id: int) -> SubjectOutput:
-    """Return the output with the id of its hidden subject; a later subject of its name has no
-    rows.
-    """
+    """Return the output with the id of its hidden subject; a new id drops the row counts."""
     if output.subject_id == subject_id:
         return output
-    return changed(output, subject_id=subject_id, messages=UNSET)
+    return replace_fields(output, subject_id=subject_id, messages=UNSET)
 
 
 def _output(manifest: Manifest) -> SubjectOutput:

@@ -1,11 +1,10 @@
-"""Runs a task of a job: it reads the missing pieces of one partition, calls the function and writes
-its rows.
+"""Runs a task of a job: reads the missing pieces of a partition, calls the function and writes its
+rows.
 
 Invariants
-    A task reads its pieces in the order of offsets, and the function gets each piece as one table,
-    in order.
-    A repeated piece has the same rows, if the function returns the same rows for the same table.
-    A message is parked only after the function has failed for this message alone.
+    A task reads its pieces in offset order, and the function receives each piece as one table.
+    A repeated piece has the same rows if the function is deterministic.
+    A message is parked only after the function has failed for a table of just this message.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ from ..failure import readable_errors
 from .digest import table_digest
 from .folder import OutputFolder, piece_file
 from .job import Job, JobFunction
-from .messages import REPLAY, messages_of
+from .messages import REPLAY, to_messages
 from .target import HiddenRows, store_rows
 
 PARKED_MAX = 1_000
-"""Limit for the parked messages of one piece: a function that fails for more is itself broken, and
-each failure costs some twenty calls.
+"""The limit for parked messages of a piece: a function that fails for more is considered broken.
+Each failure costs about twenty calls.
 """
 ERROR = "error"
-"""The column of parked messages with the error of the function."""
+"""The column of parked messages that has the function's error."""
 ERROR_CHARS = 1_000
 DONE_SCHEMA = "partition_id long, rows long"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTask:
-    """The missing pieces of one partition, in their order."""
+    """A task for the missing pieces of one partition, in offset order."""
 
     options: ReadOptions
     pieces: tuple[PlannedRange, ...]
@@ -48,15 +47,13 @@ class JobTask:
     hidden: HiddenRows | None = None
     """The hidden subject that gets the rows; None: they become Parquet files."""
     park: bool = False
-    """True: messages for which the function fails are set aside, and the others are processed;
-    False: the job fails.
-    """
+    """True: set aside messages for which the function fails; False: the job fails."""
 
 
 def task_runner(
     job: Job, tasks: Sequence[JobTask]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for `mapInArrow` over the numbers of tasks."""
+    """Return a function for `mapInArrow` over the indexes of tasks."""
 
     def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -73,20 +70,20 @@ def task_runner(
 
 def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
     """
-    Read a piece, call the function, store its rows and return their number.
+    Read a piece, call the function, store the rows and return their number.
 
     Raises:
-        JobError: the function raised an error, or returned no table; with `park`, it failed
+        JobError: the function raised an error, or did not return a table; with `park`, it failed
             for too many messages.
-        KeylaneError: an error of reading.
+        KeylaneError: reading or storing fails.
     """
-    read = list(read_task(task.options, [planned]))
-    messages = pa.Table.from_batches(read, arrow_schema(task.options.columns))
+    batches = list(read_task(task.options, [planned]))
+    messages = pa.Table.from_batches(batches, arrow_schema(task.options.columns))
     parked = messages.slice(0, 0)
     if task.park:
-        rows, parked = call_without_bad(job, messages, planned)
+        rows, parked = call_isolating_failures(job, messages, planned)
     else:
-        rows = called(job.name, job.function, messages, planned)
+        rows = call_function(job.name, job.function, messages, planned)
     folder = OutputFolder(task.folder)
     piece = JobPiece(
         partition_id=planned.partition_id,
@@ -99,27 +96,26 @@ def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
     )
     folder.write_parked(piece, parked)
     if task.hidden is not None:
-        store_rows(task.hidden, messages_of(rows, job=job.name, piece=piece), piece)
-        folder.write_facts(piece, task.hidden.mark)
+        store_rows(task.hidden, to_messages(rows, job=job.name, piece=piece), piece)
+        folder.record_piece(piece, task.hidden.mark)
         return piece.rows
-    marked = rows.drop_columns([REPLAY]) if REPLAY in rows.column_names else rows
-    name = pa.repeat(pa.scalar(job.name, pa.string()), rows.num_rows)
-    folder.write_piece(piece, marked.append_column(REPLAY, name), job.code)
+    output = rows.drop_columns([REPLAY]) if REPLAY in rows.column_names else rows
+    job_names = pa.repeat(pa.scalar(job.name, pa.string()), rows.num_rows)
+    folder.write_piece(piece, output.append_column(REPLAY, job_names), job.code)
     return piece.rows
 
 
-def call_without_bad(
+def call_isolating_failures(
     job: Job, messages: pa.Table, planned: PlannedRange
 ) -> tuple[pa.Table, pa.Table]:
     """
-    The rows of the messages for which the function does not fail, and the other messages, each with
-    its error.
+    Call the function, and return its rows and the messages for which it fails, with their errors.
 
-    A table for which it fails is halved, until each message that it fails for is alone.
+    A table for which the function fails is halved until each failing message is isolated.
 
     Raises:
-        JobError: it gave something that is no table, or tables that do not go together; or
-            fails for too many.
+        JobError: the function did not return a table, returned tables with incompatible schemas, or
+            fails for too many messages.
     """
     results: list[pa.Table] = []
     parked: list[pa.Table] = []
@@ -127,7 +123,7 @@ def call_without_bad(
     while pending:
         table = pending.pop()
         try:
-            results.append(called(job.name, job.function, table, planned))
+            results.append(call_function(job.name, job.function, table, planned))
         except JobError as error:
             cause, half = error.__cause__, table.num_rows // 2
             if cause is None:
@@ -145,7 +141,7 @@ def call_without_bad(
                 text = text.encode(errors="replace").decode()
                 parked.append(table.append_column(ERROR, pa.array([text], pa.string())))
     if not results:
-        results.append(_without_rows(job, messages, planned))
+        results.append(_empty_result(job, messages, planned))
     try:
         rows = (
             results[0]
@@ -165,39 +161,41 @@ def call_without_bad(
     return rows, pa.concat_tables(parked) if parked else messages.slice(0, 0)
 
 
-def _without_rows(job: Job, messages: pa.Table, planned: PlannedRange) -> pa.Table:
-    """Return the function's result for an empty table, or an empty table of values if it fails for
-    that too.
+def _empty_result(job: Job, messages: pa.Table, planned: PlannedRange) -> pa.Table:
+    """Return the function's result for an empty table, or an empty table of values if that also
+    fails.
     """
     try:
-        return called(job.name, job.function, messages.slice(0, 0), planned)
+        return call_function(job.name, job.function, messages.slice(0, 0), planned)
     except JobError:
         return pa.table({"value": pa.array([], pa.binary())})
 
 
-def called(name: str, function: JobFunction, rows: pa.Table, planned: PlannedRange) -> pa.Table:
-    """Call the function and return its table; raise JobError if it fails."""
+def call_function(
+    name: str, function: JobFunction, rows: pa.Table, planned: PlannedRange
+) -> pa.Table:
+    """Call the function and return its table; raise JobError if it fails or returns none."""
     where = f"[{planned.start}, {planned.end}) of partition {planned.partition_id}"
     details = {"job": name, "partition_id": planned.partition_id, "start": planned.start}
     try:
-        given = function(rows)
+        result = function(rows)
     except KeylaneError:
         raise
     except Exception as error:
         raise JobError(
             Reason.JOB_FAILED, f"job {name} at {where}: {type(error).__name__}: {error}", **details
         ) from error
-    if isinstance(given, pa.RecordBatch):
-        return pa.Table.from_batches([given])
-    if not isinstance(given, pa.Table):
+    if isinstance(result, pa.RecordBatch):
+        return pa.Table.from_batches([result])
+    if not isinstance(result, pa.Table):
         raise JobError(
             Reason.JOB_FAILED,
-            f"job {name} at {where} gave {type(given).__name__}, not a pyarrow.Table",
+            f"job {name} at {where} gave {type(result).__name__}, not a pyarrow.Table",
             **details,
         )
-    return given
+    return result
 
 
-def cut(planned: PlannedRange, start: int, end: int) -> PlannedRange:
-    """Return a part of a planned range."""
+def slice_range(planned: PlannedRange, start: int, end: int) -> PlannedRange:
+    """Return the part `[start, end)` of a planned range."""
     return replace(planned, start=start, end=end)

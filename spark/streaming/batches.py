@@ -1,14 +1,14 @@
-"""Decides where a stream begins, where its next batch ends, and which ranges a batch has. Pure.
+"""Decides where a stream starts, where its next batch ends, and which ranges a batch has. Pure.
 
     parents  [0, 40) read in batch 4 ─▶ sealed end reached
     child                               [0, 10) offered in batch 5 ─▶ …
 
 Invariants
     A partition is offered only after the batch that read the last message of all its ancestors.
-    The ranges of a batch follow from its two offsets, so a batch that is replayed has the same.
-    Rows that replaced messages are not offered to a stream that has read all of these messages.
-    Without new messages the next offset equals the start; only the end of batch 0 also says where
-    it began.
+    The ranges of a batch depend only on its two offsets, so a replayed batch has the same ranges.
+    Rows that replace messages are not offered to a stream that has read all of those messages.
+    Without new messages, the next offset equals the start; only the end of batch 0 also records
+    where the batch started.
 
 Source: Spark runs the batches of a query one after another.
 """
@@ -24,7 +24,7 @@ from .lineage import Branch, View
 from .offset import StreamOffset
 
 PARTS_MAX = 16
-"""A batch that ends at a seal has at least all messages divided by this number."""
+"""A batch that is cut short at a seal has at least this fraction (1/16) of all messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +43,36 @@ class LostRange:
     partition_id: int
     start: int
     end: int | None
-    """The end; None if it is not known where the partition ended."""
+    """The end; None if the end of the partition is unknown."""
 
 
 def first_offset(
-    view: View, begins: Mapping[int, int], subjects: Mapping[str, int]
+    view: View, start_offsets: Mapping[int, int], subjects: Mapping[str, int]
 ) -> StreamOffset:
     """
-    Return the offset at which batch 0 begins.
+    Return the offset at which batch 0 starts.
 
     Args:
-        begins: the first offset to read of each partition that is not gone, by partition id.
+        start_offsets: the first offset to read in each readable partition, by partition id.
         subjects: the ids of the subjects, by name.
     """
     lineage = view.lineage
     starts = {
-        number: begins.get(number, 0) if not branch.gone else _end_of_gone(branch)
-        for number, branch in lineage.branches.items()
+        partition_id: start_offsets.get(partition_id, 0)
+        if not branch.is_gone
+        else _end_of_gone(branch)
+        for partition_id, branch in lineage.branches.items()
     }
-    done = finished(view, StreamOffset(subjects=subjects, waiting=starts))
-    read = {number: at for number, at in starts.items() if lineage.before(number) <= done}
-    waiting = {number: at for number, at in starts.items() if number not in read and at}
-    offsets = _without_passed(view, read, done)
+    done = finished_partitions(view, StreamOffset(subjects=subjects, waiting=starts))
+    read = {
+        partition_id: at
+        for partition_id, at in starts.items()
+        if lineage.required_parents(partition_id) <= done
+    }
+    waiting = {
+        partition_id: at for partition_id, at in starts.items() if partition_id not in read and at
+    }
+    offsets = _drop_finished_parents(view, read, done)
     return StreamOffset(subjects=subjects, offsets=offsets, waiting=waiting, initial=True)
 
 
@@ -76,160 +84,173 @@ def next_offset(
     rows_max: int | None = None,
 ) -> StreamOffset:
     """
-    Return the end of the batch that begins at `start`.
+    Return the end of the batch that starts at `start`.
 
     Args:
         ends: the end of the stream by partition id; other partitions are not read. None: the
             stream does not end.
-        rows_max: the limit for the messages of the batch; None: no limit. `_limit_to_a_seal` may
-            lower it.
+        rows_max: the maximum number of messages in the batch, which `_seal_limit` may lower; None:
+            no limit.
     """
     origin = replace(start, initial=False) if start.initial else None
-    done = finished(view, start)
-    begins: dict[int, int] = {}
+    done = finished_partitions(view, start)
+    start_offsets: dict[int, int] = {}
     counts: dict[int, int] = {}
     waiting: dict[int, int] = {}
-    for number, stored in view.stored.items():
-        if number in done:
+    for partition_id, stored in view.stored.items():
+        if partition_id in done:
             continue
-        begin = max(start.at(number), stored.first)
-        stop = stored.end if ends is None else min(stored.end, ends.get(number, 0))
-        if stop > begin and _may_begin(view, start, number, done):
-            begins[number], counts[number] = begin, stop - begin
-        elif stop > begin:
-            waiting[number] = stop - begin
+        first = max(start.at(partition_id), stored.first)
+        end = stored.end if ends is None else min(stored.end, ends.get(partition_id, 0))
+        if end > first and _can_be_read(view, start, partition_id, done):
+            start_offsets[partition_id], counts[partition_id] = first, end - first
+        elif end > first:
+            waiting[partition_id] = end - first
     if not counts:
         return start if origin is None else replace(origin, origin=origin)
     offsets = dict(start.offsets)
     behind = _waiting_behind(view, waiting, counts.keys(), done)
-    limits = [rows_max, _limit_to_a_seal(counts, behind)]
+    limits = [rows_max, _seal_limit(counts, behind)]
     rows_max = min((limit for limit in limits if limit is not None), default=None)
-    turn = sum(start.offsets.values())
-    for number, count in shares(counts, rows_max, turn=turn, behind=behind).items():
-        if number not in offsets:
-            for passed_by in view.lineage.passed_by(number) - done - offsets.keys():
-                offsets[passed_by] = start.at(passed_by)
-        offsets[number] = begins[number] + count
+    rotation = sum(start.offsets.values())
+    for partition_id, count in shares(counts, rows_max, rotation=rotation, behind=behind).items():
+        if partition_id not in offsets:
+            bypassed = view.lineage.bypassed_parents(partition_id)
+            for parent in bypassed - done - offsets.keys():
+                offsets[parent] = start.at(parent)
+        offsets[partition_id] = start_offsets[partition_id] + count
     return StreamOffset(
         subjects=start.subjects,
-        offsets=_without_passed(view, offsets, done),
-        waiting={number: at for number, at in start.waiting.items() if number not in offsets},
+        offsets=_drop_finished_parents(view, offsets, done),
+        waiting={
+            partition_id: at
+            for partition_id, at in start.waiting.items()
+            if partition_id not in offsets
+        },
         origin=origin,
     )
 
 
-def everything(
+def stored_end(
     view: View, subjects: Mapping[str, int], origin: StreamOffset | None
 ) -> StreamOffset:
     """
-    Return the end of a batch of everything that is stored, for versions of Spark that do not pass
-    the start of the batch.
+    Return the end of a batch of all stored messages, for versions of Spark that do not pass the
+    start of the batch.
 
-    The batch may contain children together with their parents; `lineage_groups` puts them into one
-    task.
+    The batch may contain children together with their parents; `group_by_lineage` puts them into
+    one task.
 
     Args:
         subjects: the ids of the subjects, by name.
-        origin: where the stream begins if it has no checkpoint; None if messages there were
+        origin: where the stream starts if it has no checkpoint; None if messages there were
             removed.
     """
     return StreamOffset(
         subjects=subjects,
-        offsets={number: stored.end for number, stored in view.stored.items()},
+        offsets={partition_id: stored.end for partition_id, stored in view.stored.items()},
         origin=None if origin is None else replace(origin, initial=False),
     )
 
 
-def passed(view: View, offset: StreamOffset) -> set[int]:
-    """Return the partitions that were read to their end and are no longer in the offset, because
-    their children are.
+def passed_partitions(view: View, offset: StreamOffset) -> set[int]:
+    """Return the partitions that were read to their end, and left the offset when their children
+    entered it.
     """
     read: set[int] = set()
-    for number in reversed(view.lineage.branches):
-        children = view.lineage.children[number]
-        if number not in offset.offsets and (children & offset.offsets.keys() or children & read):
-            read.add(number)
+    for partition_id in reversed(view.lineage.branches):
+        children = view.lineage.children[partition_id]
+        if partition_id not in offset.offsets and (
+            children & offset.offsets.keys() or children & read
+        ):
+            read.add(partition_id)
     return read
 
 
-def finished(view: View, offset: StreamOffset) -> set[int]:
-    """Return the partitions that have nothing left to read; partitions without messages only if
-    their ancestors have nothing left either.
+def finished_partitions(view: View, offset: StreamOffset) -> set[int]:
+    """Return the partitions with nothing more to read; an empty one counts only if its ancestors
+    are finished too.
     """
-    done = passed(view, offset)
-    for number, branch in view.lineage.branches.items():
-        if number in done or not _may_begin(view, offset, number, done):
+    done = passed_partitions(view, offset)
+    for partition_id, branch in view.lineage.branches.items():
+        if partition_id in done or not _can_be_read(view, offset, partition_id, done):
             continue
-        end, stored = view.end_of(number), view.stored.get(number)
-        at = max(offset.at(number), 0 if stored is None else stored.first)
-        if branch.gone or (end is not None and at >= end) or _was_read(view, offset, number):
-            done.add(number)
+        end, stored = view.end_of(partition_id), view.stored.get(partition_id)
+        at = max(offset.at(partition_id), 0 if stored is None else stored.first)
+        if (
+            branch.is_gone
+            or (end is not None and at >= end)
+            or _was_read(view, offset, partition_id)
+        ):
+            done.add(partition_id)
     return done
 
 
 def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
-    """Return True if the rows of this partition replace messages that the stream has read
-    completely, before it continued after them.
+    """Return True if the rows of this partition replace messages that the stream has already read
+    completely.
     """
     replaced = view.lineage.replaced.get(partition_id, frozenset())
     if not replaced or partition_id in offset.offsets or partition_id in offset.waiting:
         return False
-    read = passed(view, offset)
+    read = passed_partitions(view, offset)
 
-    def had_all(number: int) -> bool:
-        """Return True if a partition was read completely; one without messages is never in an
-        offset, but its parents are.
+    def had_all(ancestor: int) -> bool:
+        """Return True if a partition was read completely; an empty one is never in an offset, so
+        its parents decide.
         """
-        end = view.end_of(number)
+        end = view.end_of(ancestor)
         if end == 0:
-            before = view.lineage.parents[number]
-            is_known = bool(before) or not view.lineage.branches[number].partition.parents
-            return is_known and all(map(had_all, before))
-        return number in read or (end is not None and offset.offsets.get(number, -1) >= end)
+            parents = view.lineage.parents[ancestor]
+            is_known = bool(parents) or not view.lineage.branches[ancestor].partition.parents
+            return is_known and all(map(had_all, parents))
+        return ancestor in read or (end is not None and offset.offsets.get(ancestor, -1) >= end)
 
     return all(map(had_all, replaced))
 
 
 def batch_ranges(view: View, start: StreamOffset, end: StreamOffset) -> list[BatchRange]:
-    """Return the ranges of a batch, parents before their children; a repeated batch 0 has those of
-    its first run.
+    """Return the ranges of a batch, parents before their children; a replayed batch 0 has the same
+    ranges as at first.
     """
     if start.initial and end.origin is not None:
         start = end.origin
-    done = passed(view, start)
-    order = {number: place for place, number in enumerate(view.lineage.branches)}
+    done = passed_partitions(view, start)
+    order = {partition_id: position for position, partition_id in enumerate(view.lineage.branches)}
     return [
-        BatchRange(number, start.at(number), end.offsets[number])
-        for number in sorted(end.offsets, key=lambda number: (order.get(number, -1), number))
-        if number not in done and end.offsets[number] > start.at(number)
+        BatchRange(partition_id, start.at(partition_id), end.offsets[partition_id])
+        for partition_id in sorted(
+            end.offsets, key=lambda partition_id: (order.get(partition_id, -1), partition_id)
+        )
+        if partition_id not in done and end.offsets[partition_id] > start.at(partition_id)
     ]
 
 
 def lost_ranges(view: View, offset: StreamOffset) -> Iterator[LostRange]:
-    """Yield the ranges that were removed before the stream has read them."""
-    done = passed(view, offset)
-    for number, branch in view.lineage.branches.items():
-        at, stored = offset.at(number), view.stored.get(number)
-        if number in done:
+    """Yield the ranges that were removed before the stream read them."""
+    done = passed_partitions(view, offset)
+    for partition_id, branch in view.lineage.branches.items():
+        at, stored = offset.at(partition_id), view.stored.get(partition_id)
+        if partition_id in done:
             continue
-        if branch.gone and at < _end_of_gone(branch):
-            yield LostRange(number, at, branch.end)
-        if not branch.gone and stored is not None and at < stored.first:
-            yield LostRange(number, at, stored.first)
+        if branch.is_gone and at < _end_of_gone(branch):
+            yield LostRange(partition_id, at, branch.end)
+        if not branch.is_gone and stored is not None and at < stored.first:
+            yield LostRange(partition_id, at, stored.first)
 
 
-def lineage_groups(view: View, ranges: Sequence[BatchRange]) -> list[list[BatchRange]]:
-    """Return the ranges of each group of connected parents and children, parents first: one task
-    reads a group in order.
+def group_by_lineage(view: View, ranges: Sequence[BatchRange]) -> list[list[BatchRange]]:
+    """Group the ranges by connected parents and children, parents first; one task reads a group in
+    order.
     """
     group_of: dict[int, list[BatchRange]] = {}
     for each in ranges:
         group = [each]
         for ancestor in sorted(view.lineage.ancestors(each.partition_id) & group_of.keys()):
-            joined = group_of[ancestor]
-            if joined is not group:
-                group[:0] = joined
-                group_of |= {member.partition_id: group for member in joined}
+            ancestor_group = group_of[ancestor]
+            if ancestor_group is not group:
+                group[:0] = ancestor_group
+                group_of |= {member.partition_id: group for member in ancestor_group}
         group_of[each.partition_id] = group
     return list({id(group): group for group in group_of.values()}.values())
 
@@ -241,12 +262,12 @@ def task_ranges(
     Return the ranges of each task: groups of parents and children stay together, and small groups
     share a task of up to `rows_max` rows.
 
-    A sink recognizes rows by the number of their task. So tasks are made of all ranges that the
-    batch had at first: rows that retention has removed since do not move others into another task.
+    A sink may recognize rows by their task number. So `ranges` must include rows that retention has
+    removed since: otherwise rows would move to another task when a batch is replayed.
     """
     tasks: list[list[BatchRange]] = []
     rows_of_last = 0
-    for group in lineage_groups(view, ranges):
+    for group in group_by_lineage(view, ranges):
         rows = sum(each.end - each.start for each in group)
         if tasks and rows + rows_of_last <= rows_max:
             tasks[-1] += group
@@ -261,56 +282,67 @@ def shares(
     counts: Mapping[int, int],
     rows_max: int | None,
     *,
-    turn: int,
+    rotation: int,
     behind: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, int]:
     """
-    Return the number of messages that a batch takes of each partition: in proportion to their
-    number, at least one, and together at most `rows_max`.
+    Return the number of messages that a batch takes from each partition: in proportion to their
+    number, at least one each, and at most `rows_max` together.
 
-    If there are more partitions than rows, `turn` rotates which partitions are read.
+    If there are more partitions than rows, `rotation` selects which partitions are read.
 
     Args:
-        behind: the number of messages that wait until a partition is read, by its id. They count
-            for its share: otherwise partitions without descendants would be read to the end while
-            others lag days behind, and a watermark would then drop the rows of those.
+        behind: the number of messages that wait until a partition is read, by its id. They increase
+            its share: otherwise partitions without descendants would be read to the end while
+            others lag by days, and a watermark would then drop the rows of the latter.
     """
-    weights = {number: count + behind.get(number, 0) for number, count in counts.items()}
+    weights = {
+        partition_id: count + behind.get(partition_id, 0) for partition_id, count in counts.items()
+    }
     total = sum(weights.values())
     if rows_max is None or total <= rows_max:
         return dict(counts)
-    numbers = sorted(counts)
-    if rows_max < len(numbers):
-        first = turn % len(numbers)
-        return dict.fromkeys((numbers[first:] + numbers[:first])[:rows_max], 1)
-    # After one message of each, the others are divided in proportion; the largest remainders get
-    # what rounding leaves.
-    spare, rest = rows_max - len(numbers), total - len(numbers)
-    parts = {number: divmod(spare * (weights[number] - 1), rest) for number in numbers}
-    taken = {number: 1 + whole for number, (whole, _) in parts.items()}
-    left = rows_max - sum(taken.values())
-    for number in sorted(numbers, key=lambda number: -parts[number][1])[:left]:
-        taken[number] += 1
-    return {number: min(count, counts[number]) for number, count in taken.items()}
+    partition_ids = sorted(counts)
+    if rows_max < len(partition_ids):
+        first = rotation % len(partition_ids)
+        return dict.fromkeys((partition_ids[first:] + partition_ids[:first])[:rows_max], 1)
+    # After one message from each, the rest is divided in proportion; the largest remainders round
+    # up.
+    extra_rows, extra_weight = rows_max - len(partition_ids), total - len(partition_ids)
+    quotients = {
+        partition_id: divmod(extra_rows * (weights[partition_id] - 1), extra_weight)
+        for partition_id in partition_ids
+    }
+    result = {partition_id: 1 + quotient for partition_id, (quotient, _) in quotients.items()}
+    remainder = rows_max - sum(result.values())
+    for partition_id in sorted(partition_ids, key=lambda partition_id: -quotients[partition_id][1])[
+        :remainder
+    ]:
+        result[partition_id] += 1
+    return {
+        partition_id: min(count, counts[partition_id]) for partition_id, count in result.items()
+    }
 
 
-def _limit_to_a_seal(counts: Mapping[int, int], behind: Mapping[int, int]) -> int | None:
+def _seal_limit(counts: Mapping[int, int], behind: Mapping[int, int]) -> int | None:
     """
-    Return the limit for the messages of a batch in which some partitions have messages waiting
-    behind them; None: no limit.
+    Return the maximum number of messages in a batch if messages wait behind some partitions; None:
+    no limit.
 
-    A watermark drops rows that are older than those of the batch before the last one. So the batch
-    ends, in all partitions in proportion, where the first of them is read completely. It has at
-    least a sixteenth of all messages, so that a long lineage does not need many batches.
+    A watermark drops rows older than those of the batch before the last one. So the batch ends, in
+    all partitions proportionally, where the first of them is finished. It has at least 1/16 of all
+    messages, so that a long lineage does not need many batches.
     """
-    weights = {number: count + behind.get(number, 0) for number, count in counts.items()}
+    weights = {
+        partition_id: count + behind.get(partition_id, 0) for partition_id, count in counts.items()
+    }
     total = sum(weights.values())
-    parts = [
-        -(-total * counts[number] // weight)
-        for number, weight in weights.items()
-        if weight > counts[number]
+    limits = [
+        -(-total * counts[partition_id] // weight)
+        for partition_id, weight in weights.items()
+        if weight > counts[partition_id]
     ]
-    return max(min(parts), total // PARTS_MAX, len(counts)) if parts else None
+    return max(min(limits), total // PARTS_MAX, len(counts)) if limits else None
 
 
 def _waiting_behind(
@@ -321,40 +353,44 @@ def _waiting_behind(
     behind several partitions are divided among them.
 
     Args:
-        waiting: the number of messages of partitions that may not begin yet, by partition id.
-        read: the partitions that this batch reads; they wait for none.
-        done: the partitions with nothing left to read; none waits for them.
+        waiting: the number of messages in partitions that cannot be read yet, by partition id.
+        read: the partitions that this batch reads; they do not wait.
+        done: the finished partitions; no partition waits for them.
     """
     behind: dict[int, int] = {}
     if not waiting:
         return behind
-    for number in reversed(view.lineage.branches):
-        count = waiting.get(number, 0) + behind.get(number, 0)
-        if number in read or not count:
+    for partition_id in reversed(view.lineage.branches):
+        count = waiting.get(partition_id, 0) + behind.get(partition_id, 0)
+        if partition_id in read or not count:
             continue
-        before = [parent for parent in view.lineage.before(number) if parent not in done]
-        for parent in before:
-            behind[parent] = behind.get(parent, 0) + count // len(before)
+        unfinished = [
+            parent for parent in view.lineage.required_parents(partition_id) if parent not in done
+        ]
+        for parent in unfinished:
+            behind[parent] = behind.get(parent, 0) + count // len(unfinished)
     return behind
 
 
-def _may_begin(view: View, offset: StreamOffset, partition_id: int, done: set[int]) -> bool:
-    """Return True if a partition is already being read, or all its ancestors were read."""
-    return partition_id in offset.offsets or view.lineage.before(partition_id) <= done
+def _can_be_read(view: View, offset: StreamOffset, partition_id: int, done: set[int]) -> bool:
+    """Return True if a partition is already being read, or all its ancestors are finished."""
+    return partition_id in offset.offsets or view.lineage.required_parents(partition_id) <= done
 
 
-def _without_passed(view: View, offsets: Mapping[int, int], done: set[int]) -> dict[int, int]:
+def _drop_finished_parents(
+    view: View, offsets: Mapping[int, int], done: set[int]
+) -> dict[int, int]:
     """Return the offsets without finished partitions that have a child among them."""
     return {
-        number: at
-        for number, at in offsets.items()
-        if number not in done or not view.lineage.children[number] & offsets.keys()
+        partition_id: at
+        for partition_id, at in offsets.items()
+        if partition_id not in done or not view.lineage.children[partition_id] & offsets.keys()
     }
 
 
 def _end_of_gone(branch: Branch) -> int:
-    """Return where a partition whose data is gone ended; an offset beyond all others if it is lost
-    and its end is not known.
+    """Return the end of a partition without data. If it was lost and its end is unknown, return an
+    offset beyond all others.
     """
     if branch.end is None:
         return PARTITION_MESSAGES_MAX if branch.lost else 0

@@ -1,11 +1,11 @@
-"""Finds where a stream begins that continues after a backfill.
+"""Finds where a stream that continues after a backfill starts.
 
     start="manifest:DIR" ─▶ a partition of the backfill: the backfill's end
                             a partition that was opened later: its first message
-                            a partition of rows that replace messages of the backfill: its end
+                            a partition of rows that replace messages in the backfill: its end
 
 Invariants
-    Messages that were stored after the backfill, and removed before the stream has read them, are
+    Messages that were stored after the backfill, and removed before the stream read them, are
     reported as lost.
 """
 
@@ -23,12 +23,14 @@ from .batches import LostRange
 from .lineage import View
 
 
-def after_backfill(options: ReadOptions) -> ReadOptions:
+def resolve_backfill_start(options: ReadOptions) -> ReadOptions:
     """
-    The options with the ends of the backfill that their start names; others as they are. Blocks.
+    Replace a start that names a backfill by the backfill's ends; return other options unchanged.
+
+    This blocks.
 
     Raises:
-        JobError: there is no manifest, it is not complete, or it is of another subject.
+        JobError: there is no manifest, it is incomplete, or it belongs to another subject.
     """
     if not options.start.manifest:
         return options
@@ -43,35 +45,39 @@ def after_backfill(options: ReadOptions) -> ReadOptions:
 
 def rows_to_skip(view: View, start: ReadBound) -> dict[int, int]:
     """
-    Partition of rows → its end, of rows that took the place of messages that the backfill has.
+    Return the ends of partitions whose rows replace messages in the backfill, by partition id.
 
     Raises:
-        JobError: a partition has rows of such messages and of others.
+        JobError: a partition also has rows that replace other messages.
     """
     if not start.manifest:
         return {}
     lineage = view.lineage
-    ends = {number: view.end_of(number) for number in lineage.branches}
+    ends = {partition_id: view.end_of(partition_id) for partition_id in lineage.branches}
     cursors = {
-        number: end
-        for number, end in start.by_partition.items()
-        if number in ends and isinstance(end, int)
+        partition_id: end
+        for partition_id, end in start.by_partition.items()
+        if partition_id in ends and isinstance(end, int)
     }
     return behind_rows(lineage.replaced, lineage.parents, ends, cursors)
 
 
 def lost_after_start(view: View, start: ReadBound) -> Iterator[LostRange]:
-    """What is removed with its partition, of what a start asks for by offsets: a backfill's end, or
-    the option itself.
+    """Yield the ranges that the start requests by offset, from a backfill or the option, but whose
+    partitions were removed.
     """
     named = start.by_partition.keys()
     replaced = frozenset().union(*view.lineage.replaced.values()) if start.manifest else frozenset()
-    for number, branch in view.lineage.branches.items():
-        # What was opened after the backfill continues something that the backfill has.
-        requested = number in named or (start.manifest and named & view.lineage.ancestors(number))
-        if not branch.gone or not requested or number in replaced:  # its rows are there
+    for partition_id, branch in view.lineage.branches.items():
+        # A partition opened after the backfill continues one that the backfill has.
+        is_requested = partition_id in named or (
+            start.manifest and named & view.lineage.ancestors(partition_id)
+        )
+        if (
+            not branch.is_gone or not is_requested or partition_id in replaced
+        ):  # other rows replace its messages
             continue
-        begin = start.by_partition.get(number, 0)
-        # What a time or a group's cursor means there is not known.
+        begin = start.by_partition.get(partition_id, 0)
+        # A time or a group's cursor cannot be resolved in a removed partition.
         if isinstance(begin, int) and (branch.end is None or begin < branch.end):
-            yield LostRange(number, begin, branch.end)
+            yield LostRange(partition_id, begin, branch.end)

@@ -1,10 +1,10 @@
-"""Computes the lag of streams from the progress that Spark reports to listeners. Needs pyspark.
+"""Computes the lag of streams from the query progress that Spark reports. Needs pyspark.
 
     lag = StreamLag(print)
     spark.streams.addListener(lag)
 
-Source: Spark does not ask Python sources for metrics; the lag follows from the two offsets in the
-progress of a query.
+Source: Spark does not ask Python sources for metrics; the two offsets in a query's progress give
+the lag.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .offset import from_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryLag:
-    """The number of messages that a query has not read, after one of its batches."""
+    """The number of messages that a query has not read after a batch."""
 
     query_id: str
     name: str | None
     batch_id: int
     by_partition: Mapping[int, int]
-    """The number of messages that are stored and not read, by partition id; partitions that were
-    read to their end are left out.
+    """The number of stored messages that are not read yet, by partition id; partitions that were
+    read to their end are omitted.
     """
 
     @property
@@ -46,10 +46,10 @@ class QueryLag:
 
 class StreamLag(StreamingQueryListener):
     """
-    The lag of each query that streams a subject, after its last batch; other queries are ignored.
+    Tracks the lag of each query that streams a subject; other queries are ignored.
 
     Args:
-        tell: is called with the lag after each batch, in Spark's listener thread.
+        tell: called with the lag after each batch, in Spark's listener thread.
     """
 
     def __init__(self, tell: Callable[[QueryLag], object] = lambda _: None) -> None:
@@ -57,13 +57,13 @@ class StreamLag(StreamingQueryListener):
         self._lags: dict[str, QueryLag] = {}
 
     def of(self, query_id: str) -> QueryLag | None:
-        """Return the lag of the query with this id (`str(query.id)`); None before its first batch
-        and after its end.
+        """Return the latest lag of the query with this id (`str(query.id)`); None before its first
+        batch and after its end.
         """
         return self._lags.get(query_id)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - PySpark's name
-        """Note the lag after a batch."""
+        """Record the lag after a batch."""
         progress = event.progress
         offsets = [(source.endOffset, source.latestOffset) for source in progress.sources]
         by_partition = lag_by_partition(offsets)
@@ -79,7 +79,7 @@ class StreamLag(StreamingQueryListener):
         self._tell(lag)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - PySpark's name
-        """Forget a query that has ended."""
+        """Drop the lag of a query that has ended."""
         self._lags.pop(str(event.id), None)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - PySpark's name
@@ -91,31 +91,29 @@ class StreamLag(StreamingQueryListener):
 
 def lag_by_partition(offsets: Iterable[tuple[str | None, str | None]]) -> dict[int, int] | None:
     """
-    Return the lag by partition id, over the sources of a query.
+    Return the lag over all sources of a query, by partition id.
 
     Args:
         offsets: for each source, the end of its last batch and the end of the stored messages, as
             JSON.
 
     Returns:
-        None if no source is a stream of keylane that reports the stored end, as it does from
-        PySpark 4.2 on.
+        None if no source is a keylane stream that reports the stored end, which needs PySpark 4.2.
     """
     lags: dict[int, int] | None = None
     for end, latest in offsets:
         try:
-            read, stored = from_json(_parsed(end)), from_json(_parsed(latest))
+            read, stored = from_json(_parse_json(end)), from_json(_parse_json(latest))
         except CheckpointMismatchError:
             continue
         lags = lags or {}
-        for number, stored_end in stored.offsets.items():
-            # If two streams read one partition, as in a join of a subject with itself, the slower
-            # one counts.
-            lags[number] = max(lags.get(number, 0), stored_end - read.at(number))
+        for partition_id, stored_end in stored.offsets.items():
+            # If two streams read the same partition, as in a self-join, the slower one counts.
+            lags[partition_id] = max(lags.get(partition_id, 0), stored_end - read.at(partition_id))
     return lags
 
 
-def _parsed(text: str | None) -> Any:
+def _parse_json(text: str | None) -> Any:
     try:
         return json.loads(text or "")
     except ValueError:

@@ -1,6 +1,6 @@
-"""PySpark's classes for read limits and Trigger.AvailableNow, which exist from version 4.2 on.
+"""Imports PySpark 4.2's classes for read limits and Trigger.AvailableNow, or defines stand-ins.
 
-Older versions ask for the latest offset without passing the start of the batch, and run
+Older versions request the latest offset without passing the start of the batch, and run
 Trigger.AvailableNow as one batch.
 """
 
@@ -14,7 +14,7 @@ try:
         SupportsTriggerAvailableNow,
     )
 except ImportError:  # PySpark 4.0 and 4.1
-    LIMITED = False
+    HAS_READ_LIMITS = False
 
     class ReadLimit:  # type: ignore[no-redef]
         """A stand-in for the class of PySpark 4.2."""
@@ -28,6 +28,12 @@ except ImportError:  # PySpark 4.0 and 4.1
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """A stand-in for the class of PySpark 4.2."""
 else:
-    LIMITED = True
+    HAS_READ_LIMITS = True
 
-__all__ = ["LIMITED", "ReadAllAvailable", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow"]
+__all__ = [
+    "HAS_READ_LIMITS",
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxRows",
+    "SupportsTriggerAvailableNow",
+]

@@ -1,6 +1,6 @@
-"""The partitions that a stream reads, and the order in which it has to read them. Pure.
+"""Models the partitions that a stream reads, and the order in which it must read them. Pure.
 
-A partition that the stream does not read is skipped: its children follow its parents.
+Partitions that the stream does not read are skipped: their children directly follow their parents.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ class Branch:
     subject: str
     partition: Partition
     epoch: int = 0
-    """Depth in the lineage of its subject: 0 without parents, otherwise one more than theirs."""
+    """The depth in the subject's lineage: 0 without parents, else one more than the parents'."""
     end: int | None = None
-    """The offset after the last message; None while it is open, or if its end is not known."""
+    """The offset after the last message; None while the partition is open, or if unknown."""
     abandoned: bool = False
     """True if its children were opened while its broker did not answer."""
     lost: bool = False
     """True if an operator has accepted its loss."""
 
     @property
-    def gone(self) -> bool:
-        """True if none of its messages can be read any more."""
+    def is_gone(self) -> bool:
+        """True if its messages cannot be read any more."""
         return self.lost or self.partition.state is PartitionState.EXPIRED
 
 
 @dataclass(frozen=True, slots=True)
 class StoredOffsets:
-    """The offsets `[first, end)` of a partition that its broker stores."""
+    """The offsets `[first, end)` that a broker stores of a partition."""
 
     first: int
     end: int
@@ -47,98 +47,108 @@ class StoredOffsets:
 
 class Lineage:
     """
-    The partitions that a stream reads.
+    The lineage of the partitions that a stream reads.
 
     Args:
-        branches: every partition of the subjects.
-        wanted: returns True for the partitions that the stream reads.
+        branches: all partitions of the subjects.
+        is_selected: returns True for the partitions that the stream reads.
     """
 
     def __init__(
-        self, branches: Iterable[Branch], wanted: Callable[[Partition], bool] = lambda _: True
+        self, branches: Iterable[Branch], is_selected: Callable[[Partition], bool] = lambda _: True
     ) -> None:
-        every = {int(branch.partition.partition_id): branch for branch in branches}
+        all_branches = {int(branch.partition.partition_id): branch for branch in branches}
         order = TopologicalSorter(
-            {number: branch.partition.parents for number, branch in every.items()}
+            {
+                partition_id: branch.partition.parents
+                for partition_id, branch in all_branches.items()
+            }
         )
         self.branches: dict[int, Branch] = {}
         """The branches by partition id, parents before their children."""
         self.parents: dict[int, frozenset[int]] = {}
-        """The partitions that a partition continues, by its id."""
+        """The parents of each partition, by its id."""
         self.children: dict[int, set[int]] = {}
-        above: dict[int, frozenset[int]] = {}
-        for number in map(int, order.static_order()):
-            branch = every.get(number)
+        read_ancestors: dict[int, frozenset[int]] = {}
+        for partition_id in map(int, order.static_order()):
+            branch = all_branches.get(partition_id)
             if branch is None:
                 continue
-            parents = _joined(above, map(int, branch.partition.parents))
-            if wanted(branch.partition) and branch.partition.state is not PartitionState.PLANNED:
-                self.branches[number] = branch
-                self.parents[number] = parents
-                self.children[number] = set()
+            parents = _union(read_ancestors, map(int, branch.partition.parents))
+            if (
+                is_selected(branch.partition)
+                and branch.partition.state is not PartitionState.PLANNED
+            ):
+                self.branches[partition_id] = branch
+                self.parents[partition_id] = parents
+                self.children[partition_id] = set()
                 for parent in parents:
-                    self.children[parent].add(number)
-                parents = frozenset({number})
-            above[number] = parents
-        self.replaced = self._replaced(every)
-        """For each partition of rows that replaced messages, the partitions that had these
+                    self.children[parent].add(partition_id)
+                parents = frozenset({partition_id})
+            read_ancestors[partition_id] = parents
+        self.replaced = self._replaced(all_branches)
+        """For each partition with rows that replace messages, the partitions that had those
         messages; see `ReplacingRows`.
         """
 
-    def _replaced(self, every: Mapping[int, Branch]) -> dict[int, frozenset[int]]:
-        """Find replaced partitions by direct parents: where a partition in between is not read,
-        `self.parents` has more than these.
+    def _replaced(self, all_branches: Mapping[int, Branch]) -> dict[int, frozenset[int]]:
+        """Find the replaced partitions by direct parents; `self.parents` would skip partitions that
+        the stream does not read.
         """
-        parents = {number: branch.partition.parents for number, branch in every.items()}
+        parents = {
+            partition_id: branch.partition.parents for partition_id, branch in all_branches.items()
+        }
         read = self.branches.keys()
         return {
-            rows: before & read
-            for rows, before in replaced_by_rows(parents).items()
-            if rows in read and before & read
+            rows: replaced & read
+            for rows, replaced in replaced_by_rows(parents).items()
+            if rows in read and replaced & read
         }
 
-    def before(self, partition_id: int) -> frozenset[int]:
+    def required_parents(self, partition_id: int) -> frozenset[int]:
         """
-        Return the partitions that have to be read before this one.
+        Return the partitions that must be read before this one.
 
-        A parent that was abandoned, and whose end is not known, is replaced by its own parents.
+        An abandoned parent whose end is unknown is replaced by its own parents.
         """
-        numbers: set[int] = set()
+        partition_ids: set[int] = set()
         for parent in self.parents[partition_id]:
-            numbers |= self.before(parent) if self.is_passed_by(parent) else {parent}
-        return frozenset(numbers)
+            partition_ids |= self.required_parents(parent) if self.is_bypassed(parent) else {parent}
+        return frozenset(partition_ids)
 
-    def is_passed_by(self, partition_id: int) -> bool:
-        """Return True if the children of the partition do not wait for it."""
+    def is_bypassed(self, partition_id: int) -> bool:
+        """Return True if the partition's children do not wait for it."""
         branch = self.branches[partition_id]
         return branch.abandoned and branch.end is None
 
-    def passed_by(self, partition_id: int) -> frozenset[int]:
-        """Return the partitions that this one continues, but does not wait for."""
-        numbers: set[int] = set()
+    def bypassed_parents(self, partition_id: int) -> frozenset[int]:
+        """Return the ancestors that this partition continues without waiting for them."""
+        partition_ids: set[int] = set()
         for parent in self.parents[partition_id]:
-            if self.is_passed_by(parent):
-                numbers |= {parent} | self.passed_by(parent)
-        return frozenset(numbers)
+            if self.is_bypassed(parent):
+                partition_ids |= {parent} | self.bypassed_parents(parent)
+        return frozenset(partition_ids)
 
     def ancestors(self, partition_id: int) -> frozenset[int]:
-        """Return all partitions that this one continues, directly or indirectly."""
-        numbers: set[int] = set()
-        left = [partition_id]
-        while left:
-            new = self.parents[left.pop()] - numbers
-            numbers |= new
-            left.extend(new)
-        return frozenset(numbers)
+        """Return the direct and indirect parents of this partition."""
+        ancestors: set[int] = set()
+        pending = [partition_id]
+        while pending:
+            parents = self.parents[pending.pop()] - ancestors
+            ancestors |= parents
+            pending.extend(parents)
+        return frozenset(ancestors)
 
 
 def branches_of(subject: str, history: Collection[PartitionHistory]) -> list[Branch]:
-    """Return all partitions that a subject ever had."""
+    """Return a Branch for each partition that a subject has ever had."""
     epochs: dict[int, int] = {}
     parents = {int(past.partition.partition_id): past.partition.parents for past in history}
-    for number in TopologicalSorter(parents).static_order():
-        if number in parents:
-            epochs[number] = max((epochs.get(each, -1) + 1 for each in parents[number]), default=0)
+    for partition_id in TopologicalSorter(parents).static_order():
+        if partition_id in parents:
+            epochs[partition_id] = max(
+                (epochs.get(each, -1) + 1 for each in parents[partition_id]), default=0
+            )
     return [
         Branch(
             subject=subject,
@@ -154,21 +164,25 @@ def branches_of(subject: str, history: Collection[PartitionHistory]) -> list[Bra
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The readable messages at one moment."""
+    """A snapshot of the lineage and of the readable messages."""
 
     lineage: Lineage
     stored: Mapping[int, StoredOffsets] = field(default_factory=dict)
-    """The stored offsets by partition id; partitions that are gone, or were abandoned and do not
-    answer, are missing.
+    """The stored offsets by partition id; removed partitions, and abandoned ones whose broker does
+    not answer, are missing.
     """
 
     def end_of(self, partition_id: int) -> int | None:
-        """Return the end of a partition; None while it is open, or if its end is not known."""
+        """Return the end of a partition; None while it is open, or if its end is unknown."""
         stored = self.stored.get(partition_id)
         if stored is not None and stored.sealed:
             return stored.end
         return self.lineage.branches[partition_id].end
 
 
-def _joined(above: Mapping[int, frozenset[int]], numbers: Iterable[int]) -> frozenset[int]:
-    return frozenset().union(*(above.get(number, frozenset()) for number in numbers))
+def _union(
+    read_ancestors: Mapping[int, frozenset[int]], partition_ids: Iterable[int]
+) -> frozenset[int]:
+    return frozenset().union(
+        *(read_ancestors.get(partition_id, frozenset()) for partition_id in partition_ids)
+    )

@@ -1,26 +1,26 @@
-"""The offset of a stream, in the form in which Spark writes it to its checkpoint. Pure.
+"""Encodes the offset of a stream as the JSON that Spark writes to its checkpoint. Pure.
 
     {"keylane": 2, "subjects": {"flights": 7}, "keys": "", "offsets": {"3": 120, "4": 80},
     "waiting": {"9": 5}}
 
-    keylane    version of this form; 1 has no `keys`
+    keylane    version of this format; 1 has no `keys`
     subjects   ids of the subjects, which distinguish a subject from a later one of the same name
-    keys       the order keys whose messages are read: their number and a digest; "": all keys
-    offsets    for partitions that are being read: the first offset that was not read
-    waiting    for partitions that existed when the stream began: the offset from which they are
+    keys       the order keys whose messages are read, as a count and a digest; "": all keys
+    offsets    for partitions that are being read: the first unread offset
+    waiting    for partitions that existed when the stream started: the offset from which they are
                read after their parents
-    initial    true: the start of batch 0, which Spark asks for again when it replays that batch
-    origin     in the end of batch 0: where that batch began
+    initial    true: the start of batch 0, which Spark requests again when it replays that batch
+    origin     in the end of batch 0: where that batch started
 
-A partition that is in neither map is read from its first message after its parents, or was read to
-its end: then one of its descendants is in `offsets`.
+A partition in neither map is read from its first message after its parents. Or it was read to its
+end already: then one of its descendants is in `offsets`.
 
 Invariants
-    Equal offsets have equal texts, because Spark compares texts.
-    An offset counts messages of all keys, even if only some keys are read: a stream of other keys
-    would take its messages as read.
-    The end of batch 0 says where the batch began, so that "latest" means the same when the batch is
-    replayed.
+    Equal offsets have equal JSON, because Spark compares strings.
+    An offset counts messages of all keys, even if only some keys are read, so a stream of other
+    keys would treat their messages as read.
+    The end of batch 0 records where the batch started, so that "latest" means the same when the
+    batch is replayed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VERSION, WITHOUT_KEYS = 2, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOffset:
-    """The progress of a stream; see the head of the module."""
+    """The progress of a stream; the module docstring describes the fields."""
 
     subjects: Mapping[str, int]
     offsets: Mapping[int, int] = field(default_factory=dict)
@@ -49,59 +49,60 @@ class StreamOffset:
     initial: bool = False
     origin: StreamOffset | None = None
     keys: str | None = None
-    """The result of `keys_text`; None in an offset without it, which fits any keys."""
+    """The result of `describe_keys`; None if the offset has none, and so matches any keys."""
 
     def at(self, partition_id: int) -> int:
-        """Return the next offset of a partition that was not read to its end."""
+        """Return the next offset to read in a partition that was not read to its end."""
         begin = self.waiting.get(partition_id, 0)
         return self.offsets.get(partition_id, begin)
 
 
 def to_json(offset: StreamOffset) -> dict[str, Any]:
-    """Return the offset in the form that Spark takes: a dict of numbers, texts and flags, without
-    empty fields.
-    """
+    """Return the offset as the JSON object that Spark stores, without empty fields."""
     version = WITHOUT_KEYS if offset.keys is None else VERSION
-    form: dict[str, Any] = {"keylane": version, "subjects": dict(sorted(offset.subjects.items()))}
+    document: dict[str, Any] = {
+        "keylane": version,
+        "subjects": dict(sorted(offset.subjects.items())),
+    }
     if offset.keys is not None:
-        form["keys"] = offset.keys
-    form |= _places(offset)
+        document["keys"] = offset.keys
+    document |= _encode_offsets(offset)
     if offset.initial:
-        form["initial"] = True
+        document["initial"] = True
     if offset.origin is not None:
-        form["origin"] = _places(offset.origin)
-    return form
+        document["origin"] = _encode_offsets(offset.origin)
+    return document
 
 
-def from_json(form: object) -> StreamOffset:
+def from_json(document: object) -> StreamOffset:
     """
     Return the offset that Spark has read from its checkpoint.
 
     Raises:
-        CheckpointMismatchError: another source, or a newer version of keylane, has written it.
+        CheckpointMismatchError: another source or a newer version of keylane wrote it.
     """
-    if not isinstance(form, Mapping) or "keylane" not in form:
+    if not isinstance(document, Mapping) or "keylane" not in document:
         raise CheckpointMismatchError(
-            f"the checkpoint is not one of keylane's streams: its offset is {form!r:.200}"
+            f"the checkpoint is not one of keylane's streams: its offset is {document!r:.200}"
         )
-    if form["keylane"] not in (VERSION, WITHOUT_KEYS):
+    if document["keylane"] not in (VERSION, WITHOUT_KEYS):
         raise CheckpointMismatchError(
-            f"the checkpoint has offsets of version {form['keylane']!r:.40}, and this keylane "
+            f"the checkpoint has offsets of version {document['keylane']!r:.40}, and this keylane "
             f"reads versions up to {VERSION}"
         )
     try:
-        read = msgspec.convert(dict(form), _Form)
+        encoded = msgspec.convert(dict(document), _EncodedOffset)
     except msgspec.ValidationError as error:
         raise CheckpointMismatchError(
             f"the offset in the checkpoint is damaged: {error}"
         ) from error
-    offset = _offset(read, read.subjects)
-    if read.origin is not None:
-        offset = replace(offset, origin=_offset(read.origin, read.subjects))
-    return replace(offset, initial=read.initial, keys=read.keys)
+    offset = _decode_offsets(encoded, encoded.subjects)
+    if encoded.origin is not None:
+        offset = replace(offset, origin=_decode_offsets(encoded.origin, encoded.subjects))
+    return replace(offset, initial=encoded.initial, keys=encoded.keys)
 
 
-def keys_text(keys: Collection[bytes] | None) -> str:
+def describe_keys(keys: Collection[bytes] | None) -> str:
     """Return how an offset identifies the selected order keys; "" means all keys."""
     if keys is None:
         return ""
@@ -112,8 +113,8 @@ def keys_text(keys: Collection[bytes] | None) -> str:
 
 
 def check_keys(offset: StreamOffset, keys: str) -> None:
-    """Raise CheckpointMismatchError if the offset has other order keys; `keys` is the result of
-    `keys_text`.
+    """Raise CheckpointMismatchError if the offset has other order keys than `keys`, the result of
+    `describe_keys`.
     """
     if offset.keys is not None and offset.keys != keys:
         raise CheckpointMismatchError(
@@ -127,13 +128,13 @@ def check_keys(offset: StreamOffset, keys: str) -> None:
 
 def check_subjects(offset: StreamOffset, subjects: Mapping[str, int]) -> None:
     """
-    Check that the offset is of these subjects.
+    Check that the offset belongs to these subjects.
 
     Args:
-        subjects: ids of the subjects by name; 0: not known.
+        subjects: the ids of the subjects by name; 0: not known.
 
     Raises:
-        CheckpointMismatchError: it is of other subjects, or one was deleted and created again.
+        CheckpointMismatchError: it belongs to other subjects, or one was deleted and recreated.
     """
     if offset.subjects.keys() != subjects.keys():
         raise CheckpointMismatchError(
@@ -153,40 +154,44 @@ def check_subjects(offset: StreamOffset, subjects: Mapping[str, int]) -> None:
             )
 
 
-class _Places(msgspec.Struct, forbid_unknown_fields=True):
+class _OffsetMaps(msgspec.Struct, forbid_unknown_fields=True):
     offsets: dict[str, int]
     waiting: dict[str, int] = {}
 
 
-class _Form(msgspec.Struct, forbid_unknown_fields=True):
+class _EncodedOffset(msgspec.Struct, forbid_unknown_fields=True):
     keylane: int
     subjects: dict[str, int]
     offsets: dict[str, int]
     waiting: dict[str, int] = {}
     initial: bool = False
-    origin: _Places | None = None
+    origin: _OffsetMaps | None = None
     keys: str | None = None
 
 
-def _places(offset: StreamOffset) -> dict[str, Any]:
-    places = {"offsets": _texts(offset.offsets)}
-    return places | ({"waiting": _texts(offset.waiting)} if offset.waiting else {})
+def _encode_offsets(offset: StreamOffset) -> dict[str, Any]:
+    maps = {"offsets": _string_keys(offset.offsets)}
+    return maps | ({"waiting": _string_keys(offset.waiting)} if offset.waiting else {})
 
 
-def _texts(numbers: Mapping[int, int]) -> dict[str, int]:
-    return {str(partition_id): numbers[partition_id] for partition_id in sorted(numbers)}
+def _string_keys(offsets: Mapping[int, int]) -> dict[str, int]:
+    return {str(partition_id): offsets[partition_id] for partition_id in sorted(offsets)}
 
 
-def _offset(places: _Places | _Form, subjects: Mapping[str, int]) -> StreamOffset:
+def _decode_offsets(
+    maps: _OffsetMaps | _EncodedOffset, subjects: Mapping[str, int]
+) -> StreamOffset:
     return StreamOffset(
-        subjects=subjects, offsets=_numbers(places.offsets), waiting=_numbers(places.waiting)
+        subjects=subjects,
+        offsets=_parse_partition_ids(maps.offsets),
+        waiting=_parse_partition_ids(maps.waiting),
     )
 
 
-def _numbers(texts: Mapping[str, int]) -> dict[int, int]:
-    for name, offset in texts.items():
+def _parse_partition_ids(offsets: Mapping[str, int]) -> dict[int, int]:
+    for name, offset in offsets.items():
         if not name.isascii() or not name.isdigit() or not 0 <= offset <= MAX_I64:
             raise CheckpointMismatchError(
                 f"the offset in the checkpoint is damaged: {name!r:.40}: {offset}"
             )
-    return {int(name): offset for name, offset in texts.items()}
+    return {int(name): offset for name, offset in offsets.items()}

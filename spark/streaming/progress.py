@@ -1,14 +1,14 @@
-"""Moves the cursors of a consumer group along with a stream, for lag monitoring and for retention.
+"""Moves the cursors of a consumer group along with a stream, for lag monitoring and retention.
 Network only.
 
-    Spark asks for the batch after `start`  ─▶  the sink has committed everything before `start`
+    Spark requests the batch after `start`  ─▶  the sink has committed everything before `start`
                                             ─▶  set the cursors of the group
 
-Spark keeps the progress, and the group follows it. The cursors are set as an operator sets them
-(`keylane group reset`), so no lock is taken, and a group with live consumers is refused.
+Spark stores the progress, and the group follows it. The cursors are set in the same way as by an
+operator (`keylane group reset`): this takes no lock, and a group with live consumers is refused.
 
 Invariants
-    A cursor is never ahead of what the sink has committed, and never goes back.
+    A cursor never passes the progress that the sink has committed, and never moves back.
 """
 
 from __future__ import annotations
@@ -22,84 +22,87 @@ from ...protocol.clock import Clock
 from ...protocol.errors import KeylaneError, RetryRule
 from ...protocol.progress import ResetGroup, ResetTo
 from ...rpc.client import MetaClient
-from .batches import finished
+from .batches import finished_partitions
 from .lineage import View
 from .offset import StreamOffset
 
 log = logging.getLogger("keylane.spark")
 
 COMMIT_MS = 1_000
-"""Shortest time in milliseconds between two updates while batches follow each other."""
+"""The minimum time in milliseconds between two updates while the stream is not idle."""
 
 
-def committed(view: View, offset: StreamOffset) -> dict[int, int]:
-    """Return, by partition id, the first message that a stream at this offset has not read; removed
-    partitions are left out.
+def committed_cursors(view: View, offset: StreamOffset) -> dict[int, int]:
+    """Return the first message that a stream at this offset has not read, by partition id; removed
+    partitions are omitted.
     """
     if offset.initial:
         return {}
-    ends = {number: view.end_of(number) for number in finished(view, offset)}
+    ends = {
+        partition_id: view.end_of(partition_id)
+        for partition_id in finished_partitions(view, offset)
+    }
     cursors = dict(offset.offsets) | {
-        number: end for number, end in ends.items() if end is not None
+        partition_id: end for partition_id, end in ends.items() if end is not None
     }
     return {
-        number: at
-        for number, at in sorted(cursors.items())
-        if number in view.lineage.branches and not view.lineage.branches[number].gone
+        partition_id: at
+        for partition_id, at in sorted(cursors.items())
+        if partition_id in view.lineage.branches and not view.lineage.branches[partition_id].is_gone
     }
 
 
 class GroupProgress:
-    """The cursors of a group, in the subjects of a stream."""
+    """Updates the cursors of a group in the subjects of a stream."""
 
     def __init__(self, meta: MetaClient, group: str, clock: Clock) -> None:
         self._meta = meta
         self._group = group
         self._clock = clock
-        self._set: dict[int, int] | None = None
-        """The cursors by partition id, as far as they are known; None before `begin`."""
-        self._at_ms = 0
+        self._cursors: dict[int, int] | None = None
+        """The known cursors, by partition id; None before `load`."""
+        self._updated_at_ms = 0
 
-    async def begin(self, view: View, offset: StreamOffset) -> None:
+    async def load(self, view: View, offset: StreamOffset) -> None:
         """
-        Read the cursors of the group, unless they are known.
+        Read the cursors of the group unless they are known.
 
         Raises:
-            GroupUnknownError: there is no such group.
+            GroupUnknownError: the group does not exist.
             KeylaneError: the metaserver or a broker does not answer.
         """
-        if self._set is not None:
+        if self._cursors is not None:
             return
         known: dict[int, int] = {}
-        for subject, cursors in _by_subject(view, {**offset.offsets}).items():
-            ask = ResetGroup(to=ResetTo.CURSORS, cursors=cursors, dry_run=True)
-            answer = await self._meta.call(
-                endpoints.RESET_GROUP, ask, subject=subject, group=self._group
+        for subject, cursors in _group_by_subject(view, {**offset.offsets}).items():
+            request = ResetGroup(to=ResetTo.CURSORS, cursors=cursors, dry_run=True)
+            reply = await self._meta.call(
+                endpoints.RESET_GROUP, request, subject=subject, group=self._group
             )
-            known |= {each.partition_id: each.before or 0 for each in answer.cursors}
-        self._set = known
+            known |= {each.partition_id: each.before or 0 for each in reply.cursors}
+        self._cursors = known
 
-    async def note(self, view: View, offset: StreamOffset, *, idle: bool) -> None:
+    async def update(self, view: View, offset: StreamOffset, *, idle: bool) -> None:
         """
-        Set the cursors of the group, at most once in COMMIT_MS unless the stream is `idle`.
+        Set the cursors of the group, at most once per COMMIT_MS unless the stream is `idle`.
 
-        If a server does not answer, or the group has consumers, this is logged, and the next call
-        tries again.
+        If a server does not answer, or the group has consumers, this logs a warning, and the next
+        call tries again.
 
         Raises:
             KeylaneError: the group or the subject was deleted.
         """
-        assert self._set is not None
+        assert self._cursors is not None
         now_ms = self._clock.boot_ms()
-        wanted = {
-            number: at
-            for number, at in committed(view, offset).items()
-            if at > self._set.get(number, 0)
+        advanced = {
+            partition_id: at
+            for partition_id, at in committed_cursors(view, offset).items()
+            if at > self._cursors.get(partition_id, 0)
         }
-        if not wanted or (not idle and now_ms - self._at_ms < COMMIT_MS):
+        if not advanced or (not idle and now_ms - self._updated_at_ms < COMMIT_MS):
             return
-        self._at_ms = now_ms
-        for subject, cursors in _by_subject(view, wanted).items():
+        self._updated_at_ms = now_ms
+        for subject, cursors in _group_by_subject(view, advanced).items():
             try:
                 await self._meta.call(
                     endpoints.RESET_GROUP,
@@ -117,14 +120,14 @@ class GroupProgress:
                     error.message,
                 )
             else:
-                self._set |= cursors
+                self._cursors |= cursors
 
 
-def _by_subject(view: View, cursors: Mapping[int, int]) -> dict[str, dict[int, int]]:
-    """Divide the cursors by subject."""
-    parts: dict[str, dict[int, int]] = defaultdict(dict)
-    for number, at in cursors.items():
-        branch = view.lineage.branches.get(number)
-        if branch is not None and not branch.gone:
-            parts[branch.subject][number] = at
-    return dict(parts)
+def _group_by_subject(view: View, cursors: Mapping[int, int]) -> dict[str, dict[int, int]]:
+    """Group the cursors of readable partitions by subject."""
+    cursors_of: dict[str, dict[int, int]] = defaultdict(dict)
+    for partition_id, at in cursors.items():
+        branch = view.lineage.branches.get(partition_id)
+        if branch is not None and not branch.is_gone:
+            cursors_of[branch.subject][partition_id] = at
+    return dict(cursors_of)

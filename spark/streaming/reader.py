@@ -1,13 +1,15 @@
-"""Streams a subject: offsets and batches for Spark's driver, ranges for its tasks. Needs pyspark.
+"""The stream reader: plans offsets and batches on Spark's driver, and reads ranges in tasks. Needs
+pyspark.
 
     driver   initialOffset ─▶ latestOffset(start) ─▶ checkpoint ─▶ partitions(start, end) ─▶ …
     tasks                                                            read(StreamTask)
 
 Invariants
-    The rows of a batch follow from its two offsets, which Spark has in its checkpoint.
-    Reading changes nothing at the broker: no lock, no ack; Spark keeps the progress.
-    A reader opens no connection before its first call, because Spark creates readers only to pickle
-    `read`.
+    The rows of a batch depend only on its two offsets, which are in Spark's checkpoint.
+    Reading changes nothing on the broker: it takes no lock and sends no ack; Spark stores the
+    progress.
+    A reader opens no connection before its first call, because Spark creates some readers only to
+    pickle `read`.
 """
 
 from __future__ import annotations
@@ -40,28 +42,28 @@ from .batches import (
     BatchRange,
     LostRange,
     batch_ranges,
-    everything,
-    finished,
+    finished_partitions,
     first_offset,
     lost_ranges,
     next_offset,
+    stored_end,
     task_ranges,
 )
 from .handover import lost_after_start, rows_to_skip
 from .limits import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from .lineage import View
-from .offset import StreamOffset, check_keys, check_subjects, from_json, keys_text, to_json
+from .offset import StreamOffset, check_keys, check_subjects, describe_keys, from_json, to_json
 from .progress import GroupProgress
 from .settings import StreamSettings
-from .watch import Watch
+from .watch import PartitionWatcher
 
 log = logging.getLogger("keylane.spark")
 
 POLL_S = 0.1
-"""Seconds between two looks that find nothing; Spark itself asks every 10 ms."""
+"""Seconds between two polls of an idle stream; Spark itself calls every 10 ms."""
 TASK_ROWS = 32_768
-"""Number of rows up to which small ranges share a task; to read them takes about as long as to
-start a task.
+"""The number of rows up to which small ranges share a task: reading them takes about as long as
+starting a task.
 """
 T = TypeVar("T")
 TaskReader = Callable[[ReadOptions, Sequence[PlannedRange]], Iterator[pa.RecordBatch]]
@@ -69,13 +71,13 @@ TaskReader = Callable[[ReadOptions, Sequence[PlannedRange]], Iterator[pa.RecordB
 
 @dataclass
 class StreamTask(InputPartition):
-    """One task of a batch, with the ranges that it reads one after another."""
+    """A task of a batch, with the ranges that it reads one after another."""
 
     ranges: tuple[PlannedRange, ...]
 
 
 class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The stream of one query; see the head of the module."""
+    """The stream reader of one query."""
 
     def __init__(
         self, options: ReadOptions, settings: StreamSettings, read_task: TaskReader
@@ -83,57 +85,57 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._settings = settings
         self._read_task = read_task
-        self._driver: _Driver | None = None
+        self._driver: _StreamDriver | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_driver": None}
 
     # ── on the driver ─────────────────────────────────────────────────────────────────────────────
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - a name of PySpark
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - PySpark's name
         """
-        Return the offset at which batch 0 begins, which is the same in each call of one reader.
+        Return the offset at which batch 0 starts, which is the same in each call of a reader.
 
-        An error of the start is raised only when a batch after it is requested: a batch 0 that is
-        replayed begins where the checkpoint says.
+        An invalid start raises an error only when the next batch is requested, because a replayed
+        batch 0 starts where the checkpoint says.
         """
         return self._call(lambda driver: driver.initial())
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - a name of PySpark
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - PySpark's name
         """Return the limit of the option `maxRowsPerTrigger`."""
         rows_max = self._settings.rows_max
         return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
 
-    def latestOffset(  # noqa: N802 - a name of PySpark
+    def latestOffset(  # noqa: N802 - PySpark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
         """
-        Return the end of the next batch; after a short wait `start` itself if there is nothing to
+        Return the end of the next batch; after a short wait, `start` itself if there is nothing to
         read.
 
         Args:
-            start, limit: None before PySpark 4.2, where a batch reads everything that is stored.
+            start, limit: None before PySpark 4.2, where a batch reads all stored messages.
         """
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         if start is None:
-            return self._call(lambda driver: driver.everything())
+            return self._call(lambda driver: driver.latest_without_start())
         return self._call(lambda driver: driver.latest(start, rows_max))
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - a name of PySpark
-        """Return the end of the stored messages, for the progress of the query."""
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - PySpark's name
+        """Return the end of the stored messages, for the query's progress."""
         return None if self._driver is None else self._driver.stored_ends
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - a name of PySpark
-        """Fix the end of the run: it reads the messages that are stored now."""
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - PySpark's name
+        """Fix the end of the run, which reads the messages that are stored now."""
         self._call(lambda driver: driver.fix_target())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamTask]:
-        """Return the tasks of a batch, which depend only on the two offsets, apart from the
-        addresses of brokers.
+        """Return the tasks of a batch; apart from broker addresses, they depend only on the two
+        offsets.
         """
         return self._call(lambda driver: driver.tasks(start, end))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing, because Spark keeps the progress."""
+        """Do nothing, because Spark stores the progress."""
 
     def stop(self) -> None:
         """Close the connections."""
@@ -141,12 +143,12 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._driver.close()
             self._driver = None
 
-    def _call(self, work: Callable[[_Driver], Coroutine[Any, Any, T]]) -> T:
+    def _call(self, work: Callable[[_StreamDriver], Coroutine[Any, Any, T]]) -> T:
         with readable_errors():
-            if self._settings.refused is not None:
-                raise self._settings.refused
+            if self._settings.error is not None:
+                raise self._settings.error
             if self._driver is None:
-                self._driver = _Driver(self._options, self._settings)
+                self._driver = _StreamDriver(self._options, self._settings)
             return self._driver.run(work(self._driver))
 
     # ── in tasks ──────────────────────────────────────────────────────────────────────────────────
@@ -157,21 +159,19 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from self._read_task(self._options, partition.ranges)
 
 
-class _Driver:
-    """The connections and the state of a reader in the driver's process, which live as long as the
-    query.
-    """
+class _StreamDriver:
+    """Holds a reader's connections and state in the driver's process while the query runs."""
 
     def __init__(self, options: ReadOptions, settings: StreamSettings) -> None:
         self._options = options
         self._settings = settings
         self._runner = asyncio.Runner()
-        self._watch = Watch(options)
-        self._keys = keys_text(options.keys)
+        self._watch = PartitionWatcher(options)
+        self._keys = describe_keys(options.keys)
         self._progress: GroupProgress | None = None
         self._initial: dict[str, Any] | None = None
         self._start_error: KeylaneError | None = None
-        """The reason why no batch can begin at the start of the options."""
+        """The error if no batch can start at the option `start`."""
         self._everything_requested = False
         self._view: View | None = None
         self._ends: dict[int, int] | None = None
@@ -186,7 +186,7 @@ class _Driver:
             raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run the work in the event loop of this driver."""
+        """Run a coroutine in the event loop of this driver."""
         return self._runner.run(work)
 
     def close(self) -> None:
@@ -203,12 +203,12 @@ class _Driver:
 
     async def initial(self) -> dict[str, Any]:
         """
-        Return the offset at which batch 0 begins.
+        Return the offset at which batch 0 starts.
 
         Raises:
-            DataLossError, JobError, PartitionUnknownError, OffsetOutOfRangeError: the start of
-                the options is not stored, and this version of Spark, which passes no start, begins
-                a new batch 0.
+            DataLossError, JobError, PartitionUnknownError, OffsetOutOfRangeError: the option
+                `start` is not stored, and a version of Spark that passes no start begins a new
+                batch 0.
         """
         if self._initial is None:
             await self._fix_initial()
@@ -218,10 +218,10 @@ class _Driver:
         return self._initial
 
     async def _fix_initial(self) -> None:
-        view = await self._watch.look()
-        begins: dict[int, int] = {}
+        view = await self._watch.fetch_view()
+        start_offsets: dict[int, int] = {}
         try:
-            begins = await self._begins(view)
+            start_offsets = await self._start_offsets(view)
         except (
             DataLossError,
             JobError,
@@ -229,99 +229,108 @@ class _Driver:
             OffsetOutOfRangeError,
         ) as error:
             self._start_error = error
-        self._initial = self._written(first_offset(view, begins, self._watch.subjects))
+        self._initial = self._encode(first_offset(view, start_offsets, self._watch.subjects))
 
-    def _written(self, offset: StreamOffset) -> dict[str, Any]:
+    def _encode(self, offset: StreamOffset) -> dict[str, Any]:
         return to_json(replace(offset, keys=self._keys))
 
-    def _read(self, form: dict[str, Any]) -> StreamOffset:
-        """Return the offset; raise CheckpointMismatchError if it is of other keys than the
-        stream's.
-        """
+    def _decode(self, form: dict[str, Any]) -> StreamOffset:
+        """Decode an offset; raise CheckpointMismatchError if it has other keys than the stream."""
         offset = from_json(form)
         check_keys(offset, self._keys)
         return offset
 
-    async def _begins(self, view: View) -> dict[int, int]:
-        """Return the start of the options in each partition; it must be stored."""
-        for number in sorted(self._options.partitions or ()):
-            branch = view.lineage.branches.get(number)  # none where the keys lie in others
-            if branch is not None and branch.gone:
-                raise self._watch.no_data("partitions", number)
-        begins = await self._watch.places(view, self._options.start)
+    async def _start_offsets(self, view: View) -> dict[int, int]:
+        """Return the offset of the option `start` in each partition; raise if it is not stored."""
+        for partition_id in sorted(self._options.partitions or ()):
+            branch = view.lineage.branches.get(
+                partition_id
+            )  # None if other partitions have the keys
+            if branch is not None and branch.is_gone:
+                raise self._watch.no_data_error("partitions", partition_id)
+        start_offsets = await self._watch.resolve_bound(view, self._options.start)
         for lost in lost_after_start(view, self._options.start):
-            self._lose(view, lost)
-        for number, begin in begins.items():
-            stored = view.stored.get(number)
+            self._report_loss(view, lost)
+        for partition_id, start_offset in start_offsets.items():
+            stored = view.stored.get(partition_id)
             if stored is None:
                 continue
-            if begin < stored.first and self._options.start.at(number) is not Edge.EARLIEST:
-                self._lose(view, LostRange(number, begin, stored.first))
-            if begin > stored.end:
+            if (
+                start_offset < stored.first
+                and self._options.start.at(partition_id) is not Edge.EARLIEST
+            ):
+                self._report_loss(view, LostRange(partition_id, start_offset, stored.first))
+            if start_offset > stored.end:
                 raise OffsetOutOfRangeError(
-                    f"start: offset {begin} is not in partition {number}, which has "
+                    f"start: offset {start_offset} is not in partition {partition_id}, which has "
                     f"[{stored.first}, {stored.end})",
-                    partition_id=number,
-                    offset=begin,
+                    partition_id=partition_id,
+                    offset=start_offset,
                     first_offset=stored.first,
                     next_offset=stored.end,
                 )
-            begins[number] = max(begin, stored.first)
-        return begins | rows_to_skip(view, self._options.start)
+            start_offsets[partition_id] = max(start_offset, stored.first)
+        return start_offsets | rows_to_skip(view, self._options.start)
 
     async def latest(self, start: dict[str, Any], rows_max: int | None) -> dict[str, Any]:
-        """Return the end of the batch that begins at `start`."""
-        offset = self._read(start)
+        """Return the end of the batch that starts at `start`, and update the group's cursors."""
+        offset = self._decode(start)
         if offset.initial and self._start_error is not None:
             raise self._start_error
         if self._idle:
             await asyncio.sleep(POLL_S)
-        view = self._view = await self._look(offset, reached=offset)
+        view = self._view = await self._fetch_view(offset, reached=offset)
         for lost in lost_ranges(view, offset):
-            self._lose(view, lost)
+            self._report_loss(view, lost)
         if self._progress is not None:
-            await self._watch.patiently(partial(self._progress.begin, view, offset))
-        ends = await self._bounds()
+            await self._watch.retry(partial(self._progress.load, view, offset))
+        ends = await self._end_offsets()
         end = next_offset(view, offset, ends=ends, rows_max=rows_max)
-        done = finished(view, end)
-        left = {number: each.end for number, each in view.stored.items() if number not in done}
-        self.stored_ends = self._written(StreamOffset(subjects=self._watch.subjects, offsets=left))
+        done = finished_partitions(view, end)
+        unread_ends = {
+            partition_id: each.end
+            for partition_id, each in view.stored.items()
+            if partition_id not in done
+        }
+        self.stored_ends = self._encode(
+            StreamOffset(subjects=self._watch.subjects, offsets=unread_ends)
+        )
         self._idle = end is offset
         if self._progress is not None:
-            await self._progress.note(view, offset, idle=self._idle)
-        return start if end is offset else self._written(end)
+            await self._progress.update(view, offset, idle=self._idle)
+        return start if end is offset else self._encode(end)
 
-    async def everything(self) -> dict[str, Any]:
-        """Return the end of a batch of everything that is stored, for a Spark that does not pass
-        the start.
+    async def latest_without_start(self) -> dict[str, Any]:
+        """Return the end of a batch of all stored messages, for a version of Spark that does not
+        pass the start.
         """
         origin = await self._origin()
         if self._idle:
             await asyncio.sleep(POLL_S)
-        view = self._view = await self._watch.look()
-        silent = [
-            number
-            for number, branch in view.lineage.branches.items()
-            if number not in view.stored and not branch.gone
+        view = self._view = await self._watch.fetch_view()
+        unanswered = [
+            partition_id
+            for partition_id, branch in view.lineage.branches.items()
+            if partition_id not in view.stored and not branch.is_gone
         ]
-        if silent:
+        if unanswered:
             raise NotSentError(
-                f"the broker of partition {silent[0]} does not answer, and with this version of "
-                "PySpark no partition can be skipped",
-                partition_id=silent[0],
+                f"the broker of partition {unanswered[0]} does not answer, and with this version "
+                "of PySpark no partition can be skipped",
+                partition_id=unanswered[0],
             )
-        end = self._written(everything(view, self._watch.subjects, origin))
+        end = self._encode(stored_end(view, self._watch.subjects, origin))
         self._idle = end == self.stored_ends
         self.stored_ends = end
         return end
 
     async def _origin(self) -> StreamOffset | None:
         """
-        Return the offset at which batch 0 begins, for a Spark that asks for its end first; None if
-        messages at the start of the options were removed.
+        Return the offset at which batch 0 starts, for a version of Spark that requests its end
+        first; None if messages at the option `start` were removed.
 
-        A stream that continues from its checkpoint does not need it. For another stream, Spark
-        asks for it next, and `initial` raises the error.
+        A stream that continues from its checkpoint does not need it. For other streams, Spark
+        requests it next, and `initial` raises the error.
         """
         if self._initial is None:
             await self._fix_initial()
@@ -330,34 +339,38 @@ class _Driver:
 
     async def fix_target(self) -> None:
         """Fix the end of a run with Trigger.AvailableNow."""
-        view = await self._watch.look()
-        self._target = {number: each.end for number, each in view.stored.items()}
+        view = await self._watch.fetch_view()
+        self._target = {partition_id: each.end for partition_id, each in view.stored.items()}
 
-    async def _bounds(self) -> dict[int, int] | None:
-        """Return the end of the stream in each partition that it reads; None if it does not end."""
-        if self._settings.bounded and self._ends is None:
-            self._ends = await self._watch.places(await self._watch.look(), self._options.end)
+    async def _end_offsets(self) -> dict[int, int] | None:
+        """Return the end of the stream in each partition; None if the stream does not end."""
+        if self._settings.has_end and self._ends is None:
+            self._ends = await self._watch.resolve_bound(
+                await self._watch.fetch_view(), self._options.end
+            )
         if self._ends is None or self._target is None:
             return self._target if self._ends is None else self._ends
-        return {number: min(end, self._ends.get(number, 0)) for number, end in self._target.items()}
+        return {
+            partition_id: min(end, self._ends.get(partition_id, 0))
+            for partition_id, end in self._target.items()
+        }
 
-    async def _look(self, offset: StreamOffset, *, reached: StreamOffset) -> View:
+    async def _fetch_view(self, offset: StreamOffset, *, reached: StreamOffset) -> View:
         """
-        Return what there is to read after `offset`.
+        Fetch the readable messages after `offset`, and check the checkpoint's offset `reached`.
 
         Raises:
             SubjectDeletedError: a subject that the stream has read was deleted.
-            CheckpointMismatchError: the checkpoint, which has `reached`, is of other subjects; or a
-                broker has stored less for READ_GIVE_UP_MS, because it runs on an older copy of its
-                data folder.
+            CheckpointMismatchError: `reached` belongs to other subjects; or for READ_GIVE_UP_MS a
+                broker has stored less, because it runs on an older copy of its data folder.
         """
 
-        def too_little(view: View) -> CheckpointMismatchError | None:
+        def check(view: View) -> CheckpointMismatchError | None:
             check_subjects(reached, self._watch.subjects)
-            return _too_little(view, reached)
+            return _behind_checkpoint_error(view, reached)
 
         try:
-            return await self._watch.look_until(offset, too_little)
+            return await self._watch.fetch_view_until(offset, check)
         except (SubjectDeletedError, SubjectUnknownError) as error:
             if error.subject not in reached.subjects:
                 raise
@@ -367,18 +380,18 @@ class _Driver:
                 subject=error.subject,
             ) from error
 
-    def _lose(self, view: View, lost: LostRange) -> None:
-        """Raise DataLossError, or log the loss once if the options allow it."""
+    def _report_loss(self, view: View, lost: LostRange) -> None:
+        """Raise DataLossError; if the options allow the loss, log it once instead."""
         subject = view.lineage.branches[lost.partition_id].subject
         count = None if lost.end is None else lost.end - lost.start
-        what = (
+        lost_messages = (
             f"everything from offset {lost.start} on"
             if lost.end is None
             else f"{count} messages, [{lost.start}, {lost.end}),"
         )
         text = (
-            f"{what} of partition {lost.partition_id} of {subject} were removed before the stream "
-            "had read them"
+            f"{lost_messages} of partition {lost.partition_id} of {subject} were removed before "
+            "the stream had read them"
         )
         if self._options.fail_on_data_loss:
             raise DataLossError(
@@ -398,29 +411,29 @@ class _Driver:
         """Return the tasks of the batch between two offsets."""
         if start == end:
             return []
-        begin, stop = self._read(start), self._read(end)
+        begin, stop = self._decode(start), self._decode(end)
         if begin.initial and stop.origin is None and self._start_error is not None:
             raise self._start_error
         view = self._view
         if view is None:
             first = stop.origin if begin.initial and stop.origin is not None else begin
-            view = self._view = await self._look(first, reached=stop)
+            view = self._view = await self._fetch_view(first, reached=stop)
         check_subjects(begin, self._watch.subjects)
         check_subjects(stop, self._watch.subjects)
         ranges = batch_ranges(view, begin, stop)
-        _check_read(view, ranges)
+        _check_ranges_are_read(view, ranges)
         tasks = task_ranges(view, ranges, rows_max=TASK_ROWS)
-        return [StreamTask(self._planned(view, task)) for task in tasks]
+        return [StreamTask(self._plan_task(view, task)) for task in tasks]
 
-    def _planned(self, view: View, task: Sequence[BatchRange]) -> tuple[PlannedRange, ...]:
-        """Plan the stored parts of the ranges of a task."""
-        kept = (self._kept(view, each) for each in task)
-        return tuple(_planned(view, each) for each in kept if each is not None)
+    def _plan_task(self, view: View, task: Sequence[BatchRange]) -> tuple[PlannedRange, ...]:
+        """Plan the stored parts of a task's ranges."""
+        stored_parts = (self._clip_to_stored(view, each) for each in task)
+        return tuple(_plan_range(view, each) for each in stored_parts if each is not None)
 
-    def _kept(self, view: View, wanted: BatchRange) -> BatchRange | None:
-        """Return the part of a range that is stored; None if nothing is."""
-        if view.lineage.branches[wanted.partition_id].gone:
-            self._lose(view, LostRange(wanted.partition_id, wanted.start, wanted.end))
+    def _clip_to_stored(self, view: View, wanted: BatchRange) -> BatchRange | None:
+        """Return the stored part of a range; None if nothing is stored."""
+        if view.lineage.branches[wanted.partition_id].is_gone:
+            self._report_loss(view, LostRange(wanted.partition_id, wanted.start, wanted.end))
             return None
         stored = view.stored.get(wanted.partition_id)
         if stored is None:
@@ -430,29 +443,29 @@ class _Driver:
             )
         first = stored.first
         if wanted.start < first:
-            self._lose(view, LostRange(wanted.partition_id, wanted.start, min(first, wanted.end)))
+            self._report_loss(
+                view, LostRange(wanted.partition_id, wanted.start, min(first, wanted.end))
+            )
         return None if first >= wanted.end else replace(wanted, start=max(wanted.start, first))
 
 
-def _too_little(view: View, reached: StreamOffset) -> CheckpointMismatchError | None:
-    """Return the error of the first partition that stores less than the stream has read; None if
-    there is none.
-    """
-    for number, at in reached.offsets.items():
-        stored = view.stored.get(number)
+def _behind_checkpoint_error(view: View, reached: StreamOffset) -> CheckpointMismatchError | None:
+    """Return an error if a partition stores less than the stream has read, else None."""
+    for partition_id, at in reached.offsets.items():
+        stored = view.stored.get(partition_id)
         if stored is not None and at > stored.end:
             return CheckpointMismatchError(
-                f"the checkpoint is at offset {at} of partition {number}, which ends at "
+                f"the checkpoint is at offset {at} of partition {partition_id}, which ends at "
                 f"{stored.end}",
-                partition_id=number,
+                partition_id=partition_id,
                 offset=at,
                 next_offset=stored.end,
             )
     return None
 
 
-def _check_read(view: View, ranges: Sequence[BatchRange]) -> None:
-    """Raise CheckpointMismatchError if the stream does not read the partition of a range."""
+def _check_ranges_are_read(view: View, ranges: Sequence[BatchRange]) -> None:
+    """Raise CheckpointMismatchError if a range is in a partition that the stream does not read."""
     for wanted in ranges:
         if wanted.partition_id not in view.lineage.branches:
             raise CheckpointMismatchError(
@@ -463,7 +476,7 @@ def _check_read(view: View, ranges: Sequence[BatchRange]) -> None:
             )
 
 
-def _planned(view: View, wanted: BatchRange) -> PlannedRange:
+def _plan_range(view: View, wanted: BatchRange) -> PlannedRange:
     branch = view.lineage.branches[wanted.partition_id]
     partition = branch.partition
     return PlannedRange(

@@ -1,13 +1,12 @@
-"""The options of a stream besides what it reads, and the check of options that cannot be streamed.
-Pure.
+"""The options that only a stream has, and the check for options that a stream cannot have. Pure.
 
     option              meaning                                    default
-    maxRowsPerTrigger   limit for the rows of a batch              no limit
+    maxRowsPerTrigger   limit for the rows in a batch              no limit
     end                 where the stream ends, as in a batch       it does not end
     commitGroup         a group whose cursors follow the sink      no cursor moves
 
 All three need PySpark 4.2. Older versions do not pass the start of a batch, so a batch cannot be
-limited, and the progress of the sink is not known.
+limited, and the sink's progress is unknown.
 """
 
 from __future__ import annotations
@@ -21,53 +20,53 @@ from ...protocol.errors import InvalidRequestError, KeylaneError, Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """The options of a stream besides what it reads."""
+    """The options that only a stream has."""
 
     rows_max: int | None = None
-    """Limit for the rows of a batch; None: no limit."""
-    bounded: bool = False
+    """The maximum number of rows in a batch; None: no limit."""
+    has_end: bool = False
     """True if the option `end` was given."""
-    refused: KeylaneError | None = None
-    """The reason why this cannot be streamed. The first call raises it, because PySpark hides an
-    error of `streamReader`.
+    error: KeylaneError | None = None
+    """The error if the options cannot be streamed. The reader's first call raises it, because
+    PySpark hides errors raised in `streamReader`.
     """
 
 
 def stream_settings(
-    options: ReadOptions, given: Collection[str], *, limited: bool
+    options: ReadOptions, given: Collection[str], *, has_read_limits: bool
 ) -> StreamSettings:
     """
     Return the settings of a stream.
 
     Args:
-        given: names of the given options.
-        limited: True if this PySpark has read limits.
+        given: the names of the given options.
+        has_read_limits: True if this PySpark has read limits.
 
     Raises:
-        InvalidRequestError: an option needs a newer PySpark.
+        InvalidRequestError: an option needs a newer PySpark, or is valid only for a batch.
     """
-    bounded = "end" in {name.lower() for name in given}
+    has_end = "end" in {name.lower() for name in given}
     rows_max = options.max_rows_per_trigger
     limits = {
         "maxRowsPerTrigger": rows_max is not None,
-        "end": bounded,
+        "end": has_end,
         "commitGroup": options.commit_group is not None,
     }
-    for option, wanted in limits.items():
-        if wanted and not limited:
+    for option, is_set in limits.items():
+        if is_set and not has_read_limits:
             raise InvalidRequestError(
                 Reason.NOT_STREAMABLE,
                 f"the option {option} of a stream needs PySpark 4.2 or newer",
                 option=option,
             )
-    for option, wanted in (
+    for option, is_set in (
         ("minPartitions", options.min_partitions is not None),
         ("taskBytes", options.task_bytes is not None),
     ):
-        if wanted:
+        if is_set:
             raise InvalidRequestError(
                 Reason.NOT_STREAMABLE,
                 f"the option {option} is valid only for a batch: a stream cuts no partitions",
                 option=option,
             )
-    return StreamSettings(rows_max=rows_max, bounded=bounded)
+    return StreamSettings(rows_max=rows_max, has_end=has_end)

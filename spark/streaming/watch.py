@@ -1,7 +1,7 @@
-"""Watches the partitions of a stream: it asks the metaserver for their lineage, and the brokers for
-their stored offsets. Network only.
+"""Watches the partitions of a stream: fetches their lineage from the metaserver, and their stored
+offsets from the brokers. Network only.
 
-The lineage is read again only after a partition was sealed or a call failed, because every new
+The lineage is fetched again only after a partition was sealed or a call failed, because every new
 partition continues a sealed one.
 """
 
@@ -32,28 +32,28 @@ from ...rpc.connections import Connections, clean_up, in_turns
 from ...rpc.environment import Environment, environment_of
 from ...rpc.http_network import HttpNetwork
 from ...rpc.metaservers import CALL_TIMEOUT_MS
-from .batches import finished
+from .batches import finished_partitions
 from .lineage import Branch, Lineage, StoredOffsets, View, branches_of
 from .offset import StreamOffset
 from .progress import GroupProgress
 
 log = logging.getLogger("keylane.spark")
 
-PATIENCE_MS = 60_000
-"""Milliseconds that a metaserver or a broker may be unreachable before the query fails."""
+RETRY_MS = 60_000
+"""Milliseconds for which an unreachable metaserver or broker is retried before the query fails."""
 LINEAGE_MS = 1_000
-"""Shortest time in milliseconds between two requests for the children of the same sealed
+"""The minimum time in milliseconds between two requests for the children of the same sealed
 partitions.
 """
-_PAUSES = Backoff(first_ms=100, max_ms=2_000)
+_BACKOFF = Backoff(first_ms=100, max_ms=2_000)
 T = TypeVar("T")
 
 
-class Watch:
+class PartitionWatcher:
     """
-    The partitions of a stream, as the cluster reports them.
+    Fetches the partitions of a stream from the cluster.
 
-    Each method retries for PATIENCE_MS while a server is unreachable.
+    Each method retries for RETRY_MS while a server is unreachable.
 
     Raises:
         UnreachableError: a server was unreachable for longer.
@@ -65,117 +65,120 @@ class Watch:
         self._options = options
         self._environment = environment_of(environment)
         self._clock = self._environment.clock
-        self._own: HttpNetwork | None = None
-        self._pauses = _PAUSES.pauses(self._environment.new_rng())
+        self._own_network: HttpNetwork | None = None
+        self._pauses = _BACKOFF.pauses(self._environment.new_rng())
         self._lineage: Lineage | None = None
-        self._every: set[int] = set()
-        """All partitions that the subjects ever had, also those that the stream does not read."""
-        self._continued: set[int] = set()
-        """Partitions whose children are open, or were."""
-        self._unknown: set[int] = set()
-        """Sealed partitions without known children, although the lineage was read after they were
-        sealed.
-        """
-        self._learnt_ms = 0
+        self._all_ids: set[int] = set()
+        """All partitions that the subjects have ever had, including those that are not read."""
+        self._continued_ids: set[int] = set()
+        """Partitions whose children have opened."""
+        self._childless_ids: set[int] = set()
+        """Sealed partitions that had no known children when the lineage was last fetched."""
+        self._lineage_fetched_ms = 0
         self.subjects: dict[str, int] = {}
-        """Ids of the subjects by name; known after the first look."""
+        """The ids of the subjects by name; empty before the first `fetch_view`."""
 
     def open(self) -> None:
-        """Open the connections in the running event loop; raise ConfigError if a file of TLS or
-        with a token cannot be used.
+        """Open the connections in the running event loop; raise ConfigError if a TLS file or the
+        token file cannot be used.
         """
         network = self._environment.network
         if network is None:
-            network = self._own = open_network(self._options.secured)
+            network = self._own_network = open_network(self._options.secured)
         self._connections = Connections(network, timeout_ms=CALL_TIMEOUT_MS, what="stream")
         self._meta = MetaClient(self._connections.open(), self._options.meta)
 
     async def close(self) -> None:
-        """Close all connections; a cancellation is raised after that."""
-        await clean_up(self._end)
+        """Close all connections; a cancellation takes effect afterwards."""
+        await clean_up(self._close_all)
 
-    async def _end(self) -> None:
+    async def _close_all(self) -> None:
         try:
             await self._connections.close()
         finally:
-            if self._own is not None:
-                await self._own.close()
+            if self._own_network is not None:
+                await self._own_network.close()
 
-    async def look(self, offset: StreamOffset | None = None) -> View:
+    async def fetch_view(self, offset: StreamOffset | None = None) -> View:
         """
-        Return what there is to read now.
+        Fetch the lineage and the stored offsets of the partitions.
 
         Args:
-            offset: partitions that were read to their end at this offset are left out.
+            offset: partitions that are finished at this offset are omitted.
         """
-        view = await self.patiently(lambda: self._look(offset))
-        missing = sorted((self._options.partitions or set()) - self._every)
+        view = await self.retry(lambda: self._fetch_view_once(offset))
+        missing = sorted((self._options.partitions or set()) - self._all_ids)
         if missing:
-            raise self._no_partition("partitions", missing[0])
+            raise self._unknown_partition_error("partitions", missing[0])
         return view
 
-    async def look_until(
+    async def fetch_view_until(
         self, offset: StreamOffset, check: Callable[[View], KeylaneError | None]
     ) -> View:
         """
-        Repeat `look` for READ_GIVE_UP_MS, until `check` returns no error.
+        Repeat `fetch_view` for up to READ_GIVE_UP_MS until `check` returns no error.
 
         Raises:
             KeylaneError: the error that `check` still returns after that time.
         """
-        until_ms = self._clock.boot_ms() + READ_GIVE_UP_MS
+        deadline_ms = self._clock.boot_ms() + READ_GIVE_UP_MS
         while True:
-            view = await self.look(offset)
+            view = await self.fetch_view(offset)
             error = check(view)
             if error is None:
                 return view
-            if self._clock.boot_ms() >= until_ms:
+            if self._clock.boot_ms() >= deadline_ms:
                 raise error
             log.info("stream of %s: %s", ", ".join(self._options.subjects), error.message)
             self._lineage = None
             await asyncio.sleep(self._pauses.next_ms() / 1000)
 
-    async def places(self, view: View, bound: ReadBound) -> dict[int, int]:
-        """Return the offset of a bound in each partition of a view whose data is not gone; times
-        are placed in order.
+    async def resolve_bound(self, view: View, bound: ReadBound) -> dict[int, int]:
+        """Return the offset that a bound means in each readable partition; offsets for times follow
+        the lineage.
         """
         lineage = view.lineage
-        # A backfill or a bound may name partitions that the options exclude because they hold none
+        # A backfill or a bound may name partitions that the options exclude because they have none
         # of the keys.
-        unknown = sorted(bound.by_partition.keys() - self._every)
-        if unknown:
+        unknown_ids = sorted(bound.by_partition.keys() - self._all_ids)
+        if unknown_ids:
             option = "start" if bound is self._options.start else "end"
-            raise self._no_partition(option, unknown[0])
-        numbers = [number for number, branch in lineage.branches.items() if not branch.gone]
-        offsets = await self.patiently(
-            lambda: in_turns(lambda number: self._place(view, number, bound.at(number)), numbers)
+            raise self._unknown_partition_error(option, unknown_ids[0])
+        partition_ids = [
+            partition_id for partition_id, branch in lineage.branches.items() if not branch.is_gone
+        ]
+        offsets = await self.retry(
+            lambda: in_turns(
+                lambda partition_id: self._resolve_point(
+                    view, partition_id, bound.at(partition_id)
+                ),
+                partition_ids,
+            )
         )
-        places = dict(zip(numbers, offsets, strict=True))
-        own = {
-            number: LocalPoint(stored.first, stored.end, places[number])
-            for number, stored in view.stored.items()
-            if number in places and isinstance(bound.at(number), StoredAt)
+        resolve_bound = dict(zip(partition_ids, offsets, strict=True))
+        local_points = {
+            partition_id: LocalPoint(stored.first, stored.end, resolve_bound[partition_id])
+            for partition_id, stored in view.stored.items()
+            if partition_id in resolve_bound and isinstance(bound.at(partition_id), StoredAt)
         }
-        return places | order_points(own, lineage.parents)
+        return resolve_bound | order_points(local_points, lineage.parents)
 
     def progress_of(self, group: str) -> GroupProgress:
         """Return the progress of a group that follows this stream; call it after `open`."""
         return GroupProgress(self._meta, group, self._clock)
 
-    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of a call, which is retried for PATIENCE_MS while a server is
-        unreachable.
-        """
-        since: int | None = None
+    async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of a call; retry it for up to RETRY_MS if the error is retryable."""
+        failing_since_ms: int | None = None
         while True:
             try:
                 result = await call()
             except KeylaneError as error:
                 if error.retry is RetryRule.NEVER:
                     raise
-                now = self._clock.boot_ms()
-                since = now if since is None else since
-                if now - since >= PATIENCE_MS:
+                now_ms = self._clock.boot_ms()
+                failing_since_ms = now_ms if failing_since_ms is None else failing_since_ms
+                if now_ms - failing_since_ms >= RETRY_MS:
                     raise
                 log.info("stream of %s: %s", ", ".join(self._options.subjects), error.message)
                 self._lineage = None
@@ -185,7 +188,7 @@ class Watch:
             return result
 
     # ── lineage ───────────────────────────────────────────────────────────────────────────────────
-    async def _learn(self) -> Lineage:
+    async def _fetch_lineage(self) -> Lineage:
         branches: list[Branch] = []
         subjects: dict[str, int] = {}
         excluded: set[int] = set()
@@ -197,39 +200,42 @@ class Watch:
             branches += branches_of(subject, history.partitions)
             excluded |= self._excluded(route, branches)
         self.subjects = subjects
-        self._every = {
+        self._all_ids = {
             int(branch.partition.partition_id)
             for branch in branches
             if branch.partition.state is not PartitionState.PLANNED
         }
-        self._continued = {
+        self._continued_ids = {
             int(parent)
             for branch in branches
             if branch.partition.state is not PartitionState.PLANNED
             for parent in branch.partition.parents
         }
-        self._learnt_ms = self._clock.boot_ms()
+        self._lineage_fetched_ms = self._clock.boot_ms()
         self._lineage = Lineage(branches, lambda each: int(each.partition_id) not in excluded)
         return self._lineage
 
     def _excluded(self, route: Route, branches: Iterable[Branch]) -> set[int]:
-        """Return the ids of the partitions of the route's subject that the stream does not read."""
-        only = self._options.partitions
+        """Return the ids of the subject's partitions that the stream does not read."""
+        selected_ids = self._options.partitions
         # In a best_tried subject that is not static, a keyed message may be in any partition.
         keys = None if route.may_leave else self._options.keys
-        wanted = None if keys is None else {int(logical_partition(key)) for key in keys}
+        logical_partitions = None if keys is None else {int(logical_partition(key)) for key in keys}
         return {
             int(branch.partition.partition_id)
             for branch in branches
             if branch.subject == route.subject
             and (
-                (only is not None and branch.partition.partition_id not in only)
-                or (wanted is not None and not _holds(branch.partition, wanted))
+                (selected_ids is not None and branch.partition.partition_id not in selected_ids)
+                or (
+                    logical_partitions is not None
+                    and not _overlaps(branch.partition, logical_partitions)
+                )
             )
         }
 
-    def no_data(self, option: str, partition_id: int) -> PartitionUnknownError:
-        """Return the error of a stream whose `option` names a partition without data."""
+    def no_data_error(self, option: str, partition_id: int) -> PartitionUnknownError:
+        """Return the error for an `option` that names a partition without data."""
         subjects = ", ".join(self._options.subjects)
         return PartitionUnknownError(
             f"{option}: subject {subjects} has no data in partition {partition_id}",
@@ -237,7 +243,7 @@ class Watch:
             subject=subjects,
         )
 
-    def _no_partition(self, option: str, partition_id: int) -> PartitionUnknownError:
+    def _unknown_partition_error(self, option: str, partition_id: int) -> PartitionUnknownError:
         subjects = ", ".join(self._options.subjects)
         return PartitionUnknownError(
             f"{option}: subject {subjects} has no partition {partition_id}",
@@ -246,42 +252,47 @@ class Watch:
         )
 
     # ── what is stored ────────────────────────────────────────────────────────────────────────────
-    async def _look(self, offset: StreamOffset | None) -> View:
-        lineage = self._lineage or await self._learn()
+    async def _fetch_view_once(self, offset: StreamOffset | None) -> View:
+        lineage = self._lineage or await self._fetch_lineage()
         stored: dict[int, StoredOffsets] = {}
         while True:
-            stored = await self._stored(lineage, offset, stored)
-            unknown = {
-                number
-                for number, each in stored.items()
+            stored = await self._fetch_stored(lineage, offset, stored)
+            childless_ids = {
+                partition_id
+                for partition_id, each in stored.items()
                 if each.sealed
-                and (number not in self._continued or lineage.branches[number].end is None)
+                and (
+                    partition_id not in self._continued_ids
+                    or lineage.branches[partition_id].end is None
+                )
             }
-            recent = self._clock.boot_ms() - self._learnt_ms < LINEAGE_MS
-            if not unknown or (recent and unknown <= self._unknown):
+            is_recent = self._clock.boot_ms() - self._lineage_fetched_ms < LINEAGE_MS
+            if not childless_ids or (is_recent and childless_ids <= self._childless_ids):
                 return View(lineage, stored)
-            lineage = await self._learn()
-            self._unknown = unknown
+            lineage = await self._fetch_lineage()
+            self._childless_ids = childless_ids
 
-    async def _stored(
+    async def _fetch_stored(
         self, lineage: Lineage, offset: StreamOffset | None, known: dict[int, StoredOffsets]
     ) -> dict[int, StoredOffsets]:
-        """Ask the brokers for the stored offsets of each partition that is neither gone, nor
-        finished, nor known already.
+        """Fetch the stored offsets of each readable partition that is neither finished nor known
+        already.
         """
-        done = set() if offset is None else finished(View(lineage), offset)
-        numbers = [
-            number
-            for number, branch in lineage.branches.items()
-            if number not in done and number not in known and not branch.gone
+        done = set() if offset is None else finished_partitions(View(lineage), offset)
+        partition_ids = [
+            partition_id
+            for partition_id, branch in lineage.branches.items()
+            if partition_id not in done and partition_id not in known and not branch.is_gone
         ]
-        answers = await in_turns(self._status, [lineage.branches[number] for number in numbers])
-        statuses = zip(numbers, answers, strict=True)
+        answers = await in_turns(
+            self._status, [lineage.branches[partition_id] for partition_id in partition_ids]
+        )
+        statuses = zip(partition_ids, answers, strict=True)
         return known | {
-            number: StoredOffsets(
+            partition_id: StoredOffsets(
                 status.first_offset, status.next_offset, status.state is PartitionState.SEALED
             )
-            for number, status in statuses
+            for partition_id, status in statuses
             if status is not None
         }
 
@@ -298,7 +309,7 @@ class Watch:
                 return None
             raise
         except PartitionUnknownError:
-            await self._learn()  # raises a clearer error if the subject was deleted
+            await self._fetch_lineage()  # raises a clearer error if the subject was deleted
             raise
 
     def _broker(self, partition: Partition) -> BrokerClient:
@@ -310,27 +321,27 @@ class Watch:
             )
         return self._connections.broker_at(partition.address)
 
-    async def _place(self, view: View, number: int, point: Point) -> int:
-        stored = view.stored.get(number)
+    async def _resolve_point(self, view: View, partition_id: int, point: Point) -> int:
+        stored = view.stored.get(partition_id)
         if isinstance(point, int) or stored is None:
             return point if isinstance(point, int) else 0
         if isinstance(point, Edge):
             return stored.first if point is Edge.EARLIEST else stored.end
-        broker = self._broker(view.lineage.branches[number].partition)
+        broker = self._broker(view.lineage.branches[partition_id].partition)
         if isinstance(point, StoredAt):
             by_time = await broker.control(
                 endpoints.OFFSET_AT,
                 query={"at_ms": point.at_ms, "bound": TimeBound.LOWER},
-                id=number,
+                id=partition_id,
             )
             return stored.end if by_time.offset is None else max(by_time.offset, stored.first)
         assert isinstance(point, CursorOf)
-        groups = (await broker.control(endpoints.PARTITION, id=number)).groups
+        groups = (await broker.control(endpoints.PARTITION, id=partition_id)).groups
         return next((each.cursor for each in groups if each.group == point.group), stored.first)
 
 
-def _holds(partition: Partition, logical_partitions: set[int]) -> bool:
-    """Return True if one of these logical partitions is in the partition's range."""
+def _overlaps(partition: Partition, logical_partitions: set[int]) -> bool:
+    """Return True if the partition's range contains one of these logical partitions."""
     return any(
         partition.range_start <= number < partition.range_end for number in logical_partitions
     )

@@ -2,28 +2,28 @@
 Needs pyspark.
 
     writer()   driver   creates the hidden subject
-    write()    tasks    store numbered rows; a retry or a second attempt stores nothing twice
+    write()    tasks    store numbered rows; a repeated attempt stores nothing twice
     commit()   driver   checks that there are as many messages as rows, and publishes once
     abort()    driver   deletes the hidden subject
 
-A job with a name is published once, however often it runs; one that is already published takes
-the same steps, and stores nothing.
+A named job (option `once`) is published once, however often it runs. If it is already published, a
+run stores nothing.
 
     created      ─▶ fill the hidden subject, publish it
-    taken        ─▶ a driver was killed before it had published: delete its hidden subject, and
-                    create another
+    taken        ─▶ a driver was killed before it published: delete its hidden subject, and create
+                    another
     published    ─▶ there is nothing to write
 
-The hidden subject has the job's name, and the metaserver remembers which ones were published, for
-its `history_retention_ms`.
+The hidden subject has the job's name, and the metaserver remembers for `history_retention_ms` which
+ones were published.
 
 Invariants
-    A hidden subject that is deleted was not published, and a driver that still fills it is refused
-    from then on.
-    A job counts as published only when its publication is done; after a canceled publication it
-    has another hidden subject.
+    A hidden subject is deleted only if it was not published; a driver that still fills it is then
+    refused.
+    A job counts as published only when its publication is complete; after a canceled publication
+    it gets another hidden subject.
 
-Source: Spark runs a batch of `foreachBatch` again, with the same number, if it has not noted its
+Source: Spark repeats a batch of `foreachBatch`, with the same number, if it has not recorded its
 end.
 """
 
@@ -61,38 +61,37 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-async def make_once(
+async def create_once(
     hidden: str, subject_of: Callable[[str, int], HiddenSubject], *, timeout_ms: int, clock: Clock
 ) -> tuple[str, int]:
     """
-    Create the hidden subject of a job with a name.
+    Create the hidden subject of a named job.
 
     Args:
         hidden: the name of the hidden subject; after a canceled publication a number is appended.
-        subject_of: returns the hidden subject of a name and an id; with 0, of any id.
-        timeout_ms: milliseconds that the deletion of an earlier run's rows may take.
+        subject_of: returns the HiddenSubject of a name and an id; 0: whatever its id.
+        timeout_ms: milliseconds to wait for the deletion of an earlier run's rows.
 
     Returns:
-        The name of the hidden subject and its id; the id is 0 if the job was published, so that
-        there is nothing to write.
+        The name of the hidden subject and its id; the id is 0 if the job is already published.
 
     Raises:
-        PublishError: other drivers write the same job, and repeatedly create it again.
-        SubjectDeletedError: a broker that has rows of an earlier run is unreachable.
+        PublishError: other drivers write the same job, and recreate the subject repeatedly.
+        SubjectDeletedError: a broker with rows of an earlier run is unreachable.
         KeylaneError: the metaserver refuses, or does not answer.
     """
     name, canceled = hidden, 0
-    until_ms = clock.boot_ms() + timeout_ms
+    deadline_ms = clock.boot_ms() + timeout_ms
     while True:
         try:
-            return name, (await subject_of(name, 0).make()).route.subject_id
+            return name, (await subject_of(name, 0).create()).route.subject_id
         except SubjectDeletedError:
-            if clock.boot_ms() >= until_ms:
+            if clock.boot_ms() >= deadline_ms:
                 raise
             await asyncio.sleep(POLL_S)
         except PublishError as error:
-            if error.reason is Reason.HIDDEN_TAKEN and clock.boot_ms() < until_ms:
-                # While one is being published this waits, and then finds none of the name.
+            if error.reason is Reason.HIDDEN_TAKEN and clock.boot_ms() < deadline_ms:
+                # If it is being published, the deletion waits, and then finds no subject.
                 await subject_of(name, 0).delete()
                 continue
             if error.published_id is None:
@@ -113,13 +112,13 @@ log = logging.getLogger("keylane.spark")
 
 @dataclass
 class TaskDone(WriterCommitMessage):
-    """The message of a successful attempt to the driver."""
+    """The commit message that a successful attempt sends to the driver."""
 
     report: TaskReport
 
 
 class KeylaneBatchWriter(DataSourceArrowWriter):
-    """Writes one job; Spark pickles it to send it to the tasks and back to the driver."""
+    """Writes one job; Spark pickles it for the tasks and for the commit."""
 
     def __init__(self, options: WriteOptions, *, job: str, started_at_ns: int) -> None:
         self.options = options
@@ -128,7 +127,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         self._started_at_ns = started_at_ns
         self._subject_id = 0
         self._is_published = False
-        """True if an earlier run of the job has published its rows."""
+        """True if an earlier run of the job published its rows."""
 
     @classmethod
     def begin(
@@ -139,7 +138,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
 
         Raises:
             ConfigError, RowsError: the options or the columns are invalid.
-            PublishError: another job fills the hidden subject that the options name.
+            PublishError: another job is filling the hidden subject that the options name.
             KeylaneError: the metaserver refuses, or does not answer.
         """
         options = parse_write_options(given)
@@ -153,32 +152,32 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         check_columns(schema)
         guarded_columns(schema.names, options.order, key_was_read=key_was_read(schema))
         writer = cls(options, job=secrets.token_hex(8), started_at_ns=SystemClock.wall_ns())
-        run_with_network(writer._make, options.secured)
+        run_with_network(writer._create, options.secured)
         return writer
 
-    async def _make(self, network: Network) -> None:
-        since = datetime.fromtimestamp(self._started_at_ns // 1_000_000_000, UTC).isoformat()
-        filler = f"a write of Spark that began at {since}, job {self.job}"
+    async def _create(self, network: Network) -> None:
+        started_at = datetime.fromtimestamp(self._started_at_ns // 1_000_000_000, UTC).isoformat()
+        filled_by = f"a write of Spark that began at {started_at}, job {self.job}"
         if self.options.once:
-            await self._make_once(network, filler)
+            await self._create_once(network, filled_by)
             return
-        subject = HiddenSubject(network, self.options, self.hidden, filled_by=filler)
+        subject = HiddenSubject(network, self.options, self.hidden, filled_by=filled_by)
         try:
-            self._subject_id = (await subject.make()).route.subject_id
+            self._subject_id = (await subject.create()).route.subject_id
         except KeylaneError:
             if not self.options.hidden:  # no other job knows this name
                 await subject.abandon()
             raise
         if self.options.hidden:
-            check_unused(self.hidden, self.options.subject, await subject.stored())
+            check_unused(self.hidden, self.options.subject, await subject.count_messages())
 
-    async def _make_once(self, network: Network, filler: str) -> None:
+    async def _create_once(self, network: Network, filled_by: str) -> None:
         def subject_of(name: str, subject_id: int) -> HiddenSubject:
             return HiddenSubject(
-                network, self.options, name, subject_id=subject_id, filled_by=filler
+                network, self.options, name, subject_id=subject_id, filled_by=filled_by
             )
 
-        self.hidden, self._subject_id = await make_once(
+        self.hidden, self._subject_id = await create_once(
             self.hidden, subject_of, timeout_ms=self.options.timeout_ms, clock=SystemClock()
         )
         self._is_published = not self._subject_id
@@ -186,9 +185,9 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             log.info("job %s of %s was already published", self.options.once, self.options.subject)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskDone:
-        """Write the rows of one task."""
+        """Write the rows of one task, and return its report."""
         if self._is_published:
-            for _ in iterator:  # Spark sends the rows all the same
+            for _ in iterator:  # Spark sends the rows anyway
                 pass
             return TaskDone(TaskReport(task=0))
         context = TaskContext.get()
@@ -212,20 +211,19 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             return TaskDone(run_with_network(work, self.options.secured))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish the rows that the tasks have written; a repeat changes nothing."""
+        """Check and publish the rows that the tasks have written; idempotent."""
         if self._is_published:
             return
         reports = [each.report for each in messages if isinstance(each, TaskDone)]
 
         async def work(network: Network) -> None:
-            subject = self._filled(network)
-            rows = check_job(reports, await subject.kept())
+            subject = self._hidden_subject(network)
+            rows = check_job(reports, await subject.count_complete())
             if not self.options.publish:
                 return
             if not rows and await subject.continues_target():
-                await (
-                    subject.delete()
-                )  # nothing to publish: the target's partitions need not change
+                # Without rows, the target's partitions need not change.
+                await subject.delete()
                 return
             await subject.publish()
 
@@ -238,13 +236,11 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             return
 
         async def work(network: Network) -> None:
-            await self._filled(network).delete()
+            await self._hidden_subject(network).delete()
 
         with readable_errors():
             run_with_network(work, self.options.secured)
 
-    def _filled(self, network: Network) -> HiddenSubject:
-        """Return the hidden subject that was created for this job, and not a later one of the same
-        name.
-        """
+    def _hidden_subject(self, network: Network) -> HiddenSubject:
+        """Return the hidden subject that this job created, identified by its id."""
         return HiddenSubject(network, self.options, self.hidden, subject_id=self._subject_id)

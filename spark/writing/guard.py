@@ -1,10 +1,10 @@
-"""Refuses rows of a key whose offsets do not rise in their source partition, because their order
-would be lost. Pure.
+"""Refuses to write the rows of a key out of order: their offsets in the source partition must
+increase. Pure.
 
-The columns `partition` (or `queue`) and `offset` (or `logic_offset`), and with several subjects
-`subject`, say where a row was read. Offsets must rise within each source partition and logical
-partition of a task. That keeps each key in order; `keylane.spark.ordered` returns the logical
-partitions of a source partition one after another.
+The columns `partition` (or `queue`) and `offset` (or `logic_offset`), and `subject` if there are
+several, identify where a row was read. Within a task, offsets must increase in each pair of source
+partition and logical partition, which keeps each key in order. `keylane.spark.ordered` returns rows
+in such an order, one logical partition after another.
 """
 
 from __future__ import annotations
@@ -27,23 +27,22 @@ PAIRS = (
     ("queue", "offset"),
 )
 _NO_KEY = LOGICAL_PARTITIONS
-"""The number that rows without a key have in place of a logical partition."""
+"""The stand-in for the logical partition of rows without a key."""
 
 
 def guarded_columns(
     names: Sequence[str], order: Order, *, key_was_read: bool = False
 ) -> tuple[str, str] | None:
     """
-    Return the columns to check; None if nothing has to be checked.
+    Return the columns to check; None if there is no order to check.
 
     Args:
         names: the columns of the rows.
-        order: the option of the write.
-        key_was_read: True if the column `key` was read from a subject, so that its rows had an
-            order.
+        order: the write option `order`.
+        key_was_read: True if the column `key` was read from a subject, whose rows are ordered.
 
     Raises:
-        RowsError: columns are missing that have to be checked.
+        RowsError: the columns to check are missing.
     """
     if order == "none":
         return None
@@ -66,23 +65,23 @@ def guarded_columns(
 
 
 class OrderGuard:
-    """Checks the rows of one task, in their order."""
+    """Checks that the rows of one task are in order."""
 
     def __init__(self, columns: tuple[str, str], *, task: int) -> None:
         self._partition, self._offset = columns
         self._task = task
         self._latest: dict[str, npt.NDArray[np.int64]] = {}
-        """The last offset of each logical partition, by source partition; -1: none."""
+        """The last offset of each logical partition, by source partition; -1 if there is none."""
 
     @property
     def sources(self) -> dict[str, int]:
-        """The logical partitions of each source partition; see TaskReport."""
+        """The logical partitions with rows, as a bit set by source partition; see TaskReport."""
         return {
             source: int.from_bytes(np.packbits(latest[:_NO_KEY] >= 0, bitorder="little"), "little")
             for source, latest in self._latest.items()
         }
 
-    def look(
+    def check(
         self,
         batch: pa.RecordBatch,
         logical: npt.NDArray[np.uint16],
@@ -94,64 +93,81 @@ class OrderGuard:
 
         Args:
             logical: the logical partition of each row.
-            keyed: whether each row has a key; rows without one have no order to break.
-            first_row: the number of the first row, for the error.
+            keyed: True for each row with a key; other rows have no order.
+            first_row: the number of the first row, for errors.
 
         Raises:
-            RowsError: an offset does not rise.
+            RowsError: an offset does not increase.
         """
         if not batch.num_rows:
             return
         names = batch.schema.names
-        offsets = self._numbers(batch, self._offset)
-        parts = self._numbers(batch, self._partition)
+        offsets = self._integers(batch, self._offset)
+        partitions = self._integers(batch, self._partition)
         logical = np.where(keyed, logical, np.uint16(_NO_KEY))
         subjects = batch.column("subject").to_pylist() if "subject" in names else None
         if subjects is not None and len(set(subjects)) > 1:
             for subject in dict.fromkeys(subjects):
                 rows = np.flatnonzero(np.array([each == subject for each in subjects]))
-                self._look(
-                    f"{subject}/", parts[rows], offsets[rows], logical[rows], rows + first_row
+                self._check_source(
+                    f"{subject}/", partitions[rows], offsets[rows], logical[rows], rows + first_row
                 )
             return
         prefix = "" if subjects is None else f"{subjects[0]}/"
-        self._look(prefix, parts, offsets, logical, np.arange(first_row, first_row + len(parts)))
+        self._check_source(
+            prefix, partitions, offsets, logical, np.arange(first_row, first_row + len(partitions))
+        )
 
-    def _look(self, prefix: str, parts: Any, offsets: Any, logical: Any, rows: Any) -> None:
-        order = np.lexsort((logical, parts))  # stable: the rows of a group stay in their order
-        parts, offsets, logical, rows = parts[order], offsets[order], logical[order], rows[order]
-        is_next = (np.diff(parts) == 0) & (np.diff(logical) == 0)
-        falls = np.flatnonzero((np.diff(offsets) <= 0) & is_next)
-        if len(falls):
-            at = int(falls[0]) + 1
-            raise self._wrong(
-                f"{prefix}{parts[at]}", int(rows[at]), int(offsets[at]), int(offsets[at - 1])
+    def _check_source(
+        self, prefix: str, partitions: Any, offsets: Any, logical: Any, rows: Any
+    ) -> None:
+        order = np.lexsort((logical, partitions))  # stable: keeps the order within groups
+        partitions, offsets, logical, rows = (
+            partitions[order],
+            offsets[order],
+            logical[order],
+            rows[order],
+        )
+        is_next = (np.diff(partitions) == 0) & (np.diff(logical) == 0)
+        descents = np.flatnonzero((np.diff(offsets) <= 0) & is_next)
+        if len(descents):
+            at = int(descents[0]) + 1
+            raise self._order_error(
+                f"{prefix}{partitions[at]}", int(rows[at]), int(offsets[at]), int(offsets[at - 1])
             )
         edges = np.flatnonzero(np.concatenate(([True], ~is_next, [True])))
         firsts, lasts = edges[:-1], edges[1:] - 1
-        sources, starts = np.unique(parts[firsts], return_index=True)
+        sources, starts = np.unique(partitions[firsts], return_index=True)
         ends = [*starts[1:].tolist(), len(firsts)]
         for part, start, end in zip(sources.tolist(), starts.tolist(), ends, strict=True):
             groups = slice(start, end)
-            self._follow(f"{prefix}{part}", firsts[groups], lasts[groups], offsets, logical, rows)
+            self._check_continues(
+                f"{prefix}{part}", firsts[groups], lasts[groups], offsets, logical, rows
+            )
 
-    def _follow(
+    def _check_continues(
         self, source: str, firsts: Any, lasts: Any, offsets: Any, logical: Any, rows: Any
     ) -> None:
-        """Check that the groups of a source partition, one for each logical partition, begin after
-        the earlier rows of their logical partition.
+        """
+        Check that each group of rows begins after the earlier rows of its logical partition.
+
+        Args:
+            source: the source partition of all groups.
+            firsts, lasts: the indexes of the first and last row of each group.
         """
         latest = self._latest.get(source)
         if latest is None:
             latest = self._latest[source] = np.full(_NO_KEY + 1, -1, np.int64)
-        before = latest[logical[firsts]]
-        falls = np.flatnonzero(offsets[firsts] <= before)
-        if len(falls):
-            at = int(firsts[falls[0]])
-            raise self._wrong(source, int(rows[at]), int(offsets[at]), int(before[falls[0]]))
+        previous = latest[logical[firsts]]
+        descents = np.flatnonzero(offsets[firsts] <= previous)
+        if len(descents):
+            at = int(firsts[descents[0]])
+            raise self._order_error(
+                source, int(rows[at]), int(offsets[at]), int(previous[descents[0]])
+            )
         latest[logical[firsts]] = offsets[lasts]
 
-    def _numbers(self, batch: pa.RecordBatch, name: str) -> Any:
+    def _integers(self, batch: pa.RecordBatch, name: str) -> Any:
         column = batch.column(name)
         if column.null_count or not pa.types.is_integer(column.type):
             raise RowsError(
@@ -159,11 +175,11 @@ class OrderGuard:
             )
         return column.to_numpy(zero_copy_only=False).astype(np.int64)
 
-    def _wrong(self, source: str, row: int, offset: int, before: int) -> RowsError:
+    def _order_error(self, source: str, row: int, offset: int, previous: int) -> RowsError:
         return RowsError(
             Reason.ROW_ORDER,
             f"row {row} of task {self._task} has offset {offset} of {self._partition} {source}, "
-            f"after offset {before}",
+            f"after offset {previous}",
             task=self._task,
             row=row,
             offset=offset,

@@ -1,7 +1,6 @@
 """Creates, counts, publishes and deletes the hidden subject of a job. Network only.
 
-Each call is retried for the time of the options until the metaserver answers, because it may be
-restarting.
+Each call is retried for up to `timeoutMs`, because the metaserver may be restarting.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from ...protocol.routing import PartitionState
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Network
-from .job import WriteOptions, check_same
+from .job import WriteOptions, check_subject_id
 
 T = TypeVar("T")
 POLL_S = 0.05
@@ -55,9 +54,9 @@ class HiddenSubject:
     The hidden subject `name` of a job.
 
     Args:
-        subject_id: its id after it was created, so that a later subject of its name is not counted,
-            published or deleted; 0: not known.
-        filled_by: the text that names the job; a hidden subject of another job is refused.
+        subject_id: the id of the created subject, which excludes a later subject of the same name;
+            0: not known.
+        filled_by: the description of the job; a hidden subject of another job is refused.
     """
 
     def __init__(
@@ -80,90 +79,87 @@ class HiddenSubject:
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
 
-    async def make(self, *, cut: bool = False) -> SubjectView:
+    async def create(self, *, cut: bool = False) -> SubjectView:
         """
-        Create it; a repeated call changes nothing.
+        Create the subject; idempotent.
 
         Args:
-            cut: also begin to cut the target; see `cut`.
+            cut: also start to cut the target; see `cut`.
 
         Raises:
-            PublishError: the target's partitions have changed since it was created, so they
-                cannot be cut.
-            PublishError: another job fills it.
+            PublishError: the target's partitions have changed since it was created, and cannot be
+                cut any more; or another job fills it.
             SubjectUnknownError: the target does not exist, and the options do not create it.
-            AccessDeniedError: the job lacks rights; the error names all that it needs.
+            AccessDeniedError: the job lacks rights; the error lists all that it needs.
             KeylaneError: the metaserver refuses, or does not answer.
         """
         await self._check_rights()
-        ask = HideSubject(
+        request = HideSubject(
             hidden=self.name,
             partitions=self._options.partitions,
             cut=cut,
             filled_by=self._filled_by,
         )
-        return await self._trying(lambda: self._meta.hide_subject(self._options.subject, ask))
+        return await self._retry(lambda: self._meta.hide_subject(self._options.subject, request))
 
     async def _check_rights(self) -> None:
-        """Check the rights that the whole job needs, so that a missing grant is reported before any
-        row is written.
-        """
+        """Check all rights that the job needs, before any row is written."""
         try:
-            shown = await self._trying(lambda: self._meta.call(CAPABILITY, AskCapability()))
+            capability = await self._retry(lambda: self._meta.call(CAPABILITY, AskCapability()))
         except InvalidRequestError as error:
             if error.reason is not Reason.ACCESS_OFF:
                 raise
             return
-        may, _, _ = parts_of(shown.bearer)
+        access, _, _ = parts_of(capability.bearer)
         target = self._options.subject
-        wanted = (
+        required = (
             (Rights.ADMINISTER, target),
             (Rights.ADMINISTER, self.name),
             (Rights.PRODUCE, target),
         )
-        check_all_allowed(may.principal, may.grants, wanted)
+        check_all_allowed(access.principal, access.grants, required)
 
     async def cut(self) -> tuple[SubjectView, frozenset[int]]:
         """
-        Create it, seal the target's partitions, and let new partitions of the target follow both.
+        Create the subject and cut the target: seal its partitions, and open new ones that follow
+        both the sealed partitions and the hidden subject.
 
-        If it has no messages, and the target's partitions have changed before the cut, it is
-        created again; a later subject of its name is kept.
+        If the target's partitions have changed since an empty hidden subject was created, it is
+        deleted and created again.
 
         Returns:
-            The hidden subject, and the ids of all partitions of the target before the cut that have
-            data.
+            The hidden subject, and the ids of the target's partitions with data before the cut.
 
         Raises:
-            NotSentError: the cut was not done in time.
-            The errors of `make`.
+            NotSentError: the partitions were not sealed in time.
+            The errors of `create`.
         """
-        left, view = CUTS_MAX, None
+        attempts_left, view = CUTS_MAX, None
         while view is None:
-            left -= 1
+            attempts_left -= 1
             try:
-                view = await self.make(cut=True)
+                view = await self.create(cut=True)
             except PublishError as error:
                 if (
                     error.reason is not Reason.PUBLISH_OUTDATED
-                    or not left
+                    or not attempts_left
                     or not await self._delete_empty()
                 ):
                     raise
         parents = {parent for each in view.route.partitions for parent in each.parents}
         first = min(each.partition_id for each in view.route.partitions)
-        until = self._clock.boot_ms() + self._options.timeout_ms
+        deadline_ms = self._clock.boot_ms() + self._options.timeout_ms
         while True:
-            route = await self._trying(lambda: self._meta.route(self._options.subject))
-            left_open = [
+            route = await self._retry(lambda: self._meta.route(self._options.subject))
+            open_parents = [
                 each
                 for each in route.partitions
                 if each.partition_id in parents and each.state is PartitionState.OPEN
             ]
-            if not left_open:
-                older = (int(each.partition_id) for each in route.partitions)
-                return view, frozenset(each for each in older if each < first)
-            if self._clock.boot_ms() >= until:
+            if not open_parents:
+                older_ids = (int(each.partition_id) for each in route.partitions)
+                return view, frozenset(each for each in older_ids if each < first)
+            if self._clock.boot_ms() >= deadline_ms:
                 raise NotSentError(
                     f"partitions of {self._options.subject!r} are not sealed yet; `keylane "
                     "subject operations` shows why"
@@ -171,10 +167,10 @@ class HiddenSubject:
             await asyncio.sleep(POLL_S)
 
     async def _delete_empty(self) -> bool:
-        """Delete the hidden subject if it has no messages; return False if it has some."""
+        """Delete the subject if it is empty; return False if it has messages."""
         try:
-            route = await self._trying(lambda: self._meta.route(self.name))
-            check_same(route, self._subject_id)
+            route = await self._retry(lambda: self._meta.route(self.name))
+            check_subject_id(route, self._subject_id)
             subject = HiddenSubject(
                 self._network,
                 self._options,
@@ -183,41 +179,40 @@ class HiddenSubject:
                 clock=self._clock,
                 rng=self._rng,
             )
-            if any((await subject.stored()).values()):
+            if any((await subject.count_messages()).values()):
                 return False
             await subject.delete()
         except (SubjectUnknownError, SubjectDeletedError):
-            pass  # it is gone, and perhaps another one there
+            pass  # it was deleted, and another subject may have its name
         return True
 
-    async def kept(self) -> dict[int, int]:
+    async def count_complete(self) -> dict[int, int]:
         """
-        Return the result of `stored`, after checking that no message was removed.
+        Return the result of `count_messages` after checking that no message was removed.
 
         Raises:
-            RowsError: retention has removed some, which can happen if the target's retention
-                is TIME.
+            RowsError: retention has removed messages, as it can if the target's retention is TIME.
         """
         statuses = await self._statuses()
         for partition_id, status in statuses.items():
             check_kept(self.name, partition_id, status.first_offset)
-        return _stored(statuses)
+        return _message_counts(statuses)
 
-    async def stored(self) -> dict[int, int]:
+    async def count_messages(self) -> dict[int, int]:
         """
-        Return the number of messages by partition id, removed ones included.
+        Return the number of messages by partition id, including removed ones.
 
         Raises:
             UnreachableError: a broker does not answer.
-            SubjectUnknownError, SubjectDeletedError: it was deleted, or another subject has its
-                name.
+            SubjectUnknownError, SubjectDeletedError: the subject was deleted, or another one has
+                its name.
         """
-        return _stored(await self._statuses())
+        return _message_counts(await self._statuses())
 
     async def _statuses(self) -> dict[int, PartitionStatus]:
-        async def ask() -> dict[int, PartitionStatus]:
+        async def fetch() -> dict[int, PartitionStatus]:
             route = await self._meta.route(self.name)
-            check_same(route, self._subject_id)
+            check_subject_id(route, self._subject_id)
             statuses = {}
             for partition in route.partitions:
                 if partition.address is None:
@@ -230,40 +225,39 @@ class HiddenSubject:
                 statuses[int(partition.partition_id)] = status
             return statuses
 
-        return await self._trying(ask)
+        return await self._retry(fetch)
 
     async def continues_target(self) -> bool:
-        """Return True if the target exists, so that the partitions are children of its
-        partitions.
+        """Return True if the hidden subject's partitions are children of the target's partitions,
+        which they are if the target exists.
         """
-        route = await self._trying(lambda: self._meta.route(self.name))
-        check_same(route, self._subject_id)
+        route = await self._retry(lambda: self._meta.route(self.name))
+        check_subject_id(route, self._subject_id)
         return any(partition.parents for partition in route.partitions)
 
     async def publish(self, *, replace: bool = False) -> Publication:
         """
-        Publish it, and wait until the route has changed; a repeated call changes nothing.
+        Publish the subject, and wait until the route has changed; idempotent.
 
         Raises:
-            PublishError: the metaserver has not answered in time.
-            PublishError: the target's partitions were changed, or the publication was
-                canceled.
+            PublishError: the metaserver did not answer in time, the target's partitions have
+                changed, or the publication was canceled.
             SubjectDeletedError: another subject has the name, or was published under it.
             KeylaneError: the metaserver refuses; nothing is published.
         """
-        ask = PublishSubject(
+        request = PublishSubject(
             target=self._options.subject, replace=replace, subject_id=self._subject_id
         )
-        until = self._clock.boot_ms() + self._options.timeout_ms
+        deadline_ms = self._clock.boot_ms() + self._options.timeout_ms
         try:
             while True:
-                answer = await self._trying(
-                    lambda: self._meta.call(endpoints.PUBLISH_SUBJECT, ask, subject=self.name)
+                reply = await self._retry(
+                    lambda: self._meta.call(endpoints.PUBLISH_SUBJECT, request, subject=self.name)
                 )
-                if answer.state in ROUTE_FINAL:
+                if reply.state in ROUTE_FINAL:
                     break
-                if self._clock.boot_ms() >= until:
-                    raise NotSentError(answer.problem or "its operation is not done yet")
+                if self._clock.boot_ms() >= deadline_ms:
+                    raise NotSentError(reply.problem or "its operation is not done yet")
                 await asyncio.sleep(POLL_S)
         except KeylaneError as error:
             if error.retry is RetryRule.NEVER:
@@ -275,7 +269,7 @@ class HiddenSubject:
                 subject=self.name,
                 target=self._options.subject,
             ) from error
-        if answer.state is OperationState.CANCELED:
+        if reply.state is OperationState.CANCELED:
             raise PublishError(
                 Reason.PUBLISH_OUTDATED,
                 f"the publication of {self.name!r} was canceled: its rows are not in "
@@ -283,41 +277,43 @@ class HiddenSubject:
                 subject=self.name,
                 target=self._options.subject,
             )
-        return answer
+        return reply
 
     async def delete(self) -> None:
-        """Delete it unless it is published or deleted; a repeat changes nothing."""
+        """Delete the subject unless it was published or deleted; idempotent."""
         try:
-            ask = DeleteSubject(force=True, subject_id=self._subject_id)
-            await self._trying(
-                lambda: self._meta.call(endpoints.DELETE_SUBJECT, ask, subject=self.name)
+            request = DeleteSubject(force=True, subject_id=self._subject_id)
+            await self._retry(
+                lambda: self._meta.call(endpoints.DELETE_SUBJECT, request, subject=self.name)
             )
         except (SubjectUnknownError, SubjectDeletedError):
             return
 
     async def abandon(self) -> None:
-        """Delete it after its creation has failed, which the metaserver would otherwise complete;
-        try once.
+        """
+        Delete the subject after its creation failed, and ignore errors.
+
+        Otherwise the metaserver may still complete the creation.
         """
         with suppress(KeylaneError):
             await self._meta.call(
                 endpoints.DELETE_SUBJECT, DeleteSubject(force=True), subject=self.name
             )
 
-    async def _trying(self, ask: Callable[[], Awaitable[T]]) -> T:
-        until = self._clock.boot_ms() + self._options.timeout_ms
+    async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
+        deadline_ms = self._clock.boot_ms() + self._options.timeout_ms
         pauses = _BACKOFF.pauses(self._rng)
         while True:
             try:
-                return await ask()
+                return await call()
             except KeylaneError as error:
-                if error.retry is RetryRule.NEVER or self._clock.boot_ms() >= until:
+                if error.retry is RetryRule.NEVER or self._clock.boot_ms() >= deadline_ms:
                     raise
             await asyncio.sleep(pauses.next_ms() / 1000)
 
 
 def check_kept(hidden: str, partition_id: int, first_offset: int) -> None:
-    """Raise RowsError if retention has removed rows of the hidden subject's partition."""
+    """Raise RowsError if retention has removed rows from a partition of the hidden subject."""
     if first_offset:
         raise RowsError(
             Reason.ROWS_REMOVED,
@@ -329,5 +325,5 @@ def check_kept(hidden: str, partition_id: int, first_offset: int) -> None:
         )
 
 
-def _stored(statuses: Mapping[int, PartitionStatus]) -> dict[int, int]:
+def _message_counts(statuses: Mapping[int, PartitionStatus]) -> dict[int, int]:
     return {partition_id: status.next_offset for partition_id, status in statuses.items()}

@@ -4,10 +4,10 @@
     driver: check_job ─▶ publish, once
 
 Invariants
-    A job is published only if the hidden subject has exactly the rows of one successful attempt of
-    each task.
-    Two tasks with rows of the same source partition have no logical partition in common: otherwise
-    the rows of a key could be stored in any order.
+    A job is published only if the hidden subject has exactly the rows of one successful attempt
+    per task.
+    Two tasks never have rows of the same source partition and logical partition: otherwise the
+    rows of a key could be stored in any order.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ...protocol.errors import ConfigError, KeylaneError, Reason, RowsError, Sub
 from ...protocol.ids import Subject, check_name
 from ...protocol.limits import PARTITIONS_MAX
 from ...protocol.routing import Route
-from ..shared_options import NAMES as SECURING
-from ..shared_options import advice, path_of, secured_of, token_path_of
+from ..shared_options import NAMES as SECURITY_NAMES
+from ..shared_options import advice, parse_path, parse_secured, parse_token_path
 
 Order = Literal["auto", "required", "none"]
 NAMES = (
@@ -39,10 +39,10 @@ NAMES = (
     "hidden",
     "publish",
     "timeoutMs",
-    *SECURING,
+    *SECURITY_NAMES,
 )
-SPARK_ADDS = ("path", "checkpointlocation", "provider", "owner", "querycontext")
-"""Options that Spark adds, besides those that begin with `option.`."""
+ADDED_BY_SPARK = ("path", "checkpointlocation", "provider", "owner", "querycontext")
+"""Options that Spark adds, in lowercase, besides those that begin with `option.`."""
 SQL_WRITES = (
     "INSERT and CREATE TABLE … AS SELECT in SQL pass no options to a write, not even those of the "
     'table: use frame.write.format("keylane")'
@@ -66,10 +66,10 @@ class WriteOptions:
         order       auto: if there are columns partition (or queue) and offset,     auto
                     offsets must rise, and a key that was read must have them;
                     required: the columns must exist; none: they are not checked
-        once        name and number of a batch job, for example landing/17, which
-                    is published once, however often it runs
+        once        name and number of a batch job, for example landing/17; it is
+                    published once, however often it runs
         hidden      name of the hidden subject that a batch job fills               chosen
-        publish     false: fill `hidden`, and leave it hidden                       true
+        publish     false: fill `hidden`, but do not publish it                     true
         timeoutMs   milliseconds that a task, or the commit, waits for a broker     120000
                     or the metaserver
         tlsCa, tlsCert, tlsKey, tokenFile   see shared_options.py                   environment
@@ -80,7 +80,7 @@ class WriteOptions:
     partitions: int = 0
     order: Order = "auto"
     once: str = ""
-    """The name of the job, in the form that is part of the name of its hidden subject."""
+    """The name of the job, in the form that its hidden subject's name contains."""
     hidden: str = ""
     publish: bool = True
     timeout_ms: int = TIMEOUT_MS
@@ -89,16 +89,16 @@ class WriteOptions:
 
 def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     """
-    Parse options as Spark passes them: names and values are texts, names in any case.
+    Parse the options of a write; Spark passes names and values as strings, names in any case.
 
     Raises:
-        ConfigError: it lists every option that is unknown or missing, or has an invalid value.
+        ConfigError: options are unknown, missing or invalid; the error lists all of them.
     """
     options = {str(name).lower(): str(value).strip() for name, value in given.items()}
     problems: dict[str, str] = {}
     known = {name.lower() for name in NAMES}
     for name in sorted(options.keys() - known):
-        if name not in SPARK_ADDS and not name.startswith(("option.", "spark.")):
+        if name not in ADDED_BY_SPARK and not name.startswith(("option.", "spark.")):
             problems[name[:80]] = advice(name, NAMES)
     values: dict[str, object] = {}
     for name, parse in _PARSERS.items():
@@ -113,8 +113,8 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
             values["timeout_ms" if name == "timeoutMs" else name] = parse(text)
         except (ValueError, KeylaneError) as error:
             problems[name] = error.message if isinstance(error, KeylaneError) else str(error)
-    paths = {name: str(values.pop(name)) for name in SECURING if name in values}
-    values["secured"] = secured_of(paths, problems)
+    paths = {name: str(values.pop(name)) for name in SECURITY_NAMES if name in values}
+    values["secured"] = parse_secured(paths, problems)
     if not problems and values.get("publish") is False and "hidden" not in values:
         problems["hidden"] = "required with publish=false"
     if "once" in values:
@@ -128,23 +128,23 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(**values)  # type: ignore[arg-type]
 
 
-def _whole(text: str, low: int, high: int) -> int:
+def _parse_integer(text: str, low: int, high: int) -> int:
     if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
         raise ValueError(f"give a whole number from {low} to {high}, not {text!r:.80}")
     return int(text)
 
 
-def _order(text: str) -> str:
+def _parse_order(text: str) -> str:
     if text.lower() not in {"auto", "required", "none"}:
         raise ValueError(f"give auto, required or none, not {text!r:.80}")
     return text.lower()
 
 
-def _job_of(once: str) -> str:
-    """Return the job that the option `once` names: for `landing/17` it is `landing-17`."""
+def _parse_once(once: str) -> str:
+    """Return the job name for the option `once`: `landing-17` for `landing/17`."""
     match = _ONCE.fullmatch(once)
     if match is None or len(once) > ONCE_CHARS_MAX:
-        # Without a number all batches of a query would be one job, of which the first alone is
+        # Without a number, all batches of a query would be one job, and only the first would be
         # published.
         raise ValueError(
             f"give a name and the number of the batch, for example landing/17, not {once!r:.80}"
@@ -152,7 +152,7 @@ def _job_of(once: str) -> str:
     return f"{match[1]}-{int(match[2])}"
 
 
-def _flag(text: str) -> bool:
+def _parse_flag(text: str) -> bool:
     if text.lower() not in {"true", "false"}:
         raise ValueError(f"give true or false, not {text!r:.80}")
     return text.lower() == "true"
@@ -161,29 +161,28 @@ def _flag(text: str) -> bool:
 _PARSERS: Mapping[str, Callable[[str], object]] = {
     "meta": lambda text: tuple(addresses_of(text)),
     "subject": lambda text: Subject(check_name("subject", text)),
-    "partitions": lambda text: _whole(text, 1, PARTITIONS_MAX),
-    "order": _order,
-    "once": _job_of,
+    "partitions": lambda text: _parse_integer(text, 1, PARTITIONS_MAX),
+    "order": _parse_order,
+    "once": _parse_once,
     "hidden": lambda text: check_name("subject", text),
-    "publish": _flag,
-    "timeoutMs": lambda text: _whole(text, 1, TIMEOUT_MS_MAX),
-    "tlsCa": path_of,
-    "tlsCert": path_of,
-    "tlsKey": path_of,
-    "tokenFile": token_path_of,
+    "publish": _parse_flag,
+    "timeoutMs": lambda text: _parse_integer(text, 1, TIMEOUT_MS_MAX),
+    "tlsCa": parse_path,
+    "tlsCert": parse_path,
+    "tlsKey": parse_path,
+    "tokenFile": parse_token_path,
 }
 
 
 def check_unused(hidden: str, subject: str, stored: Mapping[int, int]) -> None:
     """
-    Check that a job may fill the hidden subject that its options name; the job would delete it if
-    it failed.
+    Check that the hidden subject named by the options is empty; a job that fails deletes it.
 
     Args:
         stored: the number of messages by partition id of the hidden subject.
 
     Raises:
-        ConfigError: another job has filled it.
+        ConfigError: the subject has messages of another job.
     """
     if count := sum(stored.values()):
         problem = (
@@ -194,15 +193,15 @@ def check_unused(hidden: str, subject: str, stored: Mapping[int, int]) -> None:
         raise ConfigError(f"the options cannot work: hidden: {problem}")
 
 
-def check_same(route: Route, subject_id: int) -> None:
+def check_subject_id(route: Route, subject_id: int) -> None:
     """
-    Check that a route is that of the subject that a job began to fill.
+    Check that a route belongs to the subject that a job started to fill.
 
     Args:
         subject_id: the id of the subject; 0: not known.
 
     Raises:
-        SubjectDeletedError: it was deleted, and another subject has its name.
+        SubjectDeletedError: the subject was deleted, and another one has its name.
     """
     if subject_id and route.subject_id and route.subject_id != subject_id:
         raise SubjectDeletedError(
@@ -213,51 +212,49 @@ def check_same(route: Route, subject_id: int) -> None:
 
 
 def producer_id(*parts: object) -> int:
-    """Return the id under which the rows of a task are numbered, which is the same for each attempt
-    of the task.
-    """
+    """Return the producer id for the rows of a task, which is the same in each attempt."""
     text = "\0".join(map(str, parts)).encode()
     return xxhash.xxh3_64_intdigest(text) >> 1 | 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReport:
-    """The report of an attempt of a task about the rows that it has stored."""
+    """Reports the rows that a successful attempt of a task has stored."""
 
     task: int
     rows: Mapping[int, int] = field(default_factory=dict)
     """The number of rows by partition id."""
     sources: Mapping[str, int] = field(default_factory=dict)
-    """The logical partitions of the rows with a key as a bit set, by source partition."""
+    """The logical partitions of rows with keys, as a bit set by source partition."""
 
 
 def check_job(reports: Sequence[TaskReport | None], stored: Mapping[int, int]) -> int:
     """
-    Check that a job may be published, and return its number of rows.
+    Check that the hidden subject has the rows of the tasks, and return the number of rows.
 
     Args:
-        reports: a report of each task; None for an attempt without rows that has sent none.
+        reports: the report of each task; None if an attempt without rows sent no report.
         stored: the number of messages by partition id of the hidden subject.
 
     Raises:
-        RowsError: two tasks may have written rows of the same key.
-        RowsError: the hidden subject does not have exactly the rows of the tasks.
+        RowsError: two tasks may have written rows of the same key, or the hidden subject does not
+            have exactly the rows of the tasks.
     """
     received = [report for report in reports if report is not None]
     check_sources(received)
-    wanted: Counter[int] = Counter()
+    expected: Counter[int] = Counter()
     for report in received:
-        wanted.update(report.rows)
-    for partition_id in sorted({*wanted, *stored}):
-        there = stored.get(partition_id, 0)
-        if there != wanted[partition_id]:
+        expected.update(report.rows)
+    for partition_id in sorted({*expected, *stored}):
+        stored_count = stored.get(partition_id, 0)
+        if stored_count != expected[partition_id]:
             raise RowsError(
                 Reason.ROWS_DIFFER,
-                f"partition {partition_id} has {there} messages, and the tasks have written "
-                f"{wanted[partition_id]}",
+                f"partition {partition_id} has {stored_count} messages, and the tasks have written "
+                f"{expected[partition_id]}",
                 partition_id=partition_id,
             )
-    return wanted.total()
+    return expected.total()
 
 
 def check_sources(reports: Sequence[TaskReport]) -> None:

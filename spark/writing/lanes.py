@@ -1,24 +1,22 @@
-"""Sends the rows of one task: a lane for each partition, with batches that brokers recognize.
+"""Sends the rows of one task through a lane per partition, in batches that brokers recognize.
 
     rows ─by range─▶ lanes ─cut─▶ batches: producer id of (job, task, partition, range),
                        │                   sequence = number of the row ─▶ broker
                        │ sealed: rows that the partition has not stored
                        └▶ lanes of its children, with new numbers
 
-A task begins with the oldest partitions that have data, sealed ones included, because an earlier
-attempt may have stored rows there. A sealed partition answers "duplicate" for rows that it has,
-and refuses the others, which go to its children. So each attempt gives the rows of a lane the same
-numbers. This holds even if partitions without rows of the task have expired between two attempts:
-lanes also end where the ranges of expired partitions end, which are in the history of the subject.
-If an expired partition had rows of the task, the lanes of its children get other rows than before,
-and their brokers refuse them.
+A task starts with the oldest partitions that have data, including sealed ones, because an earlier
+attempt may have stored rows there. A sealed partition answers "duplicate" for rows that it has, and
+refuses the others, which go to its children. So each attempt numbers the rows of a lane in the same
+way. This holds even if partitions without rows of the task expired between two attempts, because
+lanes also end where the ranges of expired partitions end; the subject's history lists them. If an
+expired partition had rows of the task, the lanes of its children get different rows than before,
+and the brokers refuse them.
 
 Invariants
-    Each row has a lane: lanes cover all logical partitions, whichever parents of a partition have
-    expired.
-    The rows of a lane are stored in their order, and each row once, however often the task is
-    repeated.
-    A lane gives its rows to the children of its partition only after every earlier batch was
+    Lanes cover all logical partitions, whichever ancestors have expired, so each row has a lane.
+    The rows of a lane are stored in order, and once, however often the task is repeated.
+    A lane passes its rows to the children of its partition only after every earlier batch was
     answered.
 """
 
@@ -54,13 +52,13 @@ from ...protocol.record import FLAG_NUMBERED
 from ...protocol.routing import Partition, Route
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Channel, Network
-from .job import check_same, producer_id
+from .job import check_subject_id, producer_id
 from .rows import BatchCutter, Body, RowColumns, Span
-from .shares import PastRanges, RangeShare, oldest_shares
+from .shares import KnownRanges, RangeShare, oldest_shares
 
 CALL_TIMEOUT_MS = 10_000
 QUEUE_MAX = 16
-"""Number of batches of a lane, waiting or in flight, above which the task waits."""
+"""The number of unanswered batches of a lane above which the task waits."""
 T = TypeVar("T")
 _BACKOFF = Backoff()
 _MOVED = (PartitionUnknownError, WrongBrokerError)
@@ -68,15 +66,15 @@ _MOVED = (PartitionUnknownError, WrongBrokerError)
 
 class TaskSender:
     """
-    Sends rows of a task to a subject.
+    Sends the rows of a task to a subject.
 
     Args:
-        identity: the identity of the task, the same for each attempt: job, or query and batch, then
-            the number of the task.
-        sent_at_ns: the time of rows that have none, in nanoseconds since 1970.
-        timeout_ms: milliseconds that one batch waits for its broker.
-        subject_id: the id of the subject, so that a later subject of its name gets no rows; 0: the
-            present subject of this name.
+        identity: identifies the task, and is the same in each attempt: the job, or the query and
+            the batch, then the number of the task.
+        sent_at_ns: the time for rows without one, in nanoseconds since 1970.
+        timeout_ms: milliseconds for which a batch is retried.
+        subject_id: the id of the subject, so that a later subject of the same name gets no rows;
+            0: the subject that has the name now.
     """
 
     def __init__(
@@ -104,50 +102,54 @@ class TaskSender:
         self.clock = clock
         self.rng = rng
         self.stored: Counter[int] = Counter()
-        """The number of stored rows of the task, by partition id."""
+        """The number of stored rows, by partition id."""
         self._roots: list[Lane] = []
         self._lanes: list[Lane] = []
         self._route: Route | None = None
-        self._past = PastRanges()
+        self._known_ranges = KnownRanges()
         self._brokers: dict[str, BrokerClient] = {}
 
     async def open(self) -> Route:
-        """Ask for the route, until the metaserver answers or the time is over, and create lanes."""
-        route, shares = await self.trying(lambda: self._shares((0, LOGICAL_PARTITIONS)))
+        """Fetch the route, retrying for `timeout_ms`, and create the lanes."""
+        route, shares = await self.retry(lambda: self._shares((0, LOGICAL_PARTITIONS)))
         self._roots = self.lanes(shares)
         return route
 
     async def _shares(
-        self, bounds: tuple[int, int], *, behind: int = 0
+        self, bounds: tuple[int, int], *, after_id: int = 0
     ) -> tuple[Route, list[RangeShare]]:
-        """Return the route, and its shares of the logical partitions [start, end)."""
-        route = await self._ask()
-        self._past.learn(route.partitions)
-        if self._past.lacks(route.partitions):  # merged and expired partitions still cut lanes
+        """Return the route, and the shares of the logical partitions in `bounds`."""
+        route = await self._fetch_route()
+        self._known_ranges.add(route.partitions)
+        if self._known_ranges.needs_history(
+            route.partitions
+        ):  # merged and expired partitions also cut lanes
             history = await self.meta.call(endpoints.HISTORY, subject=self.subject)
-            self._past.learn_history(
+            self._known_ranges.add_history(
                 [each.partition for each in history.partitions], route.partitions
             )
-        return route, oldest_shares(route.partitions, bounds, past=self._past, behind=behind)
+        return route, oldest_shares(
+            route.partitions, bounds, known_ranges=self._known_ranges, after_id=after_id
+        )
 
-    async def _ask(self) -> Route:
+    async def _fetch_route(self) -> Route:
         route = await self.meta.route(self.subject)
-        check_same(route, self.subject_id)
+        check_subject_id(route, self.subject_id)
         self._route = route
         self.subject_id = route.subject_id
         return route
 
-    async def trying(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Repeat `ask()` until it is answered; raise an error that cannot pass, or the last one
-        after `timeout_ms`.
+    async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat `call()` until it succeeds; raise a permanent error at once, and any error after
+        `timeout_ms`.
         """
-        until = self.clock.boot_ms() + self.timeout_ms
+        deadline_ms = self.clock.boot_ms() + self.timeout_ms
         pauses = _BACKOFF.pauses(self.rng)
         while True:
             try:
-                return await ask()
+                return await call()
             except KeylaneError as error:
-                if error.retry is RetryRule.NEVER or self.clock.boot_ms() >= until:
+                if error.retry is RetryRule.NEVER or self.clock.boot_ms() >= deadline_ms:
                     raise
             await asyncio.sleep(pauses.next_ms() / 1000)
 
@@ -158,22 +160,22 @@ class TaskSender:
         return lanes
 
     async def put(self, rows: RowColumns) -> None:
-        """Take the next rows, and wait until there is room for more."""
-        spread(Span(rows, 0, len(rows)), self._roots)
+        """Add the next rows, and wait until every lane can take more."""
+        distribute(Span(rows, 0, len(rows)), self._roots)
         for lane in list(self._lanes):
-            await lane.room()
+            await lane.wait_for_room()
 
     async def finish(self) -> None:
         """Send the remaining rows, and wait until all rows are stored."""
         done = 0
-        while done < len(self._lanes):  # refused lanes create others
+        while done < len(self._lanes):  # lanes of sealed partitions add more
             lane = self._lanes[done]
             await lane.finish()
             done += 1
 
     def broker_of(self, partition: Partition) -> BrokerClient:
-        """Return the broker of a partition in the newest route; raise NotSentError if it has
-        none.
+        """Return a client for the partition's broker in the newest route; raise NotSentError if it
+        has none.
         """
         assert self._route is not None
         for each in self._route.partitions:
@@ -186,19 +188,21 @@ class TaskSender:
         return self._brokers[partition.address]
 
     async def refresh(self) -> None:
-        """Ask for the route; keep the old one if no metaserver answers."""
+        """Fetch the route; keep the old one if that fails."""
         with suppress(KeylaneError):
-            await self._ask()
+            await self._fetch_route()
 
     async def shares_after(self, sealed: Partition, bounds: tuple[int, int]) -> list[RangeShare]:
-        """Return the shares of a sealed partition's children in the logical partitions [start,
-        end); wait until the route has all of them.
+        """Return the shares of a sealed partition's children in `bounds`; wait until the route has
+        all of them.
         """
-        _, shares = await self.trying(lambda: self._shares(bounds, behind=int(sealed.partition_id)))
+        _, shares = await self.retry(
+            lambda: self._shares(bounds, after_id=int(sealed.partition_id))
+        )
         return shares
 
     async def close(self) -> None:
-        """End all lanes and connections."""
+        """Cancel all lanes, and close the connections."""
         for lane in self._lanes:
             lane.cancel()
         await asyncio.gather(
@@ -208,17 +212,17 @@ class TaskSender:
             await broker.close()
 
 
-def spread(span: Span, lanes: Sequence[Lane]) -> None:
-    """Give each lane its rows, in order."""
-    left = span.end - span.start
-    for number, mine in span.by_bounds([lane.bounds for lane in lanes]):
-        left -= mine.end - mine.start
-        lanes[number].add(mine)
-    assert not left, f"{left} rows without a lane"
+def distribute(span: Span, lanes: Sequence[Lane]) -> None:
+    """Add the rows to the lanes that cover their logical partitions, in order."""
+    unassigned = span.end - span.start
+    for number, part in span.by_bounds([lane.bounds for lane in lanes]):
+        unassigned -= part.end - part.start
+        lanes[number].add(part)
+    assert not unassigned, f"{unassigned} rows without a lane"
 
 
 class _Batch:
-    """The bytes and the rows of a batch that was not answered yet."""
+    """The bytes and the rows of an unanswered batch."""
 
     __slots__ = ("count", "data", "sequence", "spans")
 
@@ -230,7 +234,7 @@ class _Batch:
 
 
 class Lane:
-    """The rows of a task that go to one partition, and after it is sealed to its children."""
+    """Sends the rows of a task for one partition, or for its children once it is sealed."""
 
     def __init__(
         self,
@@ -242,34 +246,34 @@ class Lane:
         self.task: asyncio.Task[None] | None = None
         self._sender = sender
         self._partition = partition
-        whole = bounds == (partition.range_start, partition.range_end)
-        # The name does not include partitions that the rows have passed: a repeated attempt does
-        # not pass partitions that have expired.
-        self._name = (int(partition.partition_id), *(() if whole else bounds))
+        is_whole_range = bounds == (partition.range_start, partition.range_end)
+        # The name does not include the partitions that refused the rows before: a repeated attempt
+        # skips those that have expired.
+        self._name = (int(partition.partition_id), *(() if is_whole_range else bounds))
         self._producer_id = producer_id(*sender.identity, *self._name)
         self._sequence = 0
         self._digest = 0
         self._cutter = BatchCutter()
         self._batches: deque[_Batch] = deque()
-        """Batches that were not answered yet, the oldest first."""
+        """Unanswered batches, the oldest first."""
         self._children: list[Lane] | None = None
-        # Only the method that waits for an event clears it.
+        # Each event is cleared only by the method that waits for it.
         self._work = asyncio.Event()
         """Set when there is a batch to send, or a call has ended; `_stream` waits for it."""
         self._progress = asyncio.Event()
-        """Set when batches were answered or given to children; `room` and `finish` wait for it."""
+        """Set when a batch was stored or given to children; `wait_for_room` and `finish` wait."""
 
     # ── filling ───────────────────────────────────────────────────────────────────────────────────
     def add(self, span: Span) -> None:
-        """Take the next rows."""
+        """Add the next rows; complete batches are sent."""
         if self._children is not None:
-            spread(span, self._children)
+            distribute(span, self._children)
             return
         for spans in self._cutter.add(span):
             self._queue(spans)
 
     def _queue(self, spans: Sequence[Span]) -> None:
-        body = Body(spans, sent_at_ns=self._sender.sent_at_ns, before=self._digest)
+        body = Body(spans, sent_at_ns=self._sender.sent_at_ns, previous_digest=self._digest)
         data = encode_body(
             body.data,
             count=body.count,
@@ -288,16 +292,16 @@ class Lane:
             self.task = asyncio.create_task(self._run(), name=f"lane {self._name}")
         self._work.set()
 
-    async def room(self) -> None:
-        """Wait until few batches are left; raise the error that has ended the lane."""
+    async def wait_for_room(self) -> None:
+        """Wait until at most QUEUE_MAX batches are unanswered; raise the lane's error."""
         while len(self._batches) > QUEUE_MAX and self._children is None:
             await self._wait()
         if self.task is not None and self.task.done():
             self.task.result()
 
     async def finish(self) -> None:
-        """Send the remaining rows, and wait until every batch is answered, or given to the children
-        of a sealed partition.
+        """Send the remaining rows, and wait until each batch is stored or passed to the children of
+        the sealed partition.
         """
         if self._children is None and (rest := self._cutter.rest()):
             self._queue(rest)
@@ -318,14 +322,14 @@ class Lane:
             waiting.cancel()
 
     def cancel(self) -> None:
-        """End the lane."""
+        """Cancel the lane's task."""
         if self.task is not None:
             self.task.cancel()
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
-        """Send until the partition refuses rows because it is sealed; its children then get
-        them.
+        """Send until the partition refuses rows because it is sealed, then pass them to its
+        children.
         """
         pauses = _BACKOFF.pauses(self._sender.rng)
         failing_since: int | None = None
@@ -337,45 +341,45 @@ class Lane:
                 break
             except KeylaneError as error:
                 now = self._sender.clock.boot_ms()
-                again = bool(self._batches) and self._batches[0] is first
-                if failing_since is None or not again:
+                is_same_batch = bool(self._batches) and self._batches[0] is first
+                if failing_since is None or not is_same_batch:
                     failing_since = now
                     pauses.reset()
-                self._check(error, now - failing_since, again=again)
+                self._check(error, now - failing_since, is_same_batch=is_same_batch)
                 await asyncio.sleep(pauses.next_ms() / 1000)
                 await self._sender.refresh()
-        await self._hand_down()
+        await self._hand_to_children()
 
-    def _check(self, error: KeylaneError, waited_ms: int, *, again: bool) -> None:
+    def _check(self, error: KeylaneError, waited_ms: int, *, is_same_batch: bool) -> None:
         """
-        Raise an error that cannot pass, or has lasted too long.
+        Raise an error that is permanent, or has lasted too long.
 
         Args:
-            again: True if the refused batch was the first to be sent. A later batch may have been
-                refused because those before it were not stored yet.
+            is_same_batch: True if the oldest batch is the one that failed before. A later batch may
+                have been refused only because those before it were not stored yet.
         """
-        where = {"task": self._sender.task, "partition_id": self._partition.partition_id}
+        details = {"task": self._sender.task, "partition_id": self._partition.partition_id}
         if isinstance(error, SequenceReusedError):
             raise RowsError(
                 Reason.ROWS_DIFFER,
                 f"task {self._sender.task} was run before, and had other rows for partition "
                 f"{self._partition.partition_id}",
-                **where,
+                **details,
             ) from error
-        forgotten = (
-            again
+        is_forgotten = (
+            is_same_batch
             and isinstance(error, SequenceGapError)
             and (error.expected is None or error.expected < self._batches[0].sequence)
         )
-        passes = error.retry is not RetryRule.NEVER or isinstance(
+        is_transient = error.retry is not RetryRule.NEVER or isinstance(
             error, (*_MOVED, SequenceGapError)
         )
-        if forgotten or not passes or waited_ms >= self._sender.timeout_ms:
+        if is_forgotten or not is_transient or waited_ms >= self._sender.timeout_ms:
             raise error
 
     async def _stream(self) -> None:
-        """Send batches, several at a time, until the first failure; then wait for all pending
-        calls, and raise the failure.
+        """Send batches, several at a time, until one fails; then wait for all pending calls, and
+        raise its error.
         """
         channel = await self._sender.broker_of(self._partition).channel()
         calls: deque[asyncio.Task[None]] = deque()
@@ -384,7 +388,7 @@ class Lane:
                 while calls and calls[0].done():
                     calls[0].result()
                     calls.popleft()
-                    self._answered()
+                    self._record_stored()
                 while len(calls) < min(len(self._batches), BATCHES_IN_FLIGHT_MAX):
                     batch = self._batches[len(calls)]
                     call = asyncio.create_task(self._append(channel, batch))
@@ -401,25 +405,23 @@ class Lane:
             for result in await asyncio.gather(*calls, return_exceptions=True):
                 if isinstance(result, BaseException):
                     break
-                self._answered()
+                self._record_stored()
 
     async def _append(self, channel: Channel, batch: _Batch) -> None:
         request = Append(self._partition.partition_id)
         await channel.call(request, batch.data, timeout_ms=CALL_TIMEOUT_MS)
 
-    def _answered(self) -> None:
+    def _record_stored(self) -> None:
         batch = self._batches.popleft()
         self._sender.stored[int(self._partition.partition_id)] += batch.count
         self._progress.set()
 
-    async def _hand_down(self) -> None:
-        """Give the rows that the sealed partition has not stored, and all later rows, to its
-        children.
-        """
+    async def _hand_to_children(self) -> None:
+        """Pass the rows that the sealed partition has not stored to its children."""
         shares = await self._sender.shares_after(self._partition, self.bounds)
         lanes = self._sender.lanes(shares)
         for span in chain(*(batch.spans for batch in self._batches), self._cutter.rest()):
-            spread(span, lanes)
+            distribute(span, lanes)
         self._batches.clear()
         self._children = lanes
         self._progress.set()

@@ -1,12 +1,12 @@
-"""Packs a column of properties into MessagePack, as messages have it, without a Python object per
+"""Packs a column of properties into the MessagePack form of messages, without a Python object per
 row. Pure.
 
-    maps ─▶ a list of pieces: head of the map, then for each entry head of the name, name,
-            head of the text, text
-         ─take─▶ their concatenated bytes, and where those of each row begin
+    maps ─▶ a list of pieces: the map header, then for each entry the name header, the name,
+            the value header, the value
+         ─take─▶ the concatenated bytes, and the offset of each row
 
 Invariants
-    The bytes of a row are those of `pack_properties`; if a row cannot be packed, the result is
+    The bytes of a row equal those of `pack_properties`. If a row cannot be packed, the result is
     None, and the caller packs row by row.
 """
 
@@ -22,27 +22,27 @@ import pyarrow as pa
 from ...protocol.limits import PROPERTIES_BYTES_MAX
 
 I64 = npt.NDArray[np.int64]
-HEADS = 1 << 16
-"""Number of lengths whose heads are kept; a longer text is over the limit of properties."""
+HEADERS_MAX = 1 << 16
+"""The number of lengths with cached headers; longer strings exceed the limit for properties."""
 ENTRY_PIECES = 4
 _ENTRY = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())])
 
 
-def packed_maps(maps: Any) -> Any | None:
+def pack_maps(maps: Any) -> Any | None:
     """
-    Return the packed properties of each row as an array of bytes.
+    Return the packed properties of each row as a binary array.
 
     Args:
-        maps: an array of maps of text to text, or nulls.
+        maps: an array of maps from string to string, or nulls.
 
     Returns:
-        None if a text is missing or too long, or a row has the same name twice.
+        None if a string is null or too long, or a row has the same name twice.
     """
     try:
         entries = maps.cast(pa.map_(pa.string(), pa.string())).cast(pa.list_(_ENTRY))
     except pa.ArrowException:
         return None
-    counts = np.diff(_numbers(entries.offsets))
+    counts = np.diff(_to_int64(entries.offsets))
     if entries.null_count:  # `value_lengths` has nulls, for which numpy would import pandas
         missing = entries.is_null()
         bits = np.frombuffer(missing.buffers()[1], np.uint8)
@@ -50,53 +50,53 @@ def packed_maps(maps: Any) -> Any | None:
         counts[bits == 1] = 0
     flat = entries.flatten()
     names, texts = flat.field(0), flat.field(1)
-    if names.null_count or texts.null_count or counts.max(initial=0) >= HEADS:
+    if names.null_count or texts.null_count or counts.max(initial=0) >= HEADERS_MAX:
         return None
     name_lengths, text_lengths = _lengths(names), _lengths(texts)
     longest = int(max(name_lengths.max(initial=0), text_lengths.max(initial=0)))
-    if longest >= HEADS or _twice(names, counts):
+    if longest >= HEADERS_MAX or _has_duplicate_names(names, counts):
         return None
-    heads, most = _text_heads().slice(0, longest + 1), int(counts.max(initial=0))
+    headers, largest_map = _text_headers().slice(0, longest + 1), int(counts.max(initial=0))
     pool = [
-        heads,
-        _map_heads().slice(0, most + 1),
+        headers,
+        _map_headers().slice(0, largest_map + 1),
         names.cast(pa.binary()),
         texts.cast(pa.binary()),
     ]
-    of_map, of_name = len(heads), len(heads) + most + 1
-    # A row has a piece for the head of its map, and four for each entry; the head of a row without
+    map_base, name_base = len(headers), len(headers) + largest_map + 1
+    # A row has one piece for its map header, and four for each entry; the header of a row without
     # entries is empty.
     ends = np.cumsum(1 + ENTRY_PIECES * counts)
     begins = ends - (1 + ENTRY_PIECES * counts)
     pieces = np.empty(int(ends[-1]) if len(ends) else 0, np.int64)
-    pieces[begins] = of_map + counts
+    pieces[begins] = map_base + counts
     numbers = np.arange(len(names))
     first = numbers * ENTRY_PIECES + 1 + np.repeat(np.arange(len(counts)), counts)
     pieces[first] = name_lengths
-    pieces[first + 1] = of_name + numbers
+    pieces[first + 1] = name_base + numbers
     pieces[first + 2] = text_lengths
-    pieces[first + 3] = of_name + len(names) + numbers
-    edges, blob = _bytes_of(pa.concat_arrays(pool).take(_array(pieces)))
+    pieces[first + 3] = name_base + len(names) + numbers
+    edges, blob = _offsets_and_data(pa.concat_arrays(pool).take(_to_arrow(pieces)))
     edges = edges[np.concatenate([begins, [len(pieces)]])]
     if int(np.diff(edges).max(initial=0)) > PROPERTIES_BYTES_MAX:
         return None
     return pa.Array.from_buffers(pa.large_binary(), len(counts), [None, pa.py_buffer(edges), blob])
 
 
-def _twice(names: Any, counts: I64) -> bool:
+def _has_duplicate_names(names: Any, counts: I64) -> bool:
     """Return True if a row has the same name twice."""
     encoded = names.dictionary_encode()
     rows = np.repeat(np.arange(len(counts)), counts)
-    pairs = rows * max(len(encoded.dictionary), 1) + _numbers(encoded.indices)
+    pairs = rows * max(len(encoded.dictionary), 1) + _to_int64(encoded.indices)
     return len(np.unique(pairs)) < len(pairs)
 
 
 def _lengths(array: Any) -> I64:
-    return np.diff(_bytes_of(array)[0])
+    return np.diff(_offsets_and_data(array)[0])
 
 
-def _bytes_of(array: Any) -> tuple[I64, Any]:
-    """Return the edges of the texts, and their bytes."""
+def _offsets_and_data(array: Any) -> tuple[I64, Any]:
+    """Return the offsets of an array's strings, and the buffer of their bytes."""
     _, edges, blob = array.buffers()
     if edges is None or not len(array):
         return np.zeros(len(array) + 1, np.int64), pa.py_buffer(b"")
@@ -104,7 +104,7 @@ def _bytes_of(array: Any) -> tuple[I64, Any]:
     return begins.astype(np.int64), pa.py_buffer(b"") if blob is None else blob
 
 
-def _numbers(array: Any) -> I64:
+def _to_int64(array: Any) -> I64:
     if not len(array):
         return np.zeros(0, np.int64)
     # `to_numpy` would import pandas.
@@ -112,31 +112,31 @@ def _numbers(array: Any) -> I64:
     return numbers.astype(np.int64)
 
 
-def _array(numbers: I64) -> Any:
+def _to_arrow(numbers: I64) -> Any:
     # `pa.array(numbers)` would import pandas.
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
 @cache
-def _text_heads() -> Any:
-    """Return the bytes before a text, for each length."""
+def _text_headers() -> Any:
+    """Return the MessagePack header of a string, for each length."""
     short = [bytes([0xA0 | length]) for length in range(32)]
     middle = [bytes([0xD9, length]) for length in range(32, 256)]
-    long = [b"\xda" + length.to_bytes(2, "big") for length in range(256, HEADS)]
-    return _texts([*short, *middle, *long])
+    long = [b"\xda" + length.to_bytes(2, "big") for length in range(256, HEADERS_MAX)]
+    return _binary_array([*short, *middle, *long])
 
 
 @cache
-def _map_heads() -> Any:
-    """Return the bytes before the entries of a map, for each size; a message without properties has
-    no bytes.
+def _map_headers() -> Any:
+    """Return the MessagePack header of a map, for each size; it is empty for size 0, because a
+    message without properties has no bytes.
     """
     short = [b"", *(bytes([0x80 | size]) for size in range(1, 16))]
-    long = [b"\xde" + size.to_bytes(2, "big") for size in range(16, HEADS)]
-    return _texts([*short, *long])
+    long = [b"\xde" + size.to_bytes(2, "big") for size in range(16, HEADERS_MAX)]
+    return _binary_array([*short, *long])
 
 
-def _texts(texts: list[bytes]) -> Any:
+def _binary_array(texts: list[bytes]) -> Any:
     edges = np.cumsum([0, *map(len, texts)]).astype(np.int32)
     buffers = [None, pa.py_buffer(edges), pa.py_buffer(b"".join(texts))]
     return pa.Array.from_buffers(pa.binary(), len(texts), buffers)

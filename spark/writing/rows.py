@@ -1,15 +1,14 @@
-"""Checks and hashes the rows of a task, and cuts them into batches, the same at each attempt.
-There is no Python object per row.
+"""Checks and hashes the rows of a task, and cuts them into the same batches in each attempt. There
+is no Python object per row.
 
     record batch ─▶ columns of rows: keys, values, properties, times, logical partitions
                  ─sort─▶ spans of lanes ─cut─▶ bodies of batches
 
-The bytes of a row are copied twice: when the rows are sorted by lane, and into the body of their
-batch.
+The bytes of a row are copied twice: when rows are sorted by lane, and into the body of the batch.
 
 Invariants
-    The cuts of batches depend only on the rows, not on the record batches in which Spark passes
-    them: a repeated task sends the same batches.
+    Where batches are cut depends only on the rows, not on the record batches in which Spark passes
+    them, so a repeated task sends the same batches.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ from ...protocol.errors import InvalidRequestError, KeylaneError, Reason, RowsEr
 from ...protocol.ids import MAX_I64
 from ...protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS
 from ...protocol.message import check_not_reserved, pack_properties
-from .packed_properties import packed_maps
+from .packed_properties import pack_maps
 
 BATCH_ROWS = 8_192
 BATCH_BYTES = 256 << 10
 MICROS_MAX = MAX_I64 // 1_000
 """The latest time of a message in microseconds since 1970; its negative is the earliest."""
 KEYLESS_RUN = 4_096
-"""Number of consecutive rows without a key that go to one logical partition."""
+"""The number of consecutive rows without a key that go to the same logical partition."""
 I64: TypeAlias = npt.NDArray[np.int64]
 U16: TypeAlias = npt.NDArray[np.uint16]
 
 
 class RowColumns:
-    """Some rows, in order; a column is None if no row has a key, properties, or a time."""
+    """Some rows, as columns; an optional column is None if the rows do not have it."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class RowColumns:
 
     @property
     def keyed(self) -> npt.NDArray[np.bool_]:
-        """An array that is True for each row with a key."""
+        """A mask that is True for each row with a key."""
         if self.keys is None:
             return np.zeros(len(self), np.bool_)
         keyed: npt.NDArray[np.bool_] = self.keys.lengths > 0
@@ -75,7 +74,7 @@ class RowColumns:
 
     @cached_property
     def sizes(self) -> I64:
-        """The total bytes of the rows before each row in a batch, and of all rows."""
+        """The total size in bytes of the rows before each row, and finally of all rows."""
         sizes: I64 = BYTES_PER_MESSAGE * np.arange(len(self) + 1)
         for column in (self.keys, self.values, self.properties):
             if column is not None:
@@ -83,7 +82,7 @@ class RowColumns:
         return sizes
 
     def take(self, rows: npt.NDArray[np.intp]) -> RowColumns:
-        """Return these rows, in their order."""
+        """Return the rows at these indexes, in this order."""
         return RowColumns(
             None if self.keys is None else self.keys.take(rows),
             self.values.take(rows),
@@ -102,7 +101,7 @@ class Span(NamedTuple):
 
     def by_bounds(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Span]]:
         """
-        Yield, for each range of logical partitions that has rows, its number and its rows in order.
+        Yield the index and the rows of each range of logical partitions that has rows.
 
         Args:
             bounds: ranges [start, end) that do not overlap.
@@ -124,30 +123,32 @@ class Span(NamedTuple):
 
 
 class Body:
-    """The body of a batch, and the facts for its header."""
+    """The body of a batch, and the values for its header."""
 
     __slots__ = ("count", "data", "digest", "first_ns", "last_ns", "spans")
 
-    def __init__(self, spans: Sequence[Span], *, sent_at_ns: int, before: int) -> None:
+    def __init__(self, spans: Sequence[Span], *, sent_at_ns: int, previous_digest: int) -> None:
         """
-        Join the rows of the spans.
+        Encode the rows of the spans.
 
         Args:
             spans: the rows, one span after another.
-            sent_at_ns: the time of rows that have none, in nanoseconds since 1970.
-            before: the digest of all rows of the lane before these.
+            sent_at_ns: the time for rows without one, in nanoseconds since 1970.
+            previous_digest: the digest of all earlier rows of the lane.
         """
         self.spans = spans
         count = self.count = sum(end - start for _, start, end in spans)
         if spans[0].rows.times is None:
             times = sent_at_ns.to_bytes(8, "little", signed=True) * count
         else:
-            times = b"".join(_times(each) for each in spans)
+            times = b"".join(_time_bytes(each) for each in spans)
         self.first_ns = struct.unpack("<q", times[:8])[0]
         self.last_ns = struct.unpack("<q", times[-8:])[0]
-        key_lengths, keys = _pieces([(each.rows.keys, each) for each in spans])
-        value_lengths, values = _pieces([(each.rows.values, each) for each in spans])
-        property_lengths, properties = _pieces([(each.rows.properties, each) for each in spans])
+        key_lengths, keys = _lengths_and_data([(each.rows.keys, each) for each in spans])
+        value_lengths, values = _lengths_and_data([(each.rows.values, each) for each in spans])
+        property_lengths, properties = _lengths_and_data(
+            [(each.rows.properties, each) for each in spans]
+        )
         self.data = join_columns(
             times,
             key_lengths,
@@ -158,19 +159,21 @@ class Body:
             property_lengths=property_lengths,
             properties=properties,
         )
-        self.digest = crc32c.crc32c(memoryview(self.data)[8 * count :], before)
-        """The digest of all rows of the lane so far, without their times, which a repeated stream
-        does not reproduce.
+        self.digest = crc32c.crc32c(memoryview(self.data)[8 * count :], previous_digest)
+        """The digest of all rows of the lane so far, without their times, which a repeated batch of
+        a stream does not reproduce.
         """
 
 
-def _times(span: Span) -> bytes:
+def _time_bytes(span: Span) -> bytes:
     assert span.rows.times is not None
     return span.rows.times[span.start : span.end].astype("<i8").tobytes()
 
 
-def _pieces(parts: Sequence[tuple[Column | None, Span]]) -> tuple[bytes, list[memoryview]]:
-    """Return the lengths in the form of a batch, and the bytes of each span."""
+def _lengths_and_data(
+    parts: Sequence[tuple[Column | None, Span]],
+) -> tuple[bytes, list[memoryview]]:
+    """Return the encoded lengths, and the bytes of each span."""
     lengths: list[bytes] = []
     blobs: list[memoryview] = []
     for column, (_, start, end) in parts:
@@ -183,8 +186,8 @@ def _pieces(parts: Sequence[tuple[Column | None, Span]]) -> tuple[bytes, list[me
 
 
 class BatchCutter:
-    """Cuts the rows of a lane into batches; a batch ends when a row would make it too large, or
-    when it has BATCH_ROWS rows.
+    """Cuts the rows of a lane into batches of at most BATCH_ROWS rows and BATCH_BYTES bytes; a row
+    that is larger gets its own batch.
     """
 
     def __init__(self) -> None:
@@ -192,12 +195,12 @@ class BatchCutter:
         self._count = self._size = 0
 
     def add(self, span: Span) -> Iterator[list[Span]]:
-        """Take the next rows, and yield the batches that are complete."""
+        """Add the next rows, and yield the complete batches."""
         rows, at, end = span
         sizes = rows.sizes
         while at < end:
-            room = BATCH_BYTES - self._size
-            fits = int(np.searchsorted(sizes, sizes[at] + room, "right")) - 1
+            remaining_bytes = BATCH_BYTES - self._size
+            fits = int(np.searchsorted(sizes, sizes[at] + remaining_bytes, "right")) - 1
             cut = min(fits, at + BATCH_ROWS - self._count, end)
             if not self._count:
                 cut = max(cut, at + 1)
@@ -210,7 +213,7 @@ class BatchCutter:
             at = max(at, cut)
 
     def rest(self) -> list[Span]:
-        """Remove and return the rows that are in no batch yet."""
+        """Remove and return the rows of the incomplete batch."""
         rest, self._open = self._open, []
         self._count = self._size = 0
         return rest
@@ -221,20 +224,20 @@ class RowReader:
     Turns the record batches of a task into rows.
 
     Args:
-        salt: identifies the task and its job, so that its rows without a key go to the same
-            partitions at each attempt.
-        message_bytes_max: the limit of the subject.
+        salt: identifies the task and its job, so that rows without a key go to the same
+            partitions in each attempt.
+        message_bytes_max: the subject's limit for a message, in bytes.
         task: the number of the task, for errors.
-        of_a_job: allow properties with names that are reserved for keylane.
+        allow_reserved: allow properties with names that are reserved for keylane.
     """
 
     def __init__(
-        self, *, salt: bytes, message_bytes_max: int, task: int, of_a_job: bool = False
+        self, *, salt: bytes, message_bytes_max: int, task: int, allow_reserved: bool = False
     ) -> None:
         self._salt = salt
         self._limit = message_bytes_max
         self._task = task
-        self._of_a_job = of_a_job
+        self._allow_reserved = allow_reserved
         self.row = 0
         """The number of the next row."""
 
@@ -243,68 +246,78 @@ class RowReader:
         Return the rows of a record batch.
 
         Raises:
-            RowsError: a value is null or too large, a property is no text, or a time does
-                not fit into 64 bits of nanoseconds.
+            RowsError: a value is null or too large, a property is not a string, or a time does not
+                fit into 64-bit nanoseconds.
         """
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         values = Column(columns["value"])
         if values.nulls is not None:
-            raise self._wrong("value", int(values.nulls[0]), "a value must not be null")
+            raise self._row_error("value", int(values.nulls[0]), "a value must not be null")
         keys = Column(columns["key"]) if "key" in columns else None
-        packed = self._packed(columns["properties"]) if "properties" in columns else None
-        times = self._times(columns["timestamp"]) if "timestamp" in columns else None
+        packed = self._pack_properties(columns["properties"]) if "properties" in columns else None
+        times = self._times_ns(columns["timestamp"]) if "timestamp" in columns else None
         self._check_sizes(values, keys, packed)
-        rows = RowColumns(keys, values, packed, times, self._logical(keys, batch.num_rows))
+        rows = RowColumns(
+            keys, values, packed, times, self._logical_partitions(keys, batch.num_rows)
+        )
         self.row += len(rows)
         return rows
 
-    def _logical(self, keys: Column | None, count: int) -> U16:
+    def _logical_partitions(self, keys: Column | None, count: int) -> U16:
         if keys is None:
-            return self._keyless(count)
+            return self._keyless_partitions(count)
         logical: U16 = (hash_column(keys.blob, keys.edges) % np.uint64(LOGICAL_PARTITIONS)).astype(
             np.uint16
         )
         keyless = keys.lengths == 0
-        return np.where(keyless, self._keyless(count), logical) if keyless.any() else logical
+        return (
+            np.where(keyless, self._keyless_partitions(count), logical)
+            if keyless.any()
+            else logical
+        )
 
-    def _keyless(self, count: int) -> U16:
-        """Return the logical partitions of the next rows, for those that have no key."""
+    def _keyless_partitions(self, count: int) -> U16:
+        """Return the logical partition that each of the next rows has if it has no key."""
         first, last = self.row // KEYLESS_RUN, (self.row + count) // KEYLESS_RUN
-        of_run = [
+        partition_of_run = [
             xxhash.xxh3_64_intdigest(self._salt + run.to_bytes(8, "little")) % LOGICAL_PARTITIONS
             for run in range(first, last + 1)
         ]
         runs = np.arange(self.row, self.row + count) // KEYLESS_RUN - first
-        logical: U16 = np.array(of_run, np.uint16)[runs]
+        logical: U16 = np.array(partition_of_run, np.uint16)[runs]
         return logical
 
-    def _packed(self, properties: Any) -> Column:
-        whole = packed_maps(properties) if self._of_a_job or _is_users(properties) else None
-        if whole is not None:
-            return Column(whole)
-        packed: list[bytes] = []  # row by row, to name the one that is wrong
+    def _pack_properties(self, properties: Any) -> Column:
+        packed_column = (
+            pack_maps(properties)
+            if self._allow_reserved or _has_no_reserved_name(properties)
+            else None
+        )
+        if packed_column is not None:
+            return Column(packed_column)
+        packed: list[bytes] = []  # row by row, to name the invalid one
         for index, entries in enumerate(properties.to_pylist()):
             given = dict(entries or ())
             try:
-                packed.append(pack_properties(given, kept=given if self._of_a_job else ()))
+                packed.append(pack_properties(given, kept=given if self._allow_reserved else ()))
             except KeylaneError as error:
-                raise self._wrong("properties", index, error.message) from error
+                raise self._row_error("properties", index, error.message) from error
         return Column(pa.array(packed, pa.large_binary()))
 
-    def _times(self, column: Any) -> I64:
+    def _times_ns(self, column: Any) -> I64:
         if column.null_count:
-            raise self._wrong(
-                "timestamp", int(np.flatnonzero(_nulls(column))[0]), "a null is no time"
+            raise self._row_error(
+                "timestamp", int(np.flatnonzero(_null_mask(column))[0]), "a time must not be null"
             )
-        micros: I64 = pc.cast(column, pa.int64()).to_numpy(zero_copy_only=False)
-        beyond = (micros > MICROS_MAX) | (micros < -MICROS_MAX)
-        if beyond.any():  # nanoseconds of such a time would be those of another one
-            raise self._wrong(
+        times_us: I64 = pc.cast(column, pa.int64()).to_numpy(zero_copy_only=False)
+        is_out_of_range = (times_us > MICROS_MAX) | (times_us < -MICROS_MAX)
+        if is_out_of_range.any():  # their nanoseconds would overflow
+            raise self._row_error(
                 "timestamp",
-                int(np.argmax(beyond)),
+                int(np.argmax(is_out_of_range)),
                 "a message has a time from 1677-09-22 to 2262-04-11, in nanoseconds of 64 bits",
             )
-        return micros * 1_000
+        return times_us * 1_000
 
     def _check_sizes(self, values: Column, keys: Column | None, packed: Column | None) -> None:
         sizes = values.lengths
@@ -312,19 +325,19 @@ class RowReader:
             key_bytes = keys.lengths
             if int(key_bytes.max(initial=0)) > KEY_BYTES_MAX:
                 row = int(np.argmax(key_bytes > KEY_BYTES_MAX))
-                raise self._wrong("key", row, f"{key_bytes[row]} bytes, over {KEY_BYTES_MAX}")
+                raise self._row_error("key", row, f"{key_bytes[row]} bytes, over {KEY_BYTES_MAX}")
             sizes = sizes + key_bytes
         if packed is not None:
             sizes = sizes + packed.lengths
         if int(sizes.max(initial=0)) > self._limit:
             row = int(np.argmax(sizes > self._limit))
-            raise self._wrong(
+            raise self._row_error(
                 "value",
                 row,
                 f"key, value and properties have {sizes[row]} bytes, over {self._limit}",
             )
 
-    def _wrong(self, column: str, index: int, why: str) -> RowsError:
+    def _row_error(self, column: str, index: int, why: str) -> RowsError:
         return RowsError(
             Reason.ROWS_INVALID,
             f"row {self.row + index} of task {self._task}, column {column}: {why}",
@@ -334,9 +347,9 @@ class RowReader:
         )
 
 
-def _is_users(properties: Any) -> bool:
-    """Return True if no name is reserved for keylane; in a slice, names of rows outside count
-    too.
+def _has_no_reserved_name(properties: Any) -> bool:
+    """Return True if no property name is reserved for keylane; for a slice, rows outside of it are
+    checked too.
     """
     try:
         check_not_reserved(pc.unique(properties.keys).to_pylist())
@@ -345,5 +358,5 @@ def _is_users(properties: Any) -> bool:
     return True
 
 
-def _nulls(array: Any) -> Any:
+def _null_mask(array: Any) -> Any:
     return array.is_null().to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""Runs asynchronous work with a network of its own, in a Python process of Spark."""
+"""Runs asynchronous work with its own network, in a Python process of Spark."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ T = TypeVar("T")
 def run_with_network(
     work: Callable[[Network], Awaitable[T]], secured: ConnectionSecurity = PLAIN
 ) -> T:
-    """Run `work(network)` to its end, and close the network; this blocks, and needs a thread
-    without an event loop.
+    """Run `work(network)`, close the network, and return the result.
+
+    This blocks; the calling thread must not have a running event loop.
     """
 
     async def run() -> T:

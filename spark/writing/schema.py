@@ -1,4 +1,4 @@
-"""The columns that a DataFrame may have for a write, with their Spark types. Pure."""
+"""Checks the columns of a DataFrame that is written, and their Spark types. Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ...protocol.errors import Reason, RowsError
 _BYTES = (BinaryType, StringType)
 _NUMBERS = (IntegerType, LongType)
 _TEXTS = "map<string,string>"
-WRITTEN: dict[str, tuple[type[DataType], ...]] = {
+WRITTEN_COLUMNS: dict[str, tuple[type[DataType], ...]] = {
     "key": _BYTES,
     "value": _BYTES,
     "properties": (MapType,),
     "timestamp": (TimestampType,),
 }
-"""Columns that are stored, and their types."""
-OF_SOURCE = {
+"""The columns that are stored, and their allowed types."""
+SOURCE_COLUMNS = {
     "partition": _NUMBERS,
     "offset": _NUMBERS,
     "queue": _NUMBERS,
@@ -36,7 +36,7 @@ OF_SOURCE = {
     "stored": (TimestampType,),
     "producer": _BYTES,
 }
-"""Columns that say where a row was read; they are checked, and not stored."""
+"""The columns that say where a row was read, and their allowed types; they are not stored."""
 
 
 def check_columns(schema: StructType) -> None:
@@ -44,20 +44,20 @@ def check_columns(schema: StructType) -> None:
     Check the columns of a write.
 
     Raises:
-        RowsError: it names every column that is unknown or missing, or has a wrong type.
+        RowsError: columns are unknown, missing or of a wrong type; the error lists all of them.
     """
     problems = []
     if "value" not in schema.names:
         problems.append("there is no column value")
     for each in schema.fields:
-        wanted = WRITTEN.get(each.name) or OF_SOURCE.get(each.name)
-        if wanted is None:
-            near = each.name.lower()
-            known = near in WRITTEN or near in OF_SOURCE
-            meant = f"; did you mean {near}?" if known else ""
-            problems.append(f"{each.name} is no column of a message{meant}")
-        elif not isinstance(each.dataType, wanted) or not _of_text(each.dataType):
-            names = " or ".join(_TEXTS if kind is MapType else kind.typeName() for kind in wanted)
+        expected = WRITTEN_COLUMNS.get(each.name) or SOURCE_COLUMNS.get(each.name)
+        if expected is None:
+            lowercase = each.name.lower()
+            is_known = lowercase in WRITTEN_COLUMNS or lowercase in SOURCE_COLUMNS
+            suggestion = f"; did you mean {lowercase}?" if is_known else ""
+            problems.append(f"{each.name} is not a column of a message{suggestion}")
+        elif not isinstance(each.dataType, expected) or not _has_text_entries(each.dataType):
+            names = " or ".join(_TEXTS if kind is MapType else kind.typeName() for kind in expected)
             problems.append(f"{each.name} is {each.dataType.simpleString()}, not {names}")
     if problems:
         raise RowsError(
@@ -67,7 +67,7 @@ def check_columns(schema: StructType) -> None:
         )
 
 
-def _of_text(kind: DataType) -> bool:
+def _has_text_entries(kind: DataType) -> bool:
     if not isinstance(kind, MapType):
         return True
     return isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)

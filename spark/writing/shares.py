@@ -1,19 +1,18 @@
-"""Decides which partition gets the rows of each logical partition first: the oldest one with data.
-Pure.
+"""Decides which partition first gets the rows of a logical partition: the oldest with data. Pure.
 
     1 [0, 512) expired ─┐
     2 [512, 1024) ──────┴▶ 3 [0, 1024)        shares: 3 has [0, 512); 2 has [512, 1024), then 3
 
-A share ends where the range of any older partition of the subject ends, expired ones included. So
-partition 3 always has two shares, and the rows of a share are the same, whichever of the partitions
-before it have expired.
+A share ends where the range of any older partition of the subject ends, even of an expired one. So
+partition 3 always has two shares, and a share has the same rows whichever older partitions have
+expired.
 
 Invariants
-    Shares cover every requested logical partition once.
-    The shares of a partition follow only from the partitions that were planned before it, not from
-    their states.
-    For each logical partition, a partition continues one with a lower id, because ids are given
-    when partitions are planned.
+    Shares cover each requested logical partition once.
+    The shares of a partition depend only on which partitions were planned before it, not on their
+    states.
+    A partition has a higher id than its parents, because ids are assigned when partitions are
+    planned.
 """
 
 from __future__ import annotations
@@ -25,67 +24,65 @@ from ...protocol.errors import StaleRouteError
 from ...protocol.limits import LOGICAL_PARTITIONS
 from ...protocol.routing import Partition, PartitionState
 
-NO_BORDER = 1 << 63
+NO_BOUNDARY = 1 << 63
 _WITH_DATA = frozenset({PartitionState.OPEN, PartitionState.SEALED})
 
 
 class RangeShare(NamedTuple):
-    """The logical partitions [start, end) of a partition."""
+    """The logical partitions `[start, end)` of a partition."""
 
     partition: Partition
     start: int
     end: int
 
 
-class PastRanges:
+class KnownRanges:
     """
-    The ranges of all partitions that a subject ever had, as far as they are known.
+    The known ranges of the partitions that a subject has ever had.
 
-    A partition of a route may continue partitions that the route no longer has; `lacks` returns
-    True if the history has to be read.
+    A partition of a route may continue partitions that the route no longer lists; then
+    `needs_history` returns True, and the caller reads the history.
     """
 
     def __init__(self) -> None:
         self._ranges: dict[int, tuple[int, int]] = {}
         self._not_in_history: set[int] = set()
-        """Parents that the history did not have, such as those of a hidden subject's partitions."""
+        """Parents that the history lacks, such as the parents of a hidden subject's partitions."""
 
-    def learn(self, partitions: Iterable[Partition]) -> None:
-        """Note the ranges of partitions, except planned ones, which may never open."""
+    def add(self, partitions: Iterable[Partition]) -> None:
+        """Add the ranges of partitions, except planned ones, which may never open."""
         for each in partitions:
             if each.state is not PartitionState.PLANNED:
                 self._ranges[int(each.partition_id)] = each.range_start, each.range_end
 
-    def lacks(self, partitions: Iterable[Partition]) -> bool:
-        """Return True if the range of a parent is not known, and the history may have it."""
+    def needs_history(self, partitions: Iterable[Partition]) -> bool:
+        """Return True if the range of a parent is unknown, and the history may have it."""
         return bool(_parents(partitions) - self._ranges.keys() - self._not_in_history)
 
-    def learn_history(
-        self, partitions: Collection[Partition], route: Collection[Partition]
-    ) -> None:
+    def add_history(self, partitions: Collection[Partition], route: Collection[Partition]) -> None:
         """
-        Note the ranges of all partitions that the subject ever had.
+        Add the ranges of all partitions that the subject has ever had.
 
         Args:
             partitions: the partitions of the history.
             route: the partitions of the route that was read before the history.
 
         Raises:
-            StaleRouteError: the history lacks one of the route's partitions, so it is that of a
-                later subject of the name.
+            StaleRouteError: the history lacks a partition of the route, so it belongs to a later
+                subject of the same name.
         """
         known = {each.partition_id for each in partitions}
         for each in route:
             if each.partition_id not in known:
                 raise StaleRouteError(partition_id=each.partition_id)
-        self.learn(partitions)
+        self.add(partitions)
         self._not_in_history |= _parents(route) - self._ranges.keys()
 
-    def borders(self) -> list[int]:
-        """Return, for each logical partition, the lowest id of the partitions whose range begins or
-        ends there; `NO_BORDER` if there is none.
+    def boundaries(self) -> list[int]:
+        """Return, for each logical partition, the lowest id of a partition whose range begins or
+        ends there; `NO_BOUNDARY` if there is none.
         """
-        lowest = [NO_BORDER] * (LOGICAL_PARTITIONS + 1)
+        lowest = [NO_BOUNDARY] * (LOGICAL_PARTITIONS + 1)
         for partition_id, edges in self._ranges.items():
             for edge in edges:
                 lowest[edge] = min(lowest[edge], partition_id)
@@ -96,34 +93,34 @@ def oldest_shares(
     partitions: Iterable[Partition],
     bounds: tuple[int, int],
     *,
-    past: PastRanges,
-    behind: int = 0,
+    known_ranges: KnownRanges,
+    after_id: int = 0,
 ) -> list[RangeShare]:
     """
-    Return the oldest partition with data of each logical partition in [start, end), as ranges that
-    are cut where older ranges begin and end.
+    Return the oldest partition with data for each logical partition in `bounds`, as ranges that
+    are cut where the ranges of older partitions begin and end.
 
     Args:
-        past: the ranges of all ancestors of these partitions.
-        behind: only partitions with a higher id are used.
+        known_ranges: the ranges of all ancestors of these partitions.
+        after_id: partitions with this or a lower id are ignored.
 
     Raises:
-        StaleRouteError: a logical partition has none, because the route is about to change.
+        StaleRouteError: no partition has a logical partition, because the route is changing.
     """
     start, end = bounds
     oldest: list[Partition | None] = [None] * (end - start)
-    younger = [each for each in partitions if each.partition_id > behind]
-    for each in sorted(younger, key=lambda each: -each.partition_id):
+    candidates = [each for each in partitions if each.partition_id > after_id]
+    for each in sorted(candidates, key=lambda each: -each.partition_id):
         low, high = max(start, each.range_start), min(end, each.range_end)
         if each.state in _WITH_DATA and low < high:
             oldest[low - start : high - start] = [each] * (high - low)
-    borders = past.borders()
+    boundaries = known_ranges.boundaries()
     shares: list[RangeShare] = []
     for number, partition in enumerate(oldest, start):
         if partition is None:
-            raise StaleRouteError(partition_id=behind)
-        whole = shares and shares[-1].partition is partition
-        if whole and borders[number] >= partition.partition_id:
+            raise StaleRouteError(partition_id=after_id)
+        is_same_partition = shares and shares[-1].partition is partition
+        if is_same_partition and boundaries[number] >= partition.partition_id:
             shares[-1] = shares[-1]._replace(end=number + 1)
         else:
             shares.append(RangeShare(partition, number, number + 1))

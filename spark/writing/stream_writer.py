@@ -1,9 +1,9 @@
-"""`df.writeStream.format("keylane")` stores the rows of a micro-batch once, however often it is
-replayed. Needs pyspark.
+"""`df.writeStream.format("keylane")`: stores the rows of a micro-batch once, however often Spark
+repeats it. Needs pyspark.
 
-After a crash Spark runs a batch again, with the same query id, batch id and rows. Each task
-numbers its rows under an id made of (query id, batch id, number of the task), so brokers recognize
-a row. Rows are visible as soon as they are stored, so the commit of a batch publishes nothing.
+After a crash, Spark repeats a batch with the same query id, batch id and rows. Each task numbers
+its rows under a producer id derived from (query id, batch id, task number), so brokers recognize
+repeated rows. Rows are visible once they are stored, so the commit of a batch publishes nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from .task import write_task
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
-except (
-    ImportError
-):  # PySpark 4.0 asks only whether a writer takes Arrow batches, whatever it writes
+except ImportError:
+    # PySpark 4.0 checks only whether a writer takes Arrow batches, not what it writes.
     from pyspark.sql.datasource import (  # type: ignore[assignment]
         DataSourceArrowWriter as DataSourceStreamArrowWriter,
     )
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
-NOT_OF_STREAMS = ("partitions", "once", "hidden", "publish")
+BATCH_ONLY = ("partitions", "once", "hidden", "publish")
 
 
 class KeylaneStreamWriter(DataSourceStreamArrowWriter):
@@ -65,10 +64,10 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
             UnreachableError: no metaserver answers.
         """
         options = parse_write_options(given)
-        wrong = [name for name in NOT_OF_STREAMS if name in {each.lower() for each in given}]
-        if wrong:
+        invalid = [name for name in BATCH_ONLY if name in {each.lower() for each in given}]
+        if invalid:
             raise ConfigError(
-                f"the options cannot work: only batch writes have {', '.join(wrong)}; a stream "
+                f"the options cannot work: only batch writes have {', '.join(invalid)}; a stream "
                 "writes to a subject that exists"
             )
         if overwrite:
@@ -79,14 +78,14 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         check_columns(schema)
         guarded_columns(schema.names, options.order, key_was_read=key_was_read(schema))
 
-        async def look(network: Network) -> None:
+        async def check_subject(network: Network) -> None:
             await MetaClient(network, options.meta).route(options.subject)
 
-        run_with_network(look, options.secured)
+        run_with_network(check_subject, options.secured)
         return cls(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskDone:
-        """Write the rows of one task of one batch."""
+        """Write the rows of one task of a batch, and return its report."""
         context = TaskContext.get()
         assert context is not None
         task = context.partitionId()
@@ -113,10 +112,10 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
     def commit(
         self,
         messages: list[WriterCommitMessage | None],
-        batchId: int,  # noqa: N803 - a name of PySpark
+        batchId: int,  # noqa: N803 - PySpark's name
     ) -> None:
-        """End a batch, whose rows are stored; raise RowsError if two tasks may have had rows of
-        the same key.
+        """Check a batch, whose rows are stored already; raise RowsError if two tasks may have had
+        rows of the same key.
         """
         with readable_errors():
             check_sources([each.report for each in messages if isinstance(each, TaskDone)])
@@ -124,8 +123,6 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
     def abort(
         self,
         messages: list[WriterCommitMessage | None],
-        batchId: int,  # noqa: N803 - a name of PySpark
+        batchId: int,  # noqa: N803 - PySpark's name
     ) -> None:
-        """Do nothing for a failed batch: Spark runs it again, and its stored rows are not stored
-        twice.
-        """
+        """Do nothing: when Spark repeats the batch, its stored rows are not stored twice."""

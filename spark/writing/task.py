@@ -1,6 +1,4 @@
-"""Runs one attempt of a task: it stores the rows of record batches, and returns a report. Network
-only.
-"""
+"""Runs one attempt of a task, which stores the rows of record batches. Network only."""
 
 from __future__ import annotations
 
@@ -31,22 +29,21 @@ async def write_task(
     clock: Clock,
     rng: random.Random,
     subject_id: int = 0,
-    of_a_job: bool = False,
+    allow_reserved: bool = False,
 ) -> TaskReport:
     """
-    Write the rows of a task to a subject, and wait until they are stored.
+    Write the rows of a task to a subject, wait until they are stored, and return a report.
 
     Args:
-        identity: the identity of the task, the same for each attempt, and different for each task.
-        sent_at_ns: the time of rows that have none, in nanoseconds since 1970.
+        identity: identifies the task; it is the same in each attempt, and different for each task.
+        sent_at_ns: the time for rows without one, in nanoseconds since 1970.
         subject_id: the id of the subject; 0: the subject that has the name when the task begins.
-        of_a_job: True for rows of `keylane spark reprocess`, which have properties with names that
+        allow_reserved: True for rows of `keylane spark reprocess`, whose properties have names that
             are reserved for keylane.
 
     Raises:
-        RowsError: the rows cannot be written, or an earlier
-            attempt had other rows.
-        KeylaneError: a broker or the metaserver refuses, or does not answer in time; or another
+        RowsError: the rows cannot be written, or an earlier attempt had other rows.
+        KeylaneError: a broker or the metaserver refuses or does not answer in time, or another
             subject has the name.
     """
     sender = TaskSender(
@@ -68,13 +65,15 @@ async def write_task(
             if reader is None:
                 limit = (await sender.open()).message_bytes_max
                 salt = "\0".join(map(str, identity)).encode()
-                reader = RowReader(salt=salt, message_bytes_max=limit, task=task, of_a_job=of_a_job)
+                reader = RowReader(
+                    salt=salt, message_bytes_max=limit, task=task, allow_reserved=allow_reserved
+                )
                 columns = guarded_columns(batch.schema.names, options.order)
                 guard = None if columns is None else OrderGuard(columns, task=task)
             first = reader.row
             rows = reader.read(batch)
             if guard is not None:
-                guard.look(batch, rows.logical, rows.keyed, first)
+                guard.check(batch, rows.logical, rows.keyed, first)
             await sender.put(rows)
         await sender.finish()
     finally:

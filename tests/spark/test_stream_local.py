@@ -16,7 +16,7 @@ from keylane.protocol.operations import OperationKind, Reshape
 from keylane.spark import register
 from keylane.spark.failure import error_in
 from keylane.spark.streaming.lag import QueryLag, StreamLag
-from keylane.spark.streaming.limits import LIMITED
+from keylane.spark.streaming.limits import HAS_READ_LIMITS
 from support.cluster import eventually
 
 KEYS = 40
@@ -25,7 +25,7 @@ ENDS_WITHIN_S = 120
 
 def at_most(rows: int) -> dict[str, str]:
     """The option that limits a batch, where PySpark has limits."""
-    return {"maxRowsPerTrigger": str(rows)} if LIMITED else {}
+    return {"maxRowsPerTrigger": str(rows)} if HAS_READ_LIMITS else {}
 
 
 async def send(meta: str, subject: str, numbers: range) -> None:
@@ -94,14 +94,16 @@ def test_query_killed_in_mid_batch_goes_on_after_a_resize(start, file_cluster, t
     asyncio.run(file_cluster.create("killed", partitions=2))
     asyncio.run(send(meta, "killed", range(400)))
     sink = Copies(tmp_path / "rows")
-    sink.dies_in = 2 if LIMITED else 0
+    sink.dies_in = 2 if HAS_READ_LIMITS else 0
     with pytest.raises(StreamingQueryException, match="killed in mid-batch"):
         start("killed", sink, **at_most(100)).awaitTermination(ENDS_WITHIN_S)
     ask = Reshape(kind=OperationKind.RESIZE, subject="killed", partitions=3)
     asyncio.run(file_cluster.reshape(ask))
     asyncio.run(send(meta, "killed", range(400, 600)))
     sink.dies_in = None
-    for _ in range(1 if LIMITED else 2):  # an older PySpark ends the run behind the replayed batch
+    for _ in range(
+        1 if HAS_READ_LIMITS else 2
+    ):  # an older PySpark ends the run behind the replayed batch
         assert start("killed", sink, **at_most(150)).awaitTermination(ENDS_WITHIN_S)
     sink.check(range(600))
     assert start("killed", sink).awaitTermination(ENDS_WITHIN_S)
@@ -126,7 +128,7 @@ def test_group_has_followed_when_a_run_with_available_now_ends(start, file_clust
 
     asyncio.run(make())
     sink = Copies(tmp_path / "rows")
-    if not LIMITED:
+    if not HAS_READ_LIMITS:
         with pytest.raises(AnalysisException, match="commitGroup of a stream needs PySpark"):
             start("followed", sink, commitGroup="spark")
         return
@@ -150,7 +152,7 @@ def test_lag_and_checkpoint_of_a_query_are_seen(spark, start, file_cluster, tmp_
     try:
         sink = Copies(tmp_path / "rows")
         assert start("seen", sink, **at_most(20)).awaitTermination(ENDS_WITHIN_S)
-        if LIMITED:
+        if HAS_READ_LIMITS:
             asyncio.run(_eventually(lambda: [lag.messages for lag in told][:3] == [30, 10, 0]))
     finally:
         spark.streams.removeListener(listener)

@@ -110,7 +110,7 @@ class System(ABC):
     @classmethod
     @abstractmethod
     def lacking(cls, home: Path) -> str:
-        """What is not on this machine, for people; "" if all is there."""
+        """Return what is missing on this machine, as text; "" if nothing is."""
 
     @classmethod
     @abstractmethod
@@ -155,7 +155,7 @@ class System(ABC):
         self._children.clear()
 
     def spawn(self, log: Path, *command: str, **environment: str) -> None:
-        """A server of its own, which writes to a log and works in the log's folder."""
+        """Start a server process that logs to a file and works in the log's folder."""
         with log.open("ab") as file:
             child = subprocess.Popen(
                 command,
@@ -225,8 +225,8 @@ class Client(ABC):
 
     @abstractmethod
     async def open_consumer(self, topic: str) -> Callable[[], Any]:
-        """Open a consumer that keeps its place, ready for messages; returns what closes it,
-        awaitable or not.
+        """Open a consumer with a stored position, ready for messages; return a function, maybe
+        async, that closes it.
         """
 
 
@@ -244,13 +244,13 @@ def unframed(data: bytes) -> tuple[bytes, bytes]:
 
 
 def client_version(home: Path, name: str) -> str:
-    """The version of a library in the home's folder of clients; "" if it is not there."""
+    """Return the version of a library in the home's client folder; "" if it is not installed."""
     for distribution in importlib.metadata.distributions(name=name, path=[str(home / "clients")]):
         return distribution.version
     return ""
 
 
 def told_by(*command: str) -> str:
-    """The first line that a program prints."""
+    """Return the first line that a program prints."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return next(iter((done.stdout or done.stderr).splitlines()), "").strip()

@@ -215,7 +215,7 @@ class KafkaClient(Client):
         self._producer.flush()
 
     def _assigned(self, topic: str) -> tuple[Any, list[Any]]:
-        """A consumer with its partitions, and what it received meanwhile."""
+        """Open a consumer; return it with its partitions, and the messages received meanwhile."""
         from confluent_kafka import Consumer
 
         consumer = Consumer(

@@ -61,7 +61,7 @@ class Keylane(System):
         asyncio.run(self._wait_for_broker())
 
     def _server(self, folder: Path, module: str, *arguments: str) -> str:
-        """Start a server; returns its address."""
+        """Start a server, and return its address."""
         log = folder / f"{module}.log"
         self.spawn(log, sys.executable, "-P", "-m", module, *arguments, "--port", "0")
         address = ""

@@ -37,7 +37,7 @@ jetstream {{
 
 
 def server_program(home: Path) -> str:
-    """The home's own, or that of PATH; "" if there is none."""
+    """Return the server program in the home, or the one on PATH; "" if there is none."""
     return which("nats-server", path=str(home / "bin")) or which("nats-server") or ""
 
 

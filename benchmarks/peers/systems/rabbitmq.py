@@ -32,9 +32,8 @@ CREDENTIALS = {"username": "guest", "password": "guest"}
 
 
 def server_program() -> Path:
-    """
-    The server itself: the program on PATH is a wrapper that changes to a user of its own, who may
-    not read our folder.
+    """Return the server program itself; the wrapper on PATH switches to a user who may not read
+    our folder.
     """
     return Path(which("rabbitmq-server") or "").parent.parent / "lib/rabbitmq/bin/rabbitmq-server"
 

@@ -143,7 +143,7 @@ class RedisClient(Client):
         self._redis.close()
 
     def _grouped(self, topic: str) -> Any:
-        """A connection, with a group on each stream."""
+        """Open a connection, and create a group on each stream."""
         redis = self._connected()
         for stream in self._streams(topic):
             redis.xgroup_create(stream, GROUP, id="0", mkstream=True)

@@ -34,7 +34,7 @@ async def test_job_is_told_every_right_that_it_lacks_before_a_subject_is_made(tm
             try:
                 subject = HiddenSubject(network, options, HIDDEN)
                 with pytest.raises(AccessDeniedError) as refused:
-                    await subject.make()
+                    await subject.create()
                 wanted = GRANT.findall(refused.value.message)
                 assert wanted == [
                     ("administer", "flights"),
@@ -43,12 +43,12 @@ async def test_job_is_told_every_right_that_it_lacks_before_a_subject_is_made(tm
                 ]
                 await admin.grant("etl", "administer", subject="flights*")
                 with pytest.raises(AccessDeniedError) as refused:
-                    await subject.make()
+                    await subject.create()
                 assert GRANT.findall(refused.value.message) == wanted[2:]
                 there = await admin.list_subjects(hidden=True)
                 assert [each.subject for each in there] == ["flights"], "nothing is made"
                 await admin.grant("etl", "produce", subject="flights")
-                await subject.make()
+                await subject.create()
                 rows = pa.record_batch({"key": [b"k"], "value": [b"v"]})
                 await write_task(
                     network,

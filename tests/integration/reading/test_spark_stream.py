@@ -379,7 +379,7 @@ def test_stream_fails_in_its_first_call_when_it_cannot_be_one(shared_cluster, su
     reader = source_of(shared_cluster.meta, subject).streamReader(texts)
     with pytest.raises(ConfigError, match="column partition is int, and the schema says string"):
         reader.initialOffset()
-    monkeypatch.setattr(source_module, "LIMITED", False)
+    monkeypatch.setattr(source_module, "HAS_READ_LIMITS", False)
     with streaming(shared_cluster.meta, subject, end="latest") as reader:
         for call in (reader.initialOffset, reader.latestOffset):
             with raises(Reason.NOT_STREAMABLE):
@@ -412,7 +412,7 @@ def test_metaserver_and_broker_may_be_away_for_a_while(cluster):
 
 def test_look_gives_up_after_a_time(shared_cluster, monkeypatch):
     """With the error of the last try."""
-    monkeypatch.setattr(watch, "PATIENCE_MS", 300)
+    monkeypatch.setattr(watch, "RETRY_MS", 300)
     began = time.monotonic()
     with (
         streaming("127.0.0.1:1", "flights") as reader,

@@ -167,7 +167,7 @@ def test_batch_has_no_group_that_follows(shared_cluster, subject, monkeypatch):
     source = KeylaneSource(given)
     with pytest.raises(ConfigError, match="commitGroup: a group can follow only a stream"):
         source.reader(source.schema())
-    monkeypatch.setattr(source_module, "LIMITED", False)
+    monkeypatch.setattr(source_module, "HAS_READ_LIMITS", False)
     with raises(Reason.NOT_STREAMABLE, match="commitGroup"):
         KeylaneSource(given).schema()
 

@@ -96,10 +96,10 @@ async def test_task_and_commit_ride_out_a_program_that_hangs(cluster, which, mon
     loop = asyncio.get_running_loop()
     program = cluster.brokers[0] if which == "broker" else cluster.meta_program
     async with HungJob(cluster, "written") as job:
-        await job.subject.make()
+        await job.subject.create()
         report = await job.attempt(lambda: hang_for(program, loop))
         hang_for(program, loop)
-        assert check_job([report], await job.subject.stored()) == COUNT
+        assert check_job([report], await job.subject.count_messages()) == COUNT
         hang_for(program, loop)
         await job.subject.publish()
     await asyncio.to_thread(check_each_once_in_order, cluster, "written")
@@ -119,7 +119,7 @@ async def test_task_beside_a_broker_that_hangs_too_long_fails_and_its_repeat_sto
             pause(broker)
 
     async with HungJob(cluster, "repeated", timeout_ms=1_000) as job:
-        await job.subject.make()
+        await job.subject.create()
         try:
             with pytest.raises(KeylaneError):
                 await job.attempt(pause_all)
@@ -128,7 +128,7 @@ async def test_task_beside_a_broker_that_hangs_too_long_fails_and_its_repeat_sto
                 resume(broker)
     async with HungJob(cluster, "repeated") as again:
         report = await again.attempt()
-        assert check_job([report], await again.subject.stored()) == COUNT
+        assert check_job([report], await again.subject.count_messages()) == COUNT
         await again.subject.publish()
     await asyncio.to_thread(check_each_once_in_order, cluster, "repeated")
 
@@ -136,9 +136,9 @@ async def test_task_beside_a_broker_that_hangs_too_long_fails_and_its_repeat_sto
 async def test_commit_beside_a_hung_metaserver_is_unknown_and_its_repeat_publishes_once(cluster):
     """The driver's message says how to find out."""
     async with HungJob(cluster, "unknown", timeout_ms=1_000) as job:
-        await job.subject.make()
+        await job.subject.create()
         report = await job.attempt()
-        assert check_job([report], await job.subject.stored()) == COUNT
+        assert check_job([report], await job.subject.count_messages()) == COUNT
         meta = cluster.meta_program.process.pid
         pause(meta)
         try:

@@ -101,7 +101,7 @@ async def test_cut_deletes_no_subject_that_another_job_has_made_under_its_name(
         if endpoint is endpoints.DELETE_SUBJECT and not made:
             made.append(more["subject"])
             await call_now(client, endpoint, DeleteSubject(force=True), **more)
-            await HiddenSubject(network, options, "cut.new", filled_by="another").make()
+            await HiddenSubject(network, options, "cut.new", filled_by="another").create()
             async with Producer(file_cluster.meta) as producer:
                 await producer.send("cut.new", b"row", key=b"k")
         return await call_now(client, endpoint, body, **more)
@@ -110,7 +110,7 @@ async def test_cut_deletes_no_subject_that_another_job_has_made_under_its_name(
     network = HttpNetwork()
     try:
         subject = HiddenSubject(network, options, "cut.new", filled_by="this")
-        await subject.make()
+        await subject.create()
         await file_cluster.reshape(Reshape(kind=OperationKind.RESIZE, subject="cut", partitions=3))
         with raises(Reason.HIDDEN_TAKEN, match="another"):
             await subject.cut()

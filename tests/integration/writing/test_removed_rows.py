@@ -64,7 +64,7 @@ async def test_rows_stay_until_they_are_published(cluster):
     """
     await cluster.create("kept", partitions=1)
     work = WrittenJob(cluster.meta, "kept", "a")
-    await work.subject.make()
+    await work.subject.create()
     report = await work.attempt(0, rows())
     said, _ = await restarted(cluster)
     assert "rows of hidden subject 'kept.hidden-a' are not published" in said
@@ -72,7 +72,7 @@ async def test_rows_stay_until_they_are_published(cluster):
     said, status = await restarted(cluster)
     assert "'kept.hidden-a'" in said
     assert (status.first_offset, status.groups_told) == (0, False)
-    assert check_job([report], await work.subject.kept()) == COUNT
+    assert check_job([report], await work.subject.count_complete()) == COUNT
     await work.subject.publish()
     await work.network.close()
     table = await asyncio.to_thread(
@@ -85,12 +85,12 @@ async def test_rows_stay_until_they_are_published(cluster):
 async def test_job_is_refused_when_retention_by_time_has_removed_rows(cluster):
     await cluster.create("aged", partitions=1, retention=Retention.TIME)
     work = WrittenJob(cluster.meta, "aged", "a")
-    await work.subject.make()
+    await work.subject.create()
     report = await work.attempt(0, rows())
     await restarted(cluster)
     with raises(Reason.ROWS_REMOVED, match="rows of partition 2") as caught:
-        await work.subject.kept()
+        await work.subject.count_complete()
     assert 0 < (caught.value.rows or 0) < COUNT
-    assert check_job([report], await work.subject.stored()) == COUNT
+    assert check_job([report], await work.subject.count_messages()) == COUNT
     await work.subject.delete()
     await work.network.close()

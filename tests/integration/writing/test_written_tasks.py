@@ -82,11 +82,11 @@ async def test_job_is_published_at_once_and_each_row_once(file_cluster):
     """
     for job in ("a", "b"):
         work = WrittenJob(file_cluster.meta, "jobs", job, partitions=3)
-        await work.subject.make()
+        await work.subject.create()
         reports = await asyncio.gather(
             *(work.attempt(task, rows(task, 3_000)) for task in range(3))
         )
-        assert check_job(reports, await work.subject.stored()) == 9_000
+        assert check_job(reports, await work.subject.count_messages()) == 9_000
         if job == "a":
             with pytest.raises(SubjectUnknownError):
                 await _route(file_cluster, "jobs")
@@ -104,7 +104,7 @@ async def test_attempts_of_a_task_store_its_rows_once(file_cluster):
     one after the end.
     """
     work = WrittenJob(file_cluster.meta, "attempts", "a", partitions=2)
-    await work.subject.make()
+    await work.subject.create()
     cut = asyncio.create_task(work.attempt(0, rows(0, 40_000)))
     await asyncio.sleep(0.2)
     cut.cancel()
@@ -114,7 +114,7 @@ async def test_attempts_of_a_task_store_its_rows_once(file_cluster):
     )
     assert reports[0] == reports[1]
     assert await work.attempt(0, rows(0, 40_000, chunk=10_000)) == reports[0]
-    assert check_job(reports[:1], await work.subject.stored()) == 40_000
+    assert check_job(reports[:1], await work.subject.count_messages()) == 40_000
     await work.subject.publish()
     assert_each_once_in_order(await messages(file_cluster, "attempts"), 1, 40_000)
     await work.network.close()
@@ -125,14 +125,14 @@ async def test_attempt_with_other_rows_fails_and_the_job_is_not_published(file_c
     published.
     """
     work = WrittenJob(file_cluster.meta, "differs", "a", partitions=1)
-    await work.subject.make()
+    await work.subject.create()
     first = await work.attempt(0, rows(0, 2_000))
     with raises(Reason.ROWS_DIFFER):
         await work.attempt(0, rows(0, 2_000, start=1))
     more = await work.attempt(1, rows(1, 100))
     with raises(Reason.ROWS_DIFFER, match="2100 messages"):
-        check_job([first], await work.subject.stored())
-    assert check_job([first, more], await work.subject.stored()) == 2_100
+        check_job([first], await work.subject.count_messages())
+    assert check_job([first, more], await work.subject.count_messages()) == 2_100
     await work.subject.delete()
     await work.subject.delete()
     with pytest.raises((SubjectUnknownError, SubjectDeletedError)):
@@ -146,7 +146,7 @@ async def test_attempt_with_other_rows_fails_and_the_job_is_not_published(file_c
 async def test_rows_that_cannot_be_sent_are_named(file_cluster):
     """The column, the row and the task."""
     work = WrittenJob(file_cluster.meta, "wrong", "a", partitions=1)
-    await work.subject.make()
+    await work.subject.create()
     large = pa.record_batch({"value": [b"fits", b"x" * (2 << 20)]})
     with raises(Reason.ROWS_INVALID, match="row 1 of task 4, column value") as caught:
         await work.attempt(4, iter([large]))
@@ -156,14 +156,14 @@ async def test_rows_that_cannot_be_sent_are_named(file_cluster):
     keys = pa.record_batch({"key": [b"k" * 2_000], "value": [b""]})
     with raises(Reason.ROWS_INVALID, match="column key"):
         await work.attempt(6, iter([keys]))
-    assert sum((await work.subject.stored()).values()) == 0
+    assert sum((await work.subject.count_messages()).values()) == 0
     await work.network.close()
 
 
 async def test_hidden_subject_has_no_consumers_and_is_listed_only_when_asked_for(file_cluster):
     """No consumer subscribes to unfinished rows by accident."""
     work = WrittenJob(file_cluster.meta, "seen", "a", partitions=1)
-    await work.subject.make()
+    await work.subject.create()
     async with Admin(file_cluster.meta) as admin:
         names = {each.subject for each in await admin.list_subjects()}
         assert work.hidden not in names
@@ -204,16 +204,16 @@ async def test_job_outlives_kills_of_the_broker_and_the_metaserver(cluster):
     of its steps.
     """
     work = WrittenJob(cluster.meta, "killed", "a", partitions=2)
-    await work.subject.make()
+    await work.subject.create()
     task = asyncio.create_task(work.attempt(0, rows(0, 60_000)))
     await asyncio.sleep(0.3)
     cluster.brokers[0].kill()
     cluster.brokers[0].restart()
-    assert check_job([await task], await work.subject.stored()) == 60_000
+    assert check_job([await task], await work.subject.count_messages()) == 60_000
     await work.subject.publish()
     for step in ("published", "sealing", "opened"):
         again = WrittenJob(cluster.meta, "killed", step)
-        await again.subject.make()
+        await again.subject.create()
         await again.attempt(0, rows(0, 500))
         cluster.meta_program.restart_to_die_after(step)
         publishing = asyncio.create_task(again.subject.publish())

@@ -17,12 +17,12 @@ from keylane.protocol.operations import PartitionHistory
 from keylane.protocol.routing import Partition, PartitionState
 from keylane.spark.streaming.batches import (
     batch_ranges,
-    everything,
     first_offset,
-    lineage_groups,
+    group_by_lineage,
     lost_ranges,
     next_offset,
     shares,
+    stored_end,
 )
 from keylane.spark.streaming.lineage import Lineage, StoredOffsets, View, branches_of
 from keylane.spark.streaming.offset import from_json, to_json
@@ -236,14 +236,14 @@ class StreamMachine(RuleBasedStateMachine):
         """
         view = self.subject.view()
         start = from_json(self.offset)
-        end = everything(view, SUBJECTS, first_offset(view, self.begins, SUBJECTS))
+        end = stored_end(view, SUBJECTS, first_offset(view, self.begins, SUBJECTS))
         ranges = batch_ranges(view, start, end)
         assert {each.partition_id: (each.start, each.end) for each in ranges} == {
             number: (self.read.get(number, 0), stored.end)
             for number, stored in view.stored.items()
             if stored.end > self.read.get(number, 0)
         }
-        tasks = lineage_groups(view, ranges)
+        tasks = group_by_lineage(view, ranges)
         assert sorted(each.partition_id for task in tasks for each in task) == sorted(
             each.partition_id for each in ranges
         )
@@ -271,7 +271,7 @@ def test_shares_are_as_many_as_allowed_and_one_at_least(counts, rows_max, turn):
     """As many rows as are allowed or there; none more than a partition has; one of each if that is
     allowed.
     """
-    taken = shares(counts, rows_max, turn=turn)
+    taken = shares(counts, rows_max, rotation=turn)
     assert sum(taken.values()) == min(rows_max, sum(counts.values()))
     assert all(1 <= taken[number] <= counts[number] for number in taken)
     assert len(taken) == min(rows_max, len(counts))
@@ -284,9 +284,9 @@ def test_shares_are_as_many_as_allowed_and_one_at_least(counts, rows_max, turn):
 )
 def test_shares_are_no_more_than_those_of_all_messages_when_some_wait(counts, behind, rows_max):
     """A partition takes of what it has what it would take if it had what waits behind it, too."""
-    taken = shares(counts, rows_max, turn=0, behind=behind)
+    taken = shares(counts, rows_max, rotation=0, behind=behind)
     weights = {number: count + behind.get(number, 0) for number, count in counts.items()}
-    of_all = shares(weights, rows_max, turn=0)
+    of_all = shares(weights, rows_max, rotation=0)
     assert taken == {number: min(count, counts[number]) for number, count in of_all.items()}
 
 
@@ -295,5 +295,5 @@ def test_partitions_take_turns_where_there_are_fewer_rows(rows_max):
     """No partition waits for ever."""
     served = set()
     for turn in range(0, 9, rows_max):
-        served |= shares({1: 1_000, 2: 1, 3: 1_000}, rows_max, turn=turn).keys()
+        served |= shares({1: 1_000, 2: 1, 3: 1_000}, rows_max, rotation=turn).keys()
     assert served == {1, 2, 3}

@@ -361,7 +361,7 @@ class CutOvers(Feature):
             route = await sender.open()
             limit = route.message_bytes_max
             reader = RowReader(
-                salt=b"%d" % number, message_bytes_max=limit, task=number, of_a_job=True
+                salt=b"%d" % number, message_bytes_max=limit, task=number, allow_reserved=True
             )
             sources = [[(SOURCE, f"{row.place[0]}/{row.place[1]}")] for row in rows]
             batch = pa.record_batch(

@@ -40,7 +40,7 @@ def test_files_of_tls_and_token_are_taken_as_they_are_named(secured_by):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"token": TOKEN}, "token: a token is no option"),
+        ({"token": TOKEN}, "token: a token is not an option"),
         ({"tokenFile": TOKEN}, "tokenFile: this is a token"),
         ({"tlsCert": "b", "tlsCa": "a"}, "tlsKey: a client certificate needs both"),
         ({"tlsKey": "b", "tlsCa": "a"}, "tlsCert: a client certificate needs both"),

@@ -15,7 +15,7 @@ from keylane.spark.reprocess.compared_rows import (
     ComparedRows,
     compared_rows,
     differing_keys,
-    of_pieces,
+    select_pieces,
 )
 from keylane.spark.reprocess.messages import PROPERTIES
 from support.raising import raises
@@ -41,7 +41,7 @@ def side(rows: list[Row], *, order: tuple[str, ...] = ("replay", "n"), **more) -
     ]
     schema = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("properties", PROPERTIES)])
     batch = pa.RecordBatch.from_pylist(made, schema)
-    return compared_rows(batch, own_places=False, planned_us=None, where="out", **more)
+    return compared_rows(batch, is_source=False, planned_us=None, where="out", **more)
 
 
 def by_hand(old: list[Row], new: list[Row]) -> dict[tuple[int, bytes], tuple[int, int]]:
@@ -100,7 +100,7 @@ def test_row_differs_by_value_property_or_time_and_not_by_what_the_job_adds():
             "properties": pa.array([[*properties, *added]], PROPERTIES),
         }
         batch = pa.RecordBatch.from_pydict(columns)
-        return compared_rows(batch, own_places=False, planned_us=100, where="out")
+        return compared_rows(batch, is_source=False, planned_us=100, where="out")
 
     def count(old: ComparedRows, new: ComparedRows) -> int:
         return int(differing_keys(old, new).rows.sum())
@@ -116,12 +116,12 @@ def test_row_differs_by_value_property_or_time_and_not_by_what_the_job_adds():
 
 def test_messages_are_their_own_places_and_others_have_to_say_theirs():
     batch = pa.RecordBatch.from_pydict({"partition": [4], "offset": [9], "value": pa.array([b"v"])})
-    rows = compared_rows(batch, own_places=True, planned_us=None, where="orders")
+    rows = compared_rows(batch, is_source=True, planned_us=None, where="orders")
     assert (rows.source.tolist(), rows.offset.tolist()) == ([4], [9])
     with raises(
         Reason.OUTPUTS_DIFFER, match=r"orders: a row has no usable property keylane\.source"
     ):
-        compared_rows(batch, own_places=False, planned_us=None, where="orders")
+        compared_rows(batch, is_source=False, planned_us=None, where="orders")
 
 
 def test_rows_of_other_pieces_are_left_out():
@@ -130,6 +130,6 @@ def test_rows_of_other_pieces_are_left_out():
     def piece(partition_id: int, start: int, end: int) -> JobPiece:
         return JobPiece(partition_id=partition_id, start=start, end=end, rows=1, digest="", file="")
 
-    chosen = of_pieces(rows, [piece(1, 4, 5), piece(1, 0, 2)])
+    chosen = select_pieces(rows, [piece(1, 4, 5), piece(1, 0, 2)])
     assert np.column_stack([chosen.source, chosen.offset]).tolist() == [[1, 0], [1, 1], [1, 4]]
-    assert len(of_pieces(rows, [piece(3, 0, 9)])) == 0
+    assert len(select_pieces(rows, [piece(3, 0, 9)])) == 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from keylane.errors import Reason
 from keylane.protocol.reprocess.manifest import JobPiece
-from keylane.spark.reprocess.messages import PROPERTIES, messages_of, with_properties
+from keylane.spark.reprocess.messages import PROPERTIES, add_properties, to_messages
 from support.raising import raises
 
 PIECE = JobPiece(partition_id=3, start=10, end=12, rows=2, digest="d", file="")
@@ -25,14 +25,14 @@ def test_each_row_has_its_properties_and_then_the_new_ones(rows, cut):
     given_rows = [None if row is None else list(row.items()) for row in rows]
     column = pa.array(given_rows, PROPERTIES)[cut:]
     new = [f"3/{number}" for number in range(len(column))]
-    made = with_properties(
+    made = add_properties(
         column, {"a": pa.array(new, pa.string()), "b": pa.array(new, pa.string())}
     )
     assert made.to_pylist() == [
         [*(row or ()), ("a", text), ("b", text)]
         for row, text in zip(given_rows[cut:], new, strict=True)
     ]
-    assert with_properties(None, {"a": pa.array(new, pa.string())}).to_pylist() == [
+    assert add_properties(None, {"a": pa.array(new, pa.string())}).to_pylist() == [
         [("a", text)] for text in new
     ]
 
@@ -42,14 +42,14 @@ def test_message_says_its_job_and_what_it_was_made_of():
     rows = pa.table(
         {"partition": [3, 3], "offset": [10, 11], "key": [b"k", b"l"], "value": [b"v", b"w"]}
     )
-    made = messages_of(rows, job="clean", piece=PIECE)
+    made = to_messages(rows, job="clean", piece=PIECE)
     assert made.column_names == ["key", "value", "properties"]
     assert made["properties"].to_pylist() == [
         [("replay", "clean"), ("keylane.source", f"3/{offset}")] for offset in (10, 11)
     ]
-    alone = messages_of(rows.select(["value"]), job="clean", piece=PIECE)
+    alone = to_messages(rows.select(["value"]), job="clean", piece=PIECE)
     assert alone["properties"].to_pylist() == [[("replay", "clean")]] * 2
-    assert messages_of(rows.slice(0, 0), job="clean", piece=PIECE).num_rows == 0
+    assert to_messages(rows.slice(0, 0), job="clean", piece=PIECE).num_rows == 0
 
 
 @pytest.mark.parametrize("names", [["value", "properties", "offset"], ["value", "properties"]])
@@ -70,7 +70,7 @@ def test_row_made_of_rows_says_its_own_job_and_source(names):
             "properties": pa.array([None, of_message, [("c", "d")]], PROPERTIES),
         }
     )
-    made = messages_of(rows.select(names), job="clean", piece=PIECE)["properties"].to_pylist()
+    made = to_messages(rows.select(names), job="clean", piece=PIECE)["properties"].to_pylist()
     sources = [[("keylane.source", f"3/{at}")] if "offset" in names else [] for at in (10, 11, 12)]
     kept = [[], [("a", "b"), ("keylane.tags", "x")], [("c", "d")]]
     assert made == [
@@ -83,7 +83,7 @@ def test_texts_are_stored_as_they_are_whatever_their_layout_is(kind):
     """As of Polars and pandas, whose texts have other buffers; values of a dictionary, too."""
     texts = ["a", None, "b" * 30]
     column = pa.array(texts, kind)
-    made = messages_of(
+    made = to_messages(
         pa.table({"value": column, "key": column.cast(pa.string()).dictionary_encode()}),
         job="clean",
         piece=PIECE,
@@ -98,7 +98,7 @@ def test_texts_of_a_dictionary_of_views_are_stored():
     column = pa.DictionaryArray.from_arrays(
         [1, 0, None], pa.array(["a", "b" * 30], pa.string_view())
     )
-    made = messages_of(pa.table({"value": column}), job="clean", piece=PIECE)
+    made = to_messages(pa.table({"value": column}), job="clean", piece=PIECE)
     assert made["value"].to_pylist() == [b"b" * 30, b"a", None]
 
 
@@ -109,7 +109,7 @@ def test_texts_of_a_dictionary_of_views_are_stored():
 def test_time_is_the_same_whatever_its_unit_is(unit, count):
     """pandas gives nanoseconds; the reader gives microseconds."""
     column = pa.array([count], pa.timestamp(unit, "Europe/Berlin"))
-    made = messages_of(pa.table({"value": [b"v"], "timestamp": column}), job="clean", piece=PIECE)
+    made = to_messages(pa.table({"value": [b"v"], "timestamp": column}), job="clean", piece=PIECE)
     assert made["timestamp"].cast(pa.int64()).to_pylist() == [1_700_000_000_000_000]
 
 
@@ -128,4 +128,4 @@ def test_time_is_the_same_whatever_its_unit_is(unit, count):
 )
 def test_rows_that_are_no_messages_are_refused(columns):
     with raises(Reason.JOB_FAILED, match=r"job clean at \[10, 12\) of partition 3"):
-        messages_of(pa.table(columns), job="clean", piece=PIECE)
+        to_messages(pa.table(columns), job="clean", piece=PIECE)

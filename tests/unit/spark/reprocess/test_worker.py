@@ -12,7 +12,7 @@ from keylane.arrow.planner import PlannedRange
 from keylane.protocol.errors import NotSentError, Reason
 from keylane.spark.reprocess import worker
 from keylane.spark.reprocess.job import Job
-from keylane.spark.reprocess.worker import call_without_bad
+from keylane.spark.reprocess.worker import call_isolating_failures
 from support.raising import raises
 
 PLANNED = PlannedRange(
@@ -50,7 +50,7 @@ def job(bad: set[int], calls: list[int] | None = None) -> Job:
 def test_messages_that_fail_are_parked_and_the_others_keep_their_order(bad):
     """With the error of each; a score of calls for one, and none more without."""
     calls: list[int] = []
-    rows, parked = call_without_bad(job(bad, calls), messages(), PLANNED)
+    rows, parked = call_isolating_failures(job(bad, calls), messages(), PLANNED)
     assert rows["offset"].to_pylist() == [2 * each for each in range(100) if each not in bad]
     assert parked["offset"].to_pylist() == sorted(bad)
     if bad:
@@ -64,16 +64,16 @@ def test_function_that_fails_for_too_many_ends_the_job(monkeypatch):
     """
     monkeypatch.setattr(worker, "PARKED_MAX", 5)
     with raises(Reason.JOB_FAILED, match="for over 5 messages of this piece"):
-        call_without_bad(job(set(range(20, 26))), messages(), PLANNED)
-    assert call_without_bad(job(set(range(20, 25))), messages(), PLANNED)[1].num_rows == 5
+        call_isolating_failures(job(set(range(20, 26))), messages(), PLANNED)
+    assert call_isolating_failures(job(set(range(20, 25))), messages(), PLANNED)[1].num_rows == 5
     with raises(Reason.JOB_FAILED, match="not a pyarrow"):
-        call_without_bad(Job("clean", lambda _: None, "c"), messages(), PLANNED)  # type: ignore[arg-type, return-value]
+        call_isolating_failures(Job("clean", lambda _: None, "c"), messages(), PLANNED)  # type: ignore[arg-type, return-value]
 
     def away(_: pa.Table) -> pa.Table:
         raise NotSentError("a broker is away")
 
     with pytest.raises(NotSentError):
-        call_without_bad(Job("clean", away, "c"), messages(), PLANNED)
+        call_isolating_failures(Job("clean", away, "c"), messages(), PLANNED)
 
 
 def test_tables_of_several_schemas_are_refused():
@@ -86,4 +86,4 @@ def test_tables_of_several_schemas_are_refused():
         return pa.table({"value": [b"v"] if first else ["v"]})
 
     with raises(Reason.JOB_FAILED, match="different schemas"):
-        call_without_bad(Job("clean", run, "c"), messages(), PLANNED)
+        call_isolating_failures(Job("clean", run, "c"), messages(), PLANNED)

@@ -9,7 +9,7 @@ from keylane.protocol.reprocess.manifest import Manifest, SourceRange
 from keylane.protocol.routing import Partition, PartitionState
 from keylane.spark.reprocess.folder import MANIFEST, OutputFolder
 from keylane.spark.streaming.batches import LostRange
-from keylane.spark.streaming.handover import after_backfill, lost_after_start
+from keylane.spark.streaming.handover import lost_after_start, resolve_backfill_start
 from keylane.spark.streaming.lineage import Lineage, View, branches_of
 from support.raising import raises
 
@@ -47,12 +47,12 @@ def test_partition_that_is_gone_is_lost_unless_the_backfill_has_it():
 
 def test_start_is_where_the_backfill_ended(tmp_path):
     options = ReadOptions(meta=("a:1",), subjects=("flights",))
-    assert after_backfill(options) == options
+    assert resolve_backfill_start(options) == options
     behind = ReadOptions(
         meta=("a:1",), subjects=("flights",), start=ReadBound(0, manifest=str(tmp_path))
     )
     with raises(Reason.MANIFEST):
-        after_backfill(behind)
+        resolve_backfill_start(behind)
     manifest = Manifest(
         job="j",
         code="c",
@@ -62,4 +62,4 @@ def test_start_is_where_the_backfill_ended(tmp_path):
         piece_rows=10,
     )
     OutputFolder(str(tmp_path)).write(MANIFEST, manifest)
-    assert after_backfill(behind).start == ReadBound(0, {3: 7}, manifest=str(tmp_path))
+    assert resolve_backfill_start(behind).start == ReadBound(0, {3: 7}, manifest=str(tmp_path))

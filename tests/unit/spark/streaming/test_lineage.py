@@ -9,7 +9,7 @@ from keylane.protocol.routing import Partition, PartitionState
 from keylane.spark.streaming.batches import (
     BatchRange,
     batch_ranges,
-    finished,
+    finished_partitions,
     first_offset,
     lost_ranges,
     next_offset,
@@ -47,7 +47,7 @@ def test_epochs_count_the_steps_from_the_first_partition():
 def test_partition_comes_after_its_grandparents_where_the_parent_is_not_read():
     """A partition that is not wanted is passed over."""
     lineage = Lineage(branches_of("s", CHAIN), lambda each: each.partition_id != 2)
-    assert lineage.before(3) == {1}
+    assert lineage.required_parents(3) == {1}
     assert lineage.children == {1: {3}, 3: set()}
 
 
@@ -83,7 +83,7 @@ def test_lost_partition_is_reported_and_passed_over():
     assert [(each.partition_id, each.start, each.end) for each in lost_ranges(view, offset)] == [
         (2, 2, None)
     ]
-    assert 2 in finished(view, offset)
+    assert 2 in finished_partitions(view, offset)
     assert next_offset(view, offset).offsets[3] == 9
 
 

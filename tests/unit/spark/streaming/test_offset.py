@@ -13,8 +13,8 @@ from keylane.spark.streaming.offset import (
     StreamOffset,
     check_keys,
     check_subjects,
+    describe_keys,
     from_json,
-    keys_text,
     to_json,
 )
 
@@ -34,7 +34,7 @@ GOLDEN = {
     '{"3": 100, "12": 4}}': (replace(ORIGIN, keys="")),
     '{"keylane": 2, "subjects": {"airports": 0, "flights": 7}, "keys": "2 keys, digest '
     '178968c0798615fd", '
-    '"offsets": {"3": 100, "12": 4}}': replace(ORIGIN, keys=keys_text({b"k1", b"k2"})),
+    '"offsets": {"3": 100, "12": 4}}': replace(ORIGIN, keys=describe_keys({b"k1", b"k2"})),
 }
 """These texts are in checkpoints: a version that writes or reads others needs another number in
 `keylane`.
@@ -98,6 +98,6 @@ def test_offset_is_of_its_subjects_where_an_id_is_not_known():
 def test_offset_of_other_keys_is_refused(before, now):
     """It counts messages of every key as read: those of the others would be left out for ever."""
     with pytest.raises(CheckpointMismatchError, match=r"the checkpoint is of .+ stream reads"):
-        check_keys(replace(OFFSET, keys=keys_text(before)), keys_text(now))
-    check_keys(replace(OFFSET, keys=keys_text(before)), keys_text(before))
-    check_keys(OFFSET, keys_text(now))  # an earlier version has not written them
+        check_keys(replace(OFFSET, keys=describe_keys(before)), describe_keys(now))
+    check_keys(replace(OFFSET, keys=describe_keys(before)), describe_keys(before))
+    check_keys(OFFSET, describe_keys(now))  # an earlier version has not written them

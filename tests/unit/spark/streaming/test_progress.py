@@ -8,7 +8,7 @@ from keylane.protocol.operations import PartitionHistory
 from keylane.protocol.routing import Partition, PartitionState
 from keylane.spark.streaming.lineage import Lineage, StoredOffsets, View, branches_of
 from keylane.spark.streaming.offset import StreamOffset
-from keylane.spark.streaming.progress import committed
+from keylane.spark.streaming.progress import committed_cursors
 
 SUBJECTS = {"flights": 1}
 
@@ -50,8 +50,8 @@ def test_group_is_at_the_offset_and_behind_what_is_finished():
     has its end.
     """
     offset = StreamOffset(subjects=SUBJECTS, offsets={2: 20, 4: 5})
-    assert committed(view(), offset) == {2: 20, 3: 30, 4: 5}
-    assert committed(view(), StreamOffset(subjects=SUBJECTS, offsets={2: 20, 3: 7})) == {
+    assert committed_cursors(view(), offset) == {2: 20, 3: 30, 4: 5}
+    assert committed_cursors(view(), StreamOffset(subjects=SUBJECTS, offsets={2: 20, 3: 7})) == {
         2: 20,
         3: 7,
     }
@@ -59,4 +59,7 @@ def test_group_is_at_the_offset_and_behind_what_is_finished():
 
 def test_group_stays_where_it_is_until_a_first_batch_is_committed():
     """A start at the end of what is stored is no progress."""
-    assert committed(view(), StreamOffset(subjects=SUBJECTS, offsets={2: 50}, initial=True)) == {}
+    assert (
+        committed_cursors(view(), StreamOffset(subjects=SUBJECTS, offsets={2: 50}, initial=True))
+        == {}
+    )

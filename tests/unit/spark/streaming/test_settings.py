@@ -22,9 +22,9 @@ def options(rows_max: int | None = None, group: str | None = None) -> ReadOption
 
 def test_settings_are_those_of_the_options():
     """A stream ends where the option `end` says, if it is given."""
-    settings = stream_settings(options(5), {"meta", "END"}, limited=True)
-    assert (settings.rows_max, settings.bounded) == (5, True)
-    assert not stream_settings(options(), {"meta"}, limited=False).bounded
+    settings = stream_settings(options(5), {"meta", "END"}, has_read_limits=True)
+    assert (settings.rows_max, settings.has_end) == (5, True)
+    assert not stream_settings(options(), {"meta"}, has_read_limits=False).has_end
 
 
 @pytest.mark.parametrize(
@@ -39,5 +39,5 @@ def test_settings_are_those_of_the_options():
 def test_limits_ends_and_groups_are_refused_by_an_older_pyspark(given, asked, option):
     """It does not tell where a batch begins."""
     with raises(Reason.NOT_STREAMABLE, match=r"needs PySpark 4\.2") as caught:
-        stream_settings(asked, given, limited=False)
+        stream_settings(asked, given, has_read_limits=False)
     assert caught.value.option == option

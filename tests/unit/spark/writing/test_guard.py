@@ -28,7 +28,7 @@ def look(
         if subject is not None:
             columns["subject"] = pa.array(subject)
         logical = np.array([7 if of_one_key else row[1] for row in rows], np.uint16)
-        guard.look(pa.record_batch(columns), logical, np.ones(len(rows), np.bool_), first)
+        guard.check(pa.record_batch(columns), logical, np.ones(len(rows), np.bool_), first)
         first += len(rows)
     return guard.sources
 
@@ -81,10 +81,10 @@ def test_rows_without_key_are_in_no_logical_partition():
     guard = OrderGuard(PAIR, task=2)
     columns = {"partition": pa.array([1, 1, 2]), "offset": pa.array([4, 5, 0])}
     logical, keyed = np.array([7, 8, 9], np.uint16), np.array([False, True, False])
-    guard.look(pa.record_batch(columns), logical, keyed, 0)
+    guard.check(pa.record_batch(columns), logical, keyed, 0)
     assert guard.sources == {"1": 1 << 8, "2": 0}
     with raises(Reason.ROW_ORDER):
-        guard.look(pa.record_batch(columns), logical, keyed, 3)
+        guard.check(pa.record_batch(columns), logical, keyed, 3)
 
 
 def test_columns_are_looked_at_when_they_are_there():
@@ -118,4 +118,4 @@ def test_source_that_is_no_number_is_refused():
     for offsets in (pa.array([1, None]), pa.array(["1", "2"])):
         batch = pa.record_batch({"partition": pa.array([1, 1]), "offset": offsets})
         with raises(Reason.ROW_ORDER):
-            OrderGuard(PAIR, task=0).look(batch, np.zeros(2, np.uint16), np.ones(2, np.bool_), 0)
+            OrderGuard(PAIR, task=0).check(batch, np.zeros(2, np.uint16), np.ones(2, np.bool_), 0)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from keylane.protocol.errors import KeylaneError, PublishError, Reason, SubjectDeletedError
-from keylane.spark.writing.batch_writer import make_once
+from keylane.spark.writing.batch_writer import create_once
 from support.raising import raises
 
 MADE = SimpleNamespace(route=SimpleNamespace(subject_id=9))
@@ -32,7 +32,7 @@ class Names:
 
             return answer
 
-        return SimpleNamespace(**{what: call(what) for what in ("make", "publish", "delete")})
+        return SimpleNamespace(**{what: call(what) for what in ("create", "publish", "delete")})
 
 
 class Ticks:
@@ -46,15 +46,15 @@ class Ticks:
 
 
 async def made(names: Names, timeout_ms: int = 100) -> tuple[str, int]:
-    return await make_once("a.hidden-j-1", names, timeout_ms=timeout_ms, clock=Ticks())  # type: ignore[arg-type]
+    return await create_once("a.hidden-j-1", names, timeout_ms=timeout_ms, clock=Ticks())  # type: ignore[arg-type]
 
 
 async def test_job_is_made_anew_when_another_driver_has_left_something():
     """Also while a broker still drops what was deleted."""
     names = Names(PublishError(Reason.HIDDEN_TAKEN), None, SubjectDeletedError(), MADE)
     assert await made(names) == ("a.hidden-j-1", 9)
-    make = "make a.hidden-j-1 0"
-    assert names.asked == [make, "delete a.hidden-j-1 0", make, make]
+    create = "create a.hidden-j-1 0"
+    assert names.asked == [create, "delete a.hidden-j-1 0", create, create]
 
 
 async def test_job_is_done_when_it_was_published():

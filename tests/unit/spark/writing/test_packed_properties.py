@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keylane.protocol.message import pack_properties
-from keylane.spark.writing.packed_properties import packed_maps
+from keylane.spark.writing.packed_properties import pack_maps
 
 MAP = pa.map_(pa.string(), pa.string())
 TEXTS = st.text(max_size=5) | st.integers(0, 300).map(lambda size: "x" * size)
@@ -22,13 +22,13 @@ MAPS = st.none() | st.dictionaries(TEXTS, TEXTS, max_size=20)
 def test_column_is_packed_as_each_row_is(rows: list[dict[str, str] | None], left_out: int):
     """Nulls, empty maps, slices, and texts and maps of each kind of head."""
     maps = pa.array([None if row is None else list(row.items()) for row in rows], MAP)
-    packed = packed_maps(maps.slice(left_out))
+    packed = pack_maps(maps.slice(left_out))
     assert packed.to_pylist() == [pack_properties(row) for row in rows[left_out:]]
 
 
 def test_long_text_is_packed_as_each_row_is():
     row = {"n": "x" * 300, "m" * 256: "é" * 20_000}
-    assert packed_maps(pa.array([list(row.items())], MAP)).to_pylist() == [pack_properties(row)]
+    assert pack_maps(pa.array([list(row.items())], MAP)).to_pylist() == [pack_properties(row)]
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def test_long_text_is_packed_as_each_row_is():
     ids=["missing", "twice", "too long", "too long together"],
 )
 def test_row_that_needs_a_look_of_its_own_is_left_to_the_caller(row: list[tuple[str, str | None]]):
-    assert packed_maps(pa.array([[("n", "1")], row], MAP)) is None
-    assert packed_maps(pa.array([[("n", b"\xff")]], pa.map_(pa.string(), pa.binary()))) is None
+    assert pack_maps(pa.array([[("n", "1")], row], MAP)) is None
+    assert pack_maps(pa.array([[("n", b"\xff")]], pa.map_(pa.string(), pa.binary()))) is None
 
 
 def test_worker_imports_no_pandas_when_it_packs():
@@ -49,9 +49,9 @@ def test_worker_imports_no_pandas_when_it_packs():
         stream.write_batch(maps)
     program = (
         "import sys, pyarrow as pa; from keylane.spark.writing.packed_properties import "
-        "packed_maps;"
+        "pack_maps;"
         "(batch,) = pa.ipc.open_stream(sys.stdin.buffer);"
-        "print(packed_maps(batch.column(0)).nbytes > 5, 'pandas' in sys.modules)"
+        "print(pack_maps(batch.column(0)).nbytes > 5, 'pandas' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -40,7 +40,7 @@ def bodies(table: pa.Table, chunk: int) -> list[bytes]:
     batches = [whole(read.read(batch)) for batch in table.to_batches(max_chunksize=chunk)]
     cut = [spans for span in batches for spans in cutter.add(span)]
     for spans in [*cut, cutter.rest()]:
-        body = Body(spans, sent_at_ns=5, before=digest)
+        body = Body(spans, sent_at_ns=5, previous_digest=digest)
         digest = body.digest
         made.append(body.data)
     return made
@@ -74,7 +74,7 @@ def test_rows_become_messages_with_all_their_columns():
         }
     )
     rows = reader().read(table)
-    body = Body([whole(rows)], sent_at_ns=9, before=0)
+    body = Body([whole(rows)], sent_at_ns=9, previous_digest=0)
     data = encode_body(body.data, count=2, partition_id=1, sequence=0)
     decoded = columns(data, check_batch(data))
     for edges, texts in (
@@ -220,6 +220,6 @@ def test_properties_of_keylane_are_taken_from_a_job():
     """
     made = maps([("keylane.source", "3/1")], [("keylane.tags", "paid")])
     table = pa.record_batch({"value": [b"a", b"b"], "properties": made})
-    job = RowReader(salt=b"job", message_bytes_max=1 << 20, task=3, of_a_job=True)
+    job = RowReader(salt=b"job", message_bytes_max=1 << 20, task=3, allow_reserved=True)
     assert len(job.read(table)) == 2
     assert len(reader().read(table.slice(1, 1))) == 1

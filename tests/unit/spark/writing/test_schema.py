@@ -31,9 +31,9 @@ def test_columns_of_a_message_and_of_its_source_are_taken():
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"Value": StringType()}, "Value is no column of a message; did you mean value?"),
+        ({"Value": StringType()}, "Value is not a column of a message; did you mean value?"),
         ({"value": StringType(), "EPOCH": IntegerType()}, "did you mean epoch?"),
-        ({"value": StringType(), "more": StringType()}, "more is no column of a message. "),
+        ({"value": StringType(), "more": StringType()}, "more is not a column of a message. "),
         (
             {"value": StringType(), "properties": MapType(StringType(), IntegerType())},
             "properties is map<string,int>, not map<string,string>. ",

@@ -11,7 +11,7 @@ import pytest
 
 from keylane.protocol.errors import StaleRouteError
 from keylane.protocol.routing import Partition, PartitionState, split_ranges
-from keylane.spark.writing.shares import PastRanges, oldest_shares
+from keylane.spark.writing.shares import KnownRanges, oldest_shares
 
 OPEN, SEALED, EXPIRED = PartitionState.OPEN, PartitionState.SEALED, PartitionState.EXPIRED
 
@@ -28,10 +28,12 @@ def partition(number: int, start: int, end: int, state: PartitionState = SEALED)
     )
 
 
-def shares(*partitions: Partition, bounds=(0, 1024), behind: int = 0) -> list[tuple[int, int, int]]:
-    past = PastRanges()
-    past.learn(partitions)
-    chosen = oldest_shares(partitions, bounds, past=past, behind=behind)
+def shares(
+    *partitions: Partition, bounds=(0, 1024), after_id: int = 0
+) -> list[tuple[int, int, int]]:
+    past = KnownRanges()
+    past.add(partitions)
+    chosen = oldest_shares(partitions, bounds, known_ranges=past, after_id=after_id)
     return [(int(each.partition.partition_id), each.start, each.end) for each in chosen]
 
 
@@ -41,7 +43,7 @@ MERGED = partition(4, 0, 1024, OPEN)
 def test_shares_are_of_the_parents_while_they_have_data():
     parents = partition(1, 0, 512), partition(2, 512, 1024)
     assert shares(MERGED, *parents) == [(1, 0, 512), (2, 512, 1024)]
-    assert shares(MERGED, *parents, bounds=(512, 1024), behind=2) == [(4, 512, 1024)]
+    assert shares(MERGED, *parents, bounds=(512, 1024), after_id=2) == [(4, 512, 1024)]
 
 
 def test_shares_of_an_expired_parent_are_its_childs():
@@ -126,7 +128,7 @@ def walked(story: list[Partition], *, gone: frozenset[int]) -> set[tuple[int, in
     while left:
         number, start, end = left.pop()
         if story[number - 1].state is not OPEN:
-            behind = shares(*states, bounds=(start, end), behind=number)
+            behind = shares(*states, bounds=(start, end), after_id=number)
             left += behind
             seen |= set(behind)
     return seen
@@ -138,14 +140,14 @@ def test_past_ranges_are_asked_for_until_they_are_told():
     """
     child = msgspec.structs.replace(MERGED, parents=(1, 2))
     gone = partition(1, 0, 300, EXPIRED)
-    past = PastRanges()
-    assert not past.lacks([MERGED])
-    past.learn([child])
-    assert past.lacks([child])
-    past.learn_history([gone, child], [child])
-    assert not past.lacks([child])
+    past = KnownRanges()
+    assert not past.needs_history([MERGED])
+    past.add([child])
+    assert past.needs_history([child])
+    past.add_history([gone, child], [child])
+    assert not past.needs_history([child])
     with pytest.raises(StaleRouteError):
-        past.learn_history([gone], [child])
+        past.add_history([gone], [child])
 
 
 def test_shares_pass_over_a_child_that_is_gone_to_what_continues_it():
@@ -154,9 +156,9 @@ def test_shares_pass_over_a_child_that_is_gone_to_what_continues_it():
     """
     parent, sibling = partition(1, 0, 1024), partition(3, 512, 1024, OPEN)
     anew = partition(5, 0, 512, OPEN)
-    assert shares(parent, sibling, anew, behind=1) == [(5, 0, 512), (3, 512, 1024)]
+    assert shares(parent, sibling, anew, after_id=1) == [(5, 0, 512), (3, 512, 1024)]
 
 
 def test_shares_are_refused_while_the_route_lacks_a_logical_partition():
     with pytest.raises(StaleRouteError):
-        shares(partition(1, 0, 1024), partition(3, 512, 1024, OPEN), behind=1)
+        shares(partition(1, 0, 1024), partition(3, 512, 1024, OPEN), after_id=1)

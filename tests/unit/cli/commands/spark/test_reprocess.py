@@ -27,7 +27,7 @@ def note(folder: OutputFolder, partition_id: int, start: int) -> None:
     piece = JobPiece(
         partition_id=partition_id, start=start, end=start + 20, rows=1, digest="0", file=""
     )
-    folder.write_facts(piece, "mark")
+    folder.record_piece(piece, "mark")
 
 
 def test_each_partition_has_a_bar_of_the_messages_that_are_done(
