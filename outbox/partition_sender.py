@@ -39,8 +39,8 @@ class SenderOwner(Protocol):
         """Delete a stored batch in the next round."""
         ...
 
-    def closed(
-        self, subject: str, returned: list[OutboxBatch], failed: list[OutboxBatch], cause: str
+    def return_batches(
+        self, subject: str, returned: list[OutboxBatch], failed: list[OutboxBatch], reason: str
     ) -> None:
         """Requeue the rows of `returned` batches, and mark those of `failed` ones as failed."""
         ...
@@ -222,7 +222,7 @@ class PartitionSender:
         self._session = self._new_session()
         self._next_sequence = 0
         cause = self.gone or error
-        self._owner.closed(self.subject, returned, failed, cause.message)
+        self._owner.return_batches(self.subject, returned, failed, cause.message)
         return True
 
     async def close(self) -> None:
