@@ -1,4 +1,4 @@
-"""The outbox client: adds messages in the user's own transactions, and sends them after the commit."""
+"""The outbox client: adds messages in the user's transactions, and sends them after the commit."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ FIRST_LEASE = {"id": LEASE_ID, "version": VERSION, "token": 0, "owner": "", "unt
 
 
 class database_ms(FunctionElement[int]):  # noqa: N801  an SQL function
-    """The database's time in milliseconds since 1970; all processes compare leases by this clock."""
+    """The database's time in milliseconds since 1970, by which all processes compare leases."""
 
     type = sa.BigInteger()
     inherit_cache = True

@@ -280,7 +280,7 @@ class OutgoingBatch:
         self.destinations[index] = destination
 
     def destination_of(self, index: int) -> Destination | None:
-        """Return the destination chosen by the sender of message `index`; None if the key decides."""
+        """Return the destination chosen for message `index`; None if its key decides."""
         return None if self.destinations is None else self.destinations.get(index)
 
     def iter_unsettled(self) -> Iterator[tuple[bytes, int, int]]:

@@ -280,7 +280,7 @@ class SubjectSender:
 
     # ── the route ─────────────────────────────────────────────────────────────────────────────────
     def _warn_if_unclosed(self, _task: asyncio.Task[None]) -> None:
-        """Log the number of messages lost if the event loop ended before the producer was closed."""
+        """Log how many messages are lost if the event loop ended before the producer was closed."""
         batches = [batch for executor in self.executors for batch in executor.batches]
         unsent = len(self.held) + sum(map(len, batches))
         if unsent and not self._closing:

@@ -516,7 +516,7 @@ class Sending(ScheduledCancels, Generic[V]):
         return OverLimitFuture(future._batch, future._index, budget, task)
 
     def _new_sender(self, subject: str) -> SubjectSender:
-        """Create the sender for a subject; check that the producer is open and the name is valid."""
+        """Create the sender for a subject, if the producer is open and the name is valid."""
         self._home.check()
         if not self._open or self._meta is None or self._identity is None:
             raise ClosedError(NOT_OPEN)

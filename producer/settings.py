@@ -1,4 +1,4 @@
-"""The settings of a producer, with the reasons for the defaults, and checks of its arguments. Pure."""
+"""The settings of a producer with the reasons for the defaults; checks of its arguments. Pure."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ REPEAT_MS_MAX = 3_600_000
 
 
 class WaitCause(NamedTuple):
-    """The reason for a wait, and advice, as texts for people; both are empty if no message waits."""
+    """The reason for a wait, and advice, as texts for people; both empty if no message waits."""
 
     reason: str = ""
     advice: str = ""

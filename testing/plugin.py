@@ -74,7 +74,7 @@ def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
 
 
 def _check_examples(test: object) -> None:
-    """Raise StoryError for an async hypothesis test, which would need a cluster for each example."""
+    """Raise StoryError for an async hypothesis test: each example would need a cluster."""
     inner = getattr(getattr(test, "hypothesis", None), "inner_test", None)
     if inspect.iscoroutinefunction(inner):
         raise StoryError(

@@ -44,7 +44,7 @@ class Carrier(Protocol):
         """Return the latency of a message in seconds."""
         ...
 
-    def delay_of_a_double(self) -> float:
+    def duplicate_delay(self) -> float:
         """Return the latency, in seconds, of calls that arrive after their connection ended."""
         ...
 
@@ -52,7 +52,7 @@ class Carrier(Protocol):
         """Return True if a message is lost."""
         ...
 
-    def is_haunted(self) -> bool:
+    def serves_lost_calls(self) -> bool:
         """Return True if a server still reads the calls in flight when their connection ended."""
         ...
 
@@ -139,10 +139,10 @@ class Connection:
             return
         self.broken = True
         internet = self._internet
-        if self._up.frames and internet.is_haunted():
-            later_s = internet.delay_of_a_double()
+        if self._up.frames and internet.serves_lost_calls():
+            later_s = internet.duplicate_delay()
             for frame in self._up.frames:
-                internet.loop.after(later_s, self._haunt, frame)
+                internet.loop.after(later_s, self._serve_late, frame)
         if self.channel is not None:
             internet.loop.after(
                 internet.delay(), internet.loop.post, self.client, self.channel.ended, "reset"
@@ -151,7 +151,7 @@ class Connection:
             internet.delay(), internet.loop.post, self.server.process, self._server_ended
         )
 
-    def _haunt(self, frame: bytes) -> None:
+    def _serve_late(self, frame: bytes) -> None:
         """Let the server read a call that was sent before the end; its reply is lost."""
         self._internet.loop.post(self.server.process, self._serve, frame)
 

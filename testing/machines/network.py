@@ -136,11 +136,11 @@ class Internet:
             wait += conditions.late_s * self.rng.random()
         return wait
 
-    def delay_of_a_double(self) -> float:
+    def duplicate_delay(self) -> float:
         """Return the additional latency of a duplicate in seconds."""
         return self.conditions.late_s * self.rng.random()
 
-    def is_haunted(self) -> bool:
+    def serves_lost_calls(self) -> bool:
         """Return True if a server still reads the calls in flight when their connection ended."""
         chance = self.conditions.ghost_chance
         return bool(chance) and self.rng.random() < chance
@@ -273,7 +273,7 @@ class SimNetwork:
         call.send()
         if times == 2:
             late = self._internet.rng.random() < 0.5
-            self._loop.after(self._internet.delay_of_a_double() if late else 0.0, call.send)
+            self._loop.after(self._internet.duplicate_delay() if late else 0.0, call.send)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 status, data = await future
