@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ..protocol.backoff import Backoff
 from ..protocol.limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, BATCHES_IN_FLIGHT_MAX
-from ..protocol.settings import CALL_TIMEOUT_MS, kind_problems, range_problems, refuse, values_of
+from ..protocol.settings import CALL_TIMEOUT_MS, type_problems, range_problems, refuse, values_of
 
 LEASE_MS_MAX = 600_000
 _RANGES = {
@@ -60,4 +60,4 @@ class OutboxSettings:
 
     def __post_init__(self) -> None:
         values = values_of(self)
-        refuse(range_problems(values, _RANGES) + kind_problems(values, {"backoff": Backoff}))
+        refuse(range_problems(values, _RANGES) + type_problems(values, {"backoff": Backoff}))

@@ -26,18 +26,18 @@ from ..protocol.errors import (
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import TableReceipt
 from ..protocol.routing import OrderStrategy
-from ..protocol.settings import flag_problems, refuse_call, refuse_others
+from ..protocol.settings import flag_problems, refuse_call, refuse_unknown_arguments
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
-from ..rpc.connections import clean_up, to_the_end
+from ..rpc.connections import clean_up, finish_despite_cancel
 from ..rpc.environment import Environment
-from ..rpc.race import shield, start_ending
+from ..rpc.race import shield, start_closing_task
 from .placing import LogicQueue
 from .send_budget import ProducerStats
 from .sender import SubjectSender
 from .sending import Sending
 from .settings import (
-    OTHER_WORDS,
+    ARGUMENT_HINTS,
     ProducerSettings,
     checked_strategy,
 )
@@ -114,7 +114,7 @@ class Producer(Sending[V], Generic[V]):
             ConfigError: an argument is invalid.
             TypeError: an argument is unknown; the error names the one to use instead.
         """
-        refuse_others("Producer", others, ProducerSettings, OTHER_WORDS)
+        refuse_unknown_arguments("Producer", others, ProducerSettings, ARGUMENT_HINTS)
         super().__init__(
             order_strategy=checked_strategy(order_strategy),
             partitioner=partitioner,
@@ -450,7 +450,7 @@ class Producer(Sending[V], Generic[V]):
             if self._close_task is not None:  # the task that called `close` was cancelled
                 await shield(self._close_task)
             else:  # another task is opening it
-                self._connections.wait_no_more()
+                self._connections.request_close()
                 await self._opened.wait()
             return
         try:
@@ -469,7 +469,7 @@ class Producer(Sending[V], Generic[V]):
                 # Remove the senders now: a `send` that runs before the closing task must be
                 # refused.
                 senders = [*self._take_senders().values()]
-                self._close_task = start_ending(self._end(senders), name="closing")
+                self._close_task = start_closing_task(self._end(senders), name="closing")
             try:
                 await shield(self._close_task)
             except asyncio.CancelledError:
@@ -503,7 +503,7 @@ class Producer(Sending[V], Generic[V]):
                 await self._scheduled.close()
             await self._connections.close()
 
-        await to_the_end(end)
+        await finish_despite_cancel(end)
 
 
 def _key_and_value(pair: object) -> tuple[Any, Any]:

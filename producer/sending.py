@@ -32,7 +32,7 @@ from ..protocol.routing import OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.environment import Environment, environment_of
-from ..rpc.home import held_here, nowhere
+from ..rpc.home import thread_check, nowhere
 from .executor import Executor
 from .flight import Turn
 from .identity import Identity
@@ -159,7 +159,7 @@ class Sending(ScheduledCancels, Generic[V]):
         self._end_turn()
         self._turn = Turn(self._loop, self._end_turn)
         plain = self._codec is None and self._partitioner is None and not self._timeout_ms
-        self._may_send_plain = held_here() if plain else nowhere
+        self._may_send_plain = thread_check() if plain else nowhere
         environment = environment_of(self._environment)
         self._clock = environment.clock
         self._now_ns = self._clock.wall_ns

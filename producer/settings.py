@@ -17,7 +17,7 @@ from ..protocol.routing import OrderStrategy
 from ..protocol.settings import (
     CALL_TIMEOUT_MS,
     is_within,
-    kind_problems,
+    type_problems,
     range_problem,
     range_problems,
     refuse,
@@ -102,7 +102,7 @@ class ProducerSettings:
 
     def __post_init__(self) -> None:
         values = values_of(self)
-        problems = range_problems(values, _RANGES) + kind_problems(values, {"backoff": Backoff})
+        problems = range_problems(values, _RANGES) + type_problems(values, {"backoff": Backoff})
         if self.compression not in COMPRESSIONS:
             problems.append(
                 f"compression must be one of {', '.join(COMPRESSIONS)}, not "
@@ -119,7 +119,7 @@ class ProducerSettings:
 
 
 _SUBJECT = "each message names its subject: producer.send(subject, value)"
-OTHER_WORDS = {
+ARGUMENT_HINTS = {
     "topic": _SUBJECT,
     "subject": _SUBJECT,
     "bootstrap_servers": "give the addresses of metaservers as the first argument",

@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar
 from ..broker.app import Pools, serving_broker
 from ..broker.settings import BrokerSettings
 from ..broker.storage.files import AppendFile
-from ..metaserver.services import services_of
+from ..metaserver.services import build_services
 from ..metaserver.settings import MetaserverSettings
 from ..metaserver.sql.clock_restart import adopt_boot
 from ..protocol.errors import InvalidRequestError, StorageError, StoryError
@@ -285,7 +285,7 @@ class MetaserverProgram(StoryProgram):
             broker_ttl_ms=self._settings.broker_ttl_ms,
         )
         network = SimNetwork(self._internet, self._process)
-        services = services_of(self._database, network, self._settings, rng=self._rng)
+        services = build_services(self._database, network, self._settings, rng=self._rng)
         services.catalogue.trust_database()
         listener = Listener(self._process, self._machine, services.routes)
         for address in (self.address, USUAL_ADDRESS):

@@ -219,7 +219,7 @@ class _ServedCall:
         self._connection.send_down(encode_frame(self._id, answer, data))
 
     @property
-    def takes_parts(self) -> bool:
+    def accepts_parts(self) -> bool:
         """See `PromptCall`."""
         return not self._connection.broken
 
@@ -227,7 +227,7 @@ class _ServedCall:
         """See `PromptCall`."""
         self._connection.send_refusal(self._id, error)
 
-    def hand_on(self, request: Request) -> None:
+    def hand_to_task(self, request: Request) -> None:
         """See `PromptCall`."""
         self._connection.serve_in_task(self._id, request, memoryview(b""))
 
@@ -237,7 +237,7 @@ class _ServedCall:
         waits[future] = None
         future.add_done_callback(lambda done: waits.pop(done, None))
 
-    def take_room(self, _bytes_max: int) -> bool:
+    def reserve_bytes(self, _bytes_max: int) -> bool:
         """See `PromptCall`."""
         return True
 

@@ -135,7 +135,7 @@ class MemoryDatabase:
         await asyncio.sleep(0)
         return self.transact(work, *args, **kwargs)
 
-    write_first = renew = read = write
+    write_urgent = renew = read = write
 
     async def problem(self) -> str:
         """Return why the database is not writable; it always is."""

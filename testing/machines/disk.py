@@ -276,8 +276,8 @@ class SimDisk:
         """See `Files.preads`."""
         return [self.pread(path, position, length) for position, length in ranges]
 
-    def will_read(self, path: str, position: int, length: int) -> None:
-        """See `Files.will_read`."""
+    def read_ahead(self, path: str, position: int, length: int) -> None:
+        """See `Files.read_ahead`."""
 
     def protect(self, path: str) -> None:
         """See `Files.protect`."""
