@@ -1,5 +1,5 @@
-"""The outbox: messages are written in the user's own transactions, and sent after the commit, in
-order, each once.
+"""The outbox: stores messages in the user's own transactions, and sends them after the commit, in
+order and exactly once.
 """
 
 from ..protocol.errors import MissingExtraError

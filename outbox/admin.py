@@ -1,6 +1,6 @@
-"""Calls for operators and migrations, which take an engine or the URL of a database.
+"""Functions for operators and migrations; each takes an engine or a database URL.
 
-Only `purge_waiting` asks a metaserver.
+Only `purge_waiting` calls a metaserver.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ T = TypeVar("T")
 
 async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PREFIX) -> None:
     """
-    Create the tables of an outbox; a repeated call changes nothing.
+    Create the tables of an outbox. Does nothing if they exist.
 
     Raises:
-        SchemaError: the tables exist and are of an older keylane; nothing was changed.
-        SchemaError: the tables are of a newer keylane.
-        ConfigError: the engine, the URL or the prefix cannot be used.
-        StorageError: the database answered with an error.
+        SchemaError: the tables exist, and belong to an older or newer version of keylane; nothing
+            was changed.
+        ConfigError: the engine, the URL or the prefix is invalid.
+        StorageError: the database reported an error.
     """
     await make_tables(lambda: _run(engine_or_url, prefix, _create))
 
@@ -48,10 +48,10 @@ async def outbox_status(
     engine_or_url: EngineOrUrl, *, subject: str | None = None, prefix: str = DEFAULT_PREFIX
 ) -> OutboxStatus:
     """
-    Count the rows of an outbox, of all subjects or one, and return which process sends them.
+    Count the rows of an outbox, of all subjects or one; also return which process sends them.
 
     Raises:
-        SchemaError, ConfigError, StorageError
+        SchemaError, ConfigError, StorageError: as `create_tables`.
         InvalidRequestError: an argument is invalid; nothing was done.
     """
     _check(subject)
@@ -67,14 +67,14 @@ async def redrive_failed(
     prefix: str = DEFAULT_PREFIX,
 ) -> RowChange:
     """
-    Send failed rows again, each before newer rows of its key; a row that had been stored is then
-    stored twice.
+    Send failed rows again, each before newer rows of its key. A row that was stored after all is
+    then stored twice.
 
-    Refused rows are sent again too, after the rows of their keys that were sent in the meantime.
+    Refused rows are sent again too, behind the rows of their keys that were sent in the meantime.
 
     Args:
-        subject: only rows of this subject.
-        dry_run: change nothing, only count the rows.
+        subject: restricts the call to rows of this subject.
+        dry_run: only count the rows, without changing them.
 
     Returns:
         The numbers of failed and of refused rows.
@@ -94,11 +94,11 @@ async def purge_failed(
     prefix: str = DEFAULT_PREFIX,
 ) -> RowChange:
     """
-    Delete failed and refused rows, so that newer rows of the failed rows' keys are sent.
+    Delete failed and refused rows. Newer rows of the failed rows' keys are then sent.
 
     Args:
-        subject: only rows of this subject.
-        dry_run: change nothing, only count the rows.
+        subject: restricts the call to rows of this subject.
+        dry_run: only count the rows, without changing them.
 
     Returns:
         The numbers of failed and of refused rows.
@@ -123,18 +123,18 @@ async def purge_waiting(
     Delete rows that were never sent because their subject does not exist.
 
     Args:
-        meta: `host:port` of a metaserver, which knows whether the subject exists; or several, in
-            the forms that `Outbox` takes.
-        subject: the rows' subject. Rows that are halted behind a failed row are deleted as well,
+        meta: `host:port` of a metaserver, which knows whether the subject exists; for several
+            metaservers see `Outbox`.
+        subject: the subject whose rows are deleted. Rows halted behind a failed row are included,
             failed rows are not.
-        force: delete the rows even if the subject exists; no metaserver is asked.
-        dry_run: change nothing, only count the rows.
+        force: delete the rows even if the subject exists, without calling a metaserver.
+        dry_run: only count the rows, without changing them.
 
     Returns:
         The numbers of waiting and of halted rows.
 
     Raises:
-        ConflictError: the subject exists, so its rows will be sent.
+        ConflictError: the subject exists, so its rows will be sent; nothing was deleted.
         NotSentError, OutcomeUnknownError: no metaserver answers; nothing was deleted.
         As `outbox_status`.
     """
@@ -147,7 +147,7 @@ async def purge_waiting(
 
 
 def _check(subject: str | None, **flags: bool) -> None:
-    """Raise InvalidRequestError or InvalidRequestError for an invalid argument."""
+    """Raise InvalidRequestError for an invalid argument."""
     if subject is not None:
         check_name("subject", subject)
     refuse_call(flag_problems(**flags))
@@ -159,8 +159,8 @@ async def _check_absent(addresses: list[str], subject: str) -> None:
     connections = Connections(None, timeout_ms=timeout_ms, what="outbox")
     network = connections.open()
     try:
-        # The route, because a metaserver whose database may be lost answers this call only when it
-        # knows.
+        # Fetch the route, because a metaserver that may have lost its database answers this call
+        # only if it is certain.
         await MetaClient(network, addresses, timeout_ms=timeout_ms).route(subject)
     except (SubjectUnknownError, SubjectDeletedError):
         return
@@ -176,6 +176,7 @@ async def _run(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> T:
+    """Run `work` in a transaction of its own."""
     tables = OutboxTables(prefix)
     database = OutboxDatabase(engine_or_url, tables)
     try:

@@ -22,20 +22,20 @@ class OutboxUpgrade(MigrateOperation):
         operations.invoke(cls(prefix))
 
     def reverse(self) -> MigrateOperation:
-        """Return the operation that undoes this one."""
+        """Return the operation that reverses this one."""
         return OutboxDrop(self.prefix)
 
 
 @Operations.register_operation("keylane_outbox_drop")
 class OutboxDrop(MigrateOperation):
-    """Drop the tables of an outbox, with the rows that were not sent."""
+    """Drop the tables of an outbox, including unsent rows."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
 
     @classmethod
     def keylane_outbox_drop(cls, operations: Operations, prefix: str = DEFAULT_PREFIX) -> None:
-        """Drop the tables of an outbox, with the rows that were not sent."""
+        """Drop the tables of an outbox, including unsent rows."""
         operations.invoke(cls(prefix))
 
 

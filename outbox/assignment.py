@@ -1,13 +1,13 @@
-"""Decides which waiting rows are recorded in which batches. Pure.
+"""Assigns waiting rows to batches, before these are recorded. Pure.
 
 Invariants
     The rows of a key are in one partition at a time: while a partition that is no longer in the
     route has unsettled batches, the rows of its range wait.
-    A row is recorded after all rows of its partition that have a lower id and were read with it.
-    The rows of a key with a failed row are halted, so that no newer row overtakes the failed one.
-    A row over the limit of its subject is refused, and the newer rows of its key are sent. While
-    the limit is not confirmed, because the route may be out of date, the row waits, and so do the
-    newer rows of its key.
+    A row is recorded after all rows of its partition with lower ids that were read together with
+    it. The rows of a key with a failed row are halted, so that no newer row overtakes the failed
+    one. A row over its subject's size limit is refused, and newer rows of its key are sent. Until
+    the limit is confirmed, because the route may be out of date, the row and the newer rows of its
+    key wait.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ SubjectKey = tuple[str, bytes]
 
 
 class Capacity(NamedTuple):
-    """How many batches a partition takes now, and how they are numbered."""
+    """The number of batches that a partition can accept now, and their numbering."""
 
     partition_id: int
     session: SendSession
     next_sequence: int
     batches: int
-    """Number of batches that may still be recorded."""
+    """The number of further batches that may be recorded."""
 
 
 CapacityTable = Sequence[Capacity | None]
-"""A capacity for each logical partition; None for those whose rows wait."""
+"""The capacity of each logical partition; None if its rows must wait."""
 
 
 class SubjectRange(NamedTuple):
-    """Logical partitions `[start, end)` of a subject."""
+    """The logical partitions `[start, end)` of a subject."""
 
     subject: str
     start: int
@@ -47,11 +47,11 @@ class SubjectRange(NamedTuple):
 
 
 class SizeLimit(NamedTuple):
-    """The limit of a subject's rows: bytes of key, value and properties."""
+    """The size limit of a subject's rows: key, value and properties, in bytes."""
 
     bytes: int
     confirmed: bool
-    """True if a metaserver reported this limit after a row over it was read."""
+    """True if the limit was fetched again after a row over it was read."""
 
 
 class RecordPlan(NamedTuple):
@@ -59,17 +59,17 @@ class RecordPlan(NamedTuple):
 
     batches: list[OutboxBatch]
     halted: list[int]
-    """Ids of rows that wait behind a failed row of their key."""
+    """The ids of rows that wait behind a failed row of their key."""
     unknown: set[str]
-    """Subjects whose route has not been asked for."""
+    """Subjects whose route has not been fetched."""
     refused: dict[int, str]
-    """Rows that are refused, by id, with the reason."""
+    """The reasons for refused rows, by row id."""
     unconfirmed: set[str]
     """Subjects with a row over a limit that is not confirmed."""
 
 
 def closed_ranges(tables: Mapping[str, CapacityTable]) -> list[SubjectRange]:
-    """Return the ranges whose rows need not be read, because they would have to wait."""
+    """Return the ranges whose rows must wait, and so need not be read."""
     ranges = []
     for subject, table in tables.items():
         start = 0
@@ -84,7 +84,7 @@ def closed_ranges(tables: Mapping[str, CapacityTable]) -> list[SubjectRange]:
 def capacity_table(
     partition_ids: Sequence[int],
     capacities: Mapping[int, Capacity],
-    barred: Iterable[tuple[int, int]],
+    blocked: Iterable[tuple[int, int]],
 ) -> list[Capacity | None]:
     """
     Return the capacity of each logical partition of a subject.
@@ -92,14 +92,13 @@ def capacity_table(
     Args:
         partition_ids: the open partition of each logical partition; empty while the route is not
             known.
-        capacities: capacities of the partitions that take batches, by partition id.
-        barred: the ranges of partitions that are no longer in the route and still have unsettled
-            batches.
+        capacities: the capacities of the partitions that can accept batches, by partition id.
+        blocked: the ranges of partitions that are no longer open but still have unsettled batches.
     """
     if not partition_ids:
         return [None] * LOGICAL_PARTITIONS
     table = [capacities.get(partition_id) for partition_id in partition_ids]
-    for start, end in barred:
+    for start, end in blocked:
         table[start:end] = [None] * (end - start)
     return table
 
@@ -114,15 +113,15 @@ def assign(
     batch_count: int,
 ) -> RecordPlan:
     """
-    Assign rows to batches, as many as there is capacity for.
+    Assign as many rows to batches as the capacities allow.
 
     Args:
         rows: waiting rows, in the order of their ids.
-        tables: a capacity table for each subject whose route was asked for.
+        tables: the capacity tables of the subjects whose routes are known.
         halted_keys: keys that have a failed row.
-        limits: size limits of the subjects whose limit is lower than that of all messages.
+        limits: the size limits of subjects with a limit below the maximum for all messages.
     """
-    filling: dict[int, _Filling] = {}
+    builders: dict[int, _BatchBuilder] = {}
     halted: list[int] = []
     unknown: set[str] = set()
     refused: dict[int, str] = {}
@@ -146,12 +145,14 @@ def assign(
             else:
                 waiting.add((row.subject, row.key))
             continue
-        sender = filling.get(capacity.partition_id)
-        if sender is None:
-            sender = filling[capacity.partition_id] = _Filling(capacity, batch_bytes, batch_count)
-        sender.add(row)
+        builder = builders.get(capacity.partition_id)
+        if builder is None:
+            builder = builders[capacity.partition_id] = _BatchBuilder(
+                capacity, batch_bytes, batch_count
+            )
+        builder.add(row)
     return RecordPlan(
-        [batch for sender in filling.values() for batch in sender.batches],
+        [batch for builder in builders.values() for batch in builder.batches],
         halted,
         unknown,
         refused,
@@ -159,8 +160,8 @@ def assign(
     )
 
 
-class _Filling:
-    """The batches that one partition gets in this round."""
+class _BatchBuilder:
+    """Builds the batches that one partition gets in a round."""
 
     def __init__(self, capacity: Capacity, batch_bytes: int, batch_count: int) -> None:
         self._capacity = capacity
@@ -169,23 +170,23 @@ class _Filling:
         self._next_sequence = capacity.next_sequence
         self._bytes = 0
         self._rows: list[OutboxRow] = []
-        """Rows of the last batch."""
+        """The rows of the last batch."""
         self.batches: list[OutboxBatch] = []
         self._full = False
 
     def add(self, row: OutboxRow) -> None:
         size = row.size + BYTES_PER_MESSAGE
-        if not self._rows or self._closes_before(size):
+        if not self._rows or self._needs_new_batch(size):
             self._begin(row.subject)
         if self._full:
-            return  # it waits, and so does every row after it
+            return  # this row and all later ones wait
         self._rows.append(row)
         self._bytes += size
         self._next_sequence += 1
 
-    def _closes_before(self, size: int) -> bool:
-        """Return True if a row of this size begins a new batch; the largest row fits into a batch
-        even under the smallest limits.
+    def _needs_new_batch(self, size: int) -> bool:
+        """Return True if a row of this size needs a new batch. A batch of one row may exceed the
+        limits.
         """
         return (
             self._bytes >= self._batch_bytes

@@ -1,19 +1,19 @@
 """Rows of the outbox, and the batches in which they are sent. Pure.
 
-A batch is recorded in the database before it is sent. Its bytes follow from its record and its
-rows, so every process that has the lease sends the same bytes, and the broker recognizes a batch
-that it has already stored.
+A batch is recorded in the database before it is sent. Its bytes are determined by its record and
+its rows, so every process that holds the lease sends the same bytes, and the broker recognizes a
+batch that it has already stored.
 
-Decides what happens to the batches of a partition after the oldest of them failed.
+`decide_send_step` decides the next step for a partition's batches after the oldest one failed:
 
-| the answer to the oldest batch | it may be stored | it is certainly not stored |
+| the reply to the oldest batch | it may be stored | it is certainly not stored |
 | --- | --- | --- |
-| the partition is sealed | RETURN: the answer proves that it is not stored | RETURN |
-| a message is over the partition's limit | RETURN: the same | RETURN |
+| the partition is sealed | RETURN: the reply proves that it is not stored | RETURN |
+| a message is over the partition's limit | RETURN: so does this | RETURN |
 | its loss is accepted, or its subject is deleted | GIVE_UP | RETURN |
 | a gap, a used sequence, a higher epoch | GIVE_UP: the broker does not know | RETURN |
-| anything else, and the partition is no longer in the route | AGAIN | RETURN |
-| anything else | AGAIN | AGAIN |
+| anything else, and the partition is no longer in the route | RETRY | RETURN |
+| anything else | RETRY | AGAIN |
 
 If a batch is not stored, no batch after it can be stored, because the broker refuses gaps.
 """
@@ -36,26 +36,26 @@ from ..protocol.errors import (
 
 
 class OutboxRow(NamedTuple):
-    """A message that waits in the table."""
+    """A message in the table of rows."""
 
     id: int
     subject: str
     logical: int
-    """The logical partition; drawn at random when a message without a key was added."""
+    """The logical partition; random for a message without a key."""
     key: bytes
     value: bytes
     properties: bytes
     added_at_ns: int
-    """Time of the process that added the row, in nanoseconds since 1970."""
+    """When the row was added, in nanoseconds since 1970, by the clock of that process."""
 
     @property
     def size(self) -> int:
-        """Bytes of key, value and properties."""
+        """The size of key, value and properties in bytes."""
         return len(self.key) + len(self.value) + len(self.properties)
 
 
 class SendSession(NamedTuple):
-    """The identity under which one holder of the lease sends batches to one partition."""
+    """The identity under which a holder of the lease sends batches to a partition."""
 
     producer_id: int
     epoch: int
@@ -63,7 +63,7 @@ class SendSession(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class OutboxBatch:
-    """Rows of one partition, which are sent together in the order of their ids."""
+    """Rows of one partition that are sent together, in the order of their ids."""
 
     subject: str
     partition_id: int
@@ -71,18 +71,16 @@ class OutboxBatch:
     sequence: int
     rows: list[OutboxRow]
     doubtful: bool = False
-    """True if the batch may be stored: a try ended without an answer, or another process recorded
-    it.
-    """
+    """True if the batch may be stored: a try got no reply, or another process recorded it."""
     _data: bytes = field(default=b"", repr=False)
 
     @property
     def id(self) -> int:
-        """The id of its first row: a row is in one batch at a time."""
+        """The id of the first row, which is unique because a row is in one batch at a time."""
         return self.rows[0].id
 
     def encode(self) -> bytes:
-        """Return the bytes of the batch, which are the same at every try."""
+        """Return the bytes of the batch, which are the same for every try."""
         if not self._data:
             self._data = encode_batch(
                 partition_id=self.partition_id,
@@ -100,28 +98,28 @@ class OutboxBatch:
 class SendStep(enum.Enum):
     """The next step for the unsettled batches of a partition."""
 
-    AGAIN = "the same bytes are sent again, after a pause"
+    RETRY = "the same bytes are sent again, after a pause"
     RETURN = "no batch is stored: all rows wait again, and are sent by the latest route"
     GIVE_UP = (
-        "batches that may be stored fail, with a fate that is unknown; the rows of the others wait"
+        "batches that may be stored fail with the fate UNKNOWN; the rows of the others wait again"
     )
 
 
 _OUTCOME_LOST = (SequenceGapError, SequenceReusedError, ProducerFencedError)
 
 
-def decide_send_step(error: KeylaneError, *, doubtful: bool, left: bool, gone: bool) -> SendStep:
+def decide_send_step(error: KeylaneError, *, doubtful: bool, closed: bool, gone: bool) -> SendStep:
     """
     Return the next step after the oldest batch failed with `error`.
 
     Args:
         doubtful: the oldest batch may be stored.
-        left: the partition is not open in the latest route.
-        gone: no broker can be asked about the partition any more: an operator has accepted its
-            loss, or its subject is deleted.
+        closed: the partition is not open in the latest route.
+        gone: no broker can answer for the partition any longer, because an operator has accepted
+            its loss, or its subject is deleted.
     """
     if isinstance(error, StaleRouteError | MessageTooLargeError):
         return SendStep.RETURN
     if gone or isinstance(error, _OUTCOME_LOST):
         return SendStep.GIVE_UP if doubtful else SendStep.RETURN
-    return SendStep.RETURN if left and not doubtful else SendStep.AGAIN
+    return SendStep.RETURN if closed and not doubtful else SendStep.RETRY

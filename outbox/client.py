@@ -1,6 +1,4 @@
-"""The client of the outbox: it adds messages in the user's own transactions, and sends them after
-the commit.
-"""
+"""The outbox client: adds messages in the user's transactions, and sends them after the commit."""
 
 from __future__ import annotations
 
@@ -34,9 +32,9 @@ from ..user_database.autocommit import check_transaction
 from ..user_database.transactions import EngineOrUrl
 from .commits import CommitWatch
 from .database import OutboxDatabase, Transactions
-from .drainer import Drainer, stopped
+from .drainer import Drainer, stopped_error
 from .routes import OutboxRoutes
-from .rows import insert_of
+from .rows import insert_statement
 from .settings import OutboxSettings
 from .tables import DEFAULT_PREFIX, OutboxTables
 from .upkeep import OutboxGauges, OutboxStatus, read_gauges, read_status
@@ -47,20 +45,20 @@ T = TypeVar("T")
 
 class Outbox(LoopBoundClient, Generic[V]):
     """
-    Messages are added in a transaction of the user's database: they are sent if it commits, and
-    vanish if it rolls back.
+    Adds messages in a transaction of the user's database; they are sent if it commits, and
+    discarded if it rolls back.
 
         outbox = Outbox("127.0.0.1:7000", engine)
         async with outbox, AsyncSession(engine) as session, session.begin():
             session.add(Order(...))
             await outbox.add(session, "orders", b"...", key=b"customer-7")
 
-    Messages of a key are stored in the order of their rows, each once; no newer message of a key
-    overtakes an older one. Several processes may open an outbox on the same tables: the process
-    that holds the lease sends. To add messages, the outbox need not be open, and no metaserver
-    need be reachable; any process that opens an outbox on these tables sends the rows.
+    Messages of a key are stored in the order of their rows, each exactly once. Several processes
+    may open an outbox on the same tables; the one that holds the lease sends. Adding messages
+    requires neither an open outbox nor a reachable metaserver: any process that opens an outbox on
+    these tables sends the rows.
 
-    An outbox works in the event loop and the process that opened it; `add_sync` may be called in
+    An outbox works only in the event loop and process that opened it; `add_sync` may be called from
     any thread.
     """
 
@@ -78,16 +76,16 @@ class Outbox(LoopBoundClient, Generic[V]):
         _database: Transactions | None = None,
     ) -> None:
         """
-        Create an outbox; `async with` opens it, and it sends while it is open.
+        Create an outbox. `async with` opens it; it sends only while it is open.
 
         Args:
-            meta: `host:port` of a metaserver; for several, an iterable of texts or one text with
-                commas.
-            engine_or_url: an engine of SQLAlchemy, async or not, or the URL of the database.
+            meta: `host:port` of a metaserver; for several, an iterable of strings or one string
+                with commas.
+            engine_or_url: a SQLAlchemy engine, async or not, or a database URL.
             prefix: the prefix of the tables' names.
-            codec: encodes the values that are added, for example JsonCodec(Order), in the thread
-                that adds them; or codecs by subject: annotate such an outbox as `Outbox[Any]`;
-                subjects without a codec take bytes. None: all subjects take bytes.
+            codec: encodes the values, for example JsonCodec(Order), in the thread that adds them. A
+                mapping gives a codec for each subject: annotate that outbox as `Outbox[Any]`.
+                Subjects without a codec take bytes. None: no subject has a codec.
             settings: times in milliseconds, sizes in bytes.
             tls: the authority that signed the servers' certificates; None: KEYLANE_TLS_CA of the
                 environment, or no TLS.
@@ -95,7 +93,7 @@ class Outbox(LoopBoundClient, Generic[V]):
                 file that KEYLANE_TOKEN_FILE names, or from KEYLANE_TOKEN.
 
         Raises:
-            ConfigError: an address, the URL, the prefix, the codec or the settings cannot be used.
+            ConfigError: an argument is invalid.
         """
         self._addresses = addresses_of(meta)
         self._tables = OutboxTables(prefix)
@@ -111,12 +109,12 @@ class Outbox(LoopBoundClient, Generic[V]):
             tls=tls,
             token=token,
         )
-        self._insert = insert_of(self._tables)
-        self._waiters = RowWaiters(self._database, self._tables, look_ms=self._settings.rescan_ms)
+        self._insert = insert_statement(self._tables)
+        self._waiters = RowWaiters(self._database, self._tables, poll_ms=self._settings.rescan_ms)
         self._routes: OutboxRoutes | None = None
         self._drainer: Drainer | None = None
         self._closing: Drainer | None = None
-        """The drainer that is being closed, so that a repeated `close` can finish the work."""
+        """The drainer that is being closed; a repeated `close` finishes the work."""
         self._commits: CommitWatch | None = None
 
     def __repr__(self) -> str:
@@ -124,13 +122,13 @@ class Outbox(LoopBoundClient, Generic[V]):
 
     async def __aenter__(self) -> Self:
         """
-        Start sending. No metaserver needs to be reachable: until one is, rows wait.
+        Start sending. Rows wait until a metaserver is reachable.
 
         Raises:
-            SchemaError: the tables cannot be used.
+            SchemaError: the tables are missing, or have another version.
             StorageError: the database does not answer.
-            StoryError: the metaserver belongs to a virtual cluster, and no story runs here.
-            UsageError
+            StoryError: the metaserver belongs to a virtual cluster, and no story is running.
+            UsageError: the outbox is already open.
         """
         if self._environment.network is None:
             for address in self._addresses:
@@ -161,11 +159,12 @@ class Outbox(LoopBoundClient, Generic[V]):
 
     async def close(self) -> None:
         """
-        Stop sending; rows that were not sent stay in the table. A forked child does nothing.
+        Stop sending; unsent rows stay in the table. Does nothing in a forked child.
 
         Raises:
             UsageError: the outbox was opened in another event loop.
-            InternalError: the outbox had stopped sending because of a bug in keylane; it is closed.
+            InternalError: the outbox had stopped sending because of a bug in keylane; it is closed
+                nevertheless.
         """
         if not self._connections.home.here:
             return
@@ -183,38 +182,38 @@ class Outbox(LoopBoundClient, Generic[V]):
         await self._close_connections()
         self._closing = None
         if drainer is not None and drainer.fault is not None:
-            raise stopped(drainer.fault)
+            raise stopped_error(drainer.fault)
 
     async def status(self) -> OutboxStatus:
         """
-        Return the rows counted by subject, the first failed rows, and the process that sends.
+        Return the counts of rows by subject, the first failed rows, and the process that sends.
 
-        The call reads every row.
+        This reads every row.
 
         Raises:
-            SchemaError, StorageError
+            SchemaError: the tables are missing, or have another version.
+            StorageError: the database reported an error.
         """
         now_ns = self._environment.clock.wall_ns()
-        return await self._look(read_status, now_ns)
+        return await self._read_once(read_status, now_ns)
 
     async def gauges(self) -> OutboxGauges:
         """
-        Return how many rows there are, and how old the oldest is.
+        Return the number of rows, and the age of the oldest.
 
-        The call needs a few look-ups in indexes, however many rows wait. An outbox that is not
-        open may never be closed, so it opens a new connection for each call. A program that polls
-        should open the outbox, or pass an engine of its own, whose pool keeps connections.
+        This takes a few index look-ups, however many rows wait. An outbox that is not open uses a
+        new connection for each call, because it may never be closed; a program that polls should
+        open the outbox, or pass an engine, whose pool keeps connections.
 
         Raises:
-            SchemaError, StorageError
+            SchemaError: the tables are missing, or have another version.
+            StorageError: the database reported an error.
         """
         now_ns = self._environment.clock.wall_ns()
-        return await self._look(read_gauges, now_ns)
+        return await self._read_once(read_gauges, now_ns)
 
-    async def _look(self, read: Callable[..., T], now_ns: int) -> T:
-        """Return the result of `read`; an outbox that is not open may never be closed, so it keeps
-        no connection.
-        """
+    async def _read_once(self, read: Callable[..., T], now_ns: int) -> T:
+        """Run `read` in a transaction; close the connections if the outbox is not open."""
         try:
             return await self._database.run(read, self._tables, now_ns=now_ns)
         finally:
@@ -228,7 +227,7 @@ class Outbox(LoopBoundClient, Generic[V]):
     @property
     def waiting(self) -> dict[str, str]:
         """
-        Reasons why rows wait that this process should send, by subject; empty while all are sent.
+        Why rows that this process should send are waiting, by subject; empty if none are.
 
         Raises:
             InternalError: this outbox has stopped sending because of a bug in keylane.
@@ -236,7 +235,7 @@ class Outbox(LoopBoundClient, Generic[V]):
         if self._drainer is None:
             return {}
         if self._drainer.fault is not None:
-            raise stopped(self._drainer.fault)
+            raise stopped_error(self._drainer.fault)
         return self._drainer.problems
 
     # ── adding ────────────────────────────────────────────────────────────────────────────────────
@@ -251,29 +250,28 @@ class Outbox(LoopBoundClient, Generic[V]):
         tags: Collection[str] = (),
     ) -> Coroutine[Any, Any, int]:
         """
-        Add a message in the transaction of `target`; the result must be awaited.
+        Add a message in the transaction of `target`. The result must be awaited.
 
         Args:
-            subject: the name of the subject; it need not exist yet, the messages wait until it
-                does.
-            value: bytes, or a value for the codec. Key, value and properties together may have
-                as many bytes as the subject takes (1 MiB). A larger row is refused when its turn
-                to be sent comes, and newer rows of its key are sent: see `status`.
-            key: the order key; a message without one goes to any partition, and has no order.
-            properties: names with texts or bytes, up to 64 KiB packed.
-            tags: texts without commas, which the receiver finds in `message.tags`; they are packed
-                as a property, "keylane.tags".
+            subject: the name of the subject, which need not exist yet; messages wait until it does.
+            value: bytes, or a value for the codec. Key, value and properties together may not
+                exceed the subject's limit (1 MiB by default). A larger row is refused when it is
+                due to be sent, and newer rows of its key are sent; see `status`.
+            key: the order key; b"" means any partition, and no order.
+            properties: a mapping from text to text or bytes, up to 64 KiB encoded.
+            tags: texts without commas, which `message.tags` returns; they are sent as the property
+                "keylane.tags".
 
         Returns:
             The id of the row.
 
         Raises:
-            MessageTooLargeError, InvalidRequestError, CodecError: raised by the call itself, before
-                it is awaited; nothing was added.
-            InvalidRequestError: the connection has AUTOCOMMIT, so that a rollback would not remove
-                the row.
-            SchemaError: the tables do not exist; whether the transaction can continue
-                depends on the database.
+            MessageTooLargeError, CodecError: raised by the call itself, before it is awaited;
+                nothing was added.
+            InvalidRequestError: an argument is invalid, which the call itself raises; or the
+                connection uses AUTOCOMMIT, so a rollback would not remove the row.
+            SchemaError: the tables do not exist; whether the transaction can continue depends on
+                the database.
             SQLAlchemyError: any other error of the database, unchanged.
         """
         if not isinstance(target, AsyncSession | AsyncConnection):
@@ -293,7 +291,7 @@ class Outbox(LoopBoundClient, Generic[V]):
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
     ) -> int:
-        """Add a message as `add` does, with a Session or a Connection, in any thread."""
+        """Add a message with a synchronous Session or Connection, in any thread; see `add`."""
         if not isinstance(target, Session | Connection):
             raise InvalidRequestError(
                 f"add_sync takes a Session or a Connection, not {type(target).__name__}"
@@ -310,7 +308,7 @@ class Outbox(LoopBoundClient, Generic[V]):
         except SQLAlchemyError as error:
             raise self._tables.missing_error(error) or error from error
         if self._commits is not None and self._connections.home.here:
-            self._commits.note(target)
+            self._commits.watch(target)
         return _row_id(result)
 
     async def send(
@@ -325,35 +323,35 @@ class Outbox(LoopBoundClient, Generic[V]):
         """
         Add a message in a transaction of its own, and wait until a broker has stored it.
 
-        This keeps a message that belongs to no transaction in order with the other rows of its
-        key. If an operator purges rows while the call waits, it cannot know whether its row was
-        sent or purged.
+        Use this for a message that belongs to no transaction, to keep it in order with the rows of
+        its key. If an operator purges rows during the call, it cannot know whether its row was sent
+        or purged.
 
         Raises:
             As `add`.
-            MessageTooLargeError: also if the subject takes less; the row stays in the table,
-                refused.
-            DeliveryError: no broker knows whether the row is stored, or an operator has
-                purged rows while the call waited.
+            MessageTooLargeError: also if the row exceeds the subject's limit; it stays in the
+                table as refused.
+            DeliveryError: no broker knows whether the row is stored, or an operator purged rows
+                during the call.
             StorageError: the database does not answer; the message may have been added.
             InternalError: this outbox has stopped sending because of a bug in keylane; the `fate`
                 says whether the message may have been added.
-            ClosedError, UsageError: the outbox is not open, or not in this
-                process or event loop. If it is closed while the call waits, the `fate` is
-                UNKNOWN: the message is in the table.
+            ClosedError: the outbox is not open, or was closed during the call, in which case the
+                `fate` is UNKNOWN and the message is in the table.
+            UsageError: the outbox is open in another process or event loop.
         """
         self._connections.home.check()
         if self._drainer is not None and self._drainer.fault is not None:
-            raise stopped(self._drainer.fault).copy(Fate.NOT_DONE)
+            raise stopped_error(self._drainer.fault).copy(Fate.NOT_DONE)
         row = self._row(subject, value, key, properties, tags)
         row_id, token = await self._database.run(self._insert_row, row)
-        if self._drainer is not None:  # it may have been closed meanwhile
+        if self._drainer is not None:  # it may have been closed in the meantime
             self._drainer.wake()
         await self._waiters.wait(row_id, token)
 
     def _insert_row(self, connection: Connection, row: dict[str, Any]) -> tuple[int, int]:
-        """Add the row; return its id and the lease's token, which is read before an operator can
-        see the row.
+        """Insert the row, and return its id and the lease's token, read before operators can see
+        the row.
         """
         row_id = _row_id(connection.execute(self._insert, row))
         return row_id, connection.execute(sa.select(self._tables.lease.c.token)).scalar_one()
@@ -372,10 +370,10 @@ class Outbox(LoopBoundClient, Generic[V]):
             refuse_text(value=data, key=key)
         packed = pack_properties(properties, tags)
         check_message_size(len(key), len(data), len(packed))
-        drawn = self._environment.draw_identity(LOGICAL_PARTITIONS.bit_length() - 1)
+        random_partition = self._environment.draw_identity(LOGICAL_PARTITIONS.bit_length() - 1)
         return {
             "subject": subject,
-            "logical": logical_partition(key) if key else drawn,
+            "logical": logical_partition(key) if key else random_partition,
             "order_key": key,
             "value": data,
             "properties": packed,

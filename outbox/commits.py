@@ -1,4 +1,4 @@
-"""Detects the commits of the user's transactions, after which their rows can be sent."""
+"""Detects commits of the user's transactions, after which their rows can be sent."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sqlalchemy.engine import Connection, Transaction
 from sqlalchemy.orm import Session, SessionTransaction
 
 POLL_S = 0.001
-"""Interval in seconds at which a commit is polled for, because SQLAlchemy has an event before the
-commit of a connection and none after it.
+"""The interval, in seconds, for polling whether a connection has committed: SQLAlchemy has an event
+before that commit, but none after it.
 """
 
 
 class CommitWatch:
     """
-    Calls `wake` in `loop` after each commit of a session or connection that was given to `note`,
-    never after a rollback.
+    Calls `wake` in `loop` after each commit, but not after rollbacks, of a session or connection
+    passed to `watch`.
 
     The session or connection may be used in any thread.
     """
@@ -27,39 +27,39 @@ class CommitWatch:
     def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
         self._loop = loop
         self._wake = wake
-        self._noted: WeakKeyDictionary[Session | Connection, bool] = WeakKeyDictionary()
-        """Sessions and connections that were noted; True while their transaction has added rows."""
+        self._has_rows: WeakKeyDictionary[Session | Connection, bool] = WeakKeyDictionary()
+        """The watched sessions and connections; True while their transaction has added rows."""
 
-    def note(self, target: Session | Connection) -> None:
-        """Note that `target` has added a row in its present transaction."""
-        known = target in self._noted
-        self._noted[target] = True
-        if known:
+    def watch(self, target: Session | Connection) -> None:
+        """Watch `target`, which has added a row in its current transaction."""
+        is_watched = target in self._has_rows
+        self._has_rows[target] = True
+        if is_watched:
             return
         if isinstance(target, Session):
-            event.listen(target, "after_commit", self._committed)
+            event.listen(target, "after_commit", self._after_commit)
             event.listen(target, "after_soft_rollback", self._session_rolled_back)
         else:
-            event.listen(target, "commit", self._committing)
+            event.listen(target, "commit", self._before_commit)
             event.listen(target, "rollback", self._rolled_back)
 
-    def _committed(self, session: Session) -> None:
-        if not session.in_nested_transaction() and self._noted.get(session):
-            self._noted[session] = False
-            self._call(self._wake)
+    def _after_commit(self, session: Session) -> None:
+        if not session.in_nested_transaction() and self._has_rows.get(session):
+            self._has_rows[session] = False
+            self._call_soon(self._wake)
 
     def _session_rolled_back(self, session: Session, ended: SessionTransaction) -> None:
-        if not ended.nested:  # rows that were added before a savepoint stay
-            self._noted[session] = False
+        if not ended.nested:  # a savepoint's rollback keeps earlier rows
+            self._has_rows[session] = False
 
     def _rolled_back(self, connection: Connection) -> None:
-        self._noted[connection] = False
+        self._has_rows[connection] = False
 
-    def _committing(self, connection: Connection) -> None:
+    def _before_commit(self, connection: Connection) -> None:
         transaction = connection.get_transaction()
-        if transaction is not None and self._noted.get(connection):
-            self._noted[connection] = False
-            self._call(lambda: self._wake_after(transaction))
+        if transaction is not None and self._has_rows.get(connection):
+            self._has_rows[connection] = False
+            self._call_soon(lambda: self._wake_after(transaction))
 
     def _wake_after(self, transaction: Transaction) -> None:
         if transaction.is_active:
@@ -67,6 +67,6 @@ class CommitWatch:
         else:
             self._wake()
 
-    def _call(self, work: Callable[[], None]) -> None:
+    def _call_soon(self, work: Callable[[], None]) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(work)

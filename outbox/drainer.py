@@ -1,10 +1,10 @@
-"""Sends the rows that wait in the table, while this process has the lease.
+"""Sends the waiting rows of the table while this process holds the lease.
 
-    wake ─▶ round (a transaction) ─▶ senders send ─▶ answers ─▶ round ─▶ … ─▶ no rows are left:
+    wake ─▶ round (a transaction) ─▶ senders send ─▶ replies ─▶ round ─▶ … ─▶ no rows remain:
                                                                               release the lease
 
-After any error of the database, and when the token has passed, this process forgets what it knows
-of the table and reads it again: any process can continue from the content of the table alone.
+After a database error, or when another process has taken the lease, this process discards its state
+and reads the tables again: the tables contain everything needed to continue.
 """
 
 from __future__ import annotations
@@ -27,21 +27,19 @@ from .batches import OutboxBatch, SendSession
 from .database import Transactions
 from .lease import TokenPassedError, release
 from .partition_sender import WARN_AT, PartitionSender
-from .round import RoundOrder, RoundOutcome, SettledBatches, run_round
+from .round import RoundInput, RoundOutcome, SettledBatches, run_round
 from .routes import KnownRoute, OutboxRoutes
 from .settings import OutboxSettings
 from .tables import OutboxTables
 from .waiters import RowWaiters
 
 log = logging.getLogger("keylane.outbox")
-SUBJECTS_KEPT = 1_000
-"""Number of subjects whose routes and senders are kept while there is nothing to send: a program
-may use new subjects for months.
-"""
+CACHED_SUBJECTS_MAX = 1_000
+"""The maximum number of idle subjects whose routes and senders are cached."""
 
 
 class Drainer:
-    """The task of an open outbox that takes the lease, and the senders that it starts."""
+    """The task of an open outbox that takes the lease and runs the rounds, with its senders."""
 
     def __init__(
         self,
@@ -68,30 +66,30 @@ class Drainer:
         self._wake = asyncio.Event()
         self._closing = False
         self.token: int | None = None
-        self._may_hold = False
-        """True after a round was cancelled: its transaction may have taken the lease, or may still
+        self._may_hold_lease = False
+        """True after a round was cancelled, whose transaction may have taken the lease or may still
         run in a thread.
         """
         self.senders: dict[int, PartitionSender] = {}
         self._by_subject: dict[str, list[PartitionSender]] = {}
-        """The same senders by subject, because each round looks them up so."""
+        """The same senders, by subject."""
         self._settled = SettledBatches()
         self._halted_keys: set[SubjectKey] = set()
-        self._confirmed: set[str] = set()
-        """Subjects whose route was read again after a row over their limit was found."""
-        self._confirming: dict[str, asyncio.Task[None]] = {}
-        self._learning: dict[str, asyncio.Task[None]] = {}
+        self._confirmed_limits: set[str] = set()
+        """Subjects whose limit was fetched again after a row over it was found."""
+        self._limit_checks: dict[str, asyncio.Task[None]] = {}
+        self._routing_tasks: dict[str, asyncio.Task[None]] = {}
         self.fault: BaseException | None = None
-        """The error that ended one of its tasks, because of a bug. After it nothing more is sent,
-        and the lease expires.
+        """The exception, a bug, that ended one of the tasks; sending then stops, and the lease
+        expires.
         """
         self._begin_session()
         self._task = start_task(self._run(), name="outbox")
-        self._task.add_done_callback(self.note_fault)
+        self._task.add_done_callback(self.on_task_done)
 
     def _begin_session(self) -> None:
-        """Become a new producer for the brokers; batches of the earlier one may be sent by other
-        processes.
+        """Take a new producer id, because other processes may send the recorded batches of the old
+        one.
         """
         self._producer_id = self._draw_identity(63) | 1
         self._epochs = itertools.count()
@@ -103,14 +101,14 @@ class Drainer:
         """Start the next round now."""
         self._wake.set()
 
-    def note_fault(self, task: asyncio.Task[None]) -> None:
-        """See `SenderOwner.note_fault`."""
+    def on_task_done(self, task: asyncio.Task[None]) -> None:
+        """See `SenderOwner.on_task_done`."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.critical("an outbox has stopped sending; close it and open it again", exc_info=error)
         if self.fault is None:
             self.fault = error
-            self._waiters.end(stopped(error).copy(Fate.UNKNOWN))
+            self._waiters.fail_all(stopped_error(error).copy(Fate.UNKNOWN))
         self.wake()
 
     # ── rounds ────────────────────────────────────────────────────────────────────────────────────
@@ -118,8 +116,8 @@ class Drainer:
         try:
             await self._rounds()
         except asyncio.CancelledError:
-            # Only the end of the event loop cancels this task. A lease that was kept would delay
-            # the next process.
+            # Only the end of the event loop cancels this task. Without a release, the next process
+            # would have to wait for the lease to expire.
             await self._release()
             raise
 
@@ -135,14 +133,14 @@ class Drainer:
                 log.info(
                     "the outbox will read its rows again: %s", getattr(error, "message", error)
                 )
-                await self._forget()
-                await self._pause(pauses.next_ms())
+                await self._reset()
+                await self._wait_for_wake(pauses.next_ms())
                 self.wake()
 
     async def _is_due(self) -> bool:
         """Wait until a round may be due; return False if there is nothing to do."""
         settings = self._settings
-        if await self._pause(
+        if await self._wait_for_wake(
             settings.rescan_ms
             if self.token is None
             else min(settings.rescan_ms, settings.lease_ms // 3)
@@ -150,8 +148,8 @@ class Drainer:
             return not self._closing and self.fault is None
         return self.token is not None or await self._database.run(rows.any_unsettled, self._tables)
 
-    async def _pause(self, wait_ms: int) -> bool:
-        """Wait, and return True if `wake` ended the pause before its time."""
+    async def _wait_for_wake(self, wait_ms: int) -> bool:
+        """Wait for `wake`; return False after `wait_ms` without one."""
         try:
             async with asyncio.timeout(wait_ms / 1000):
                 await self._wake.wait()
@@ -162,7 +160,7 @@ class Drainer:
 
     async def _round(self) -> None:
         settled, self._settled = self._settled, SettledBatches()
-        order = RoundOrder(
+        round_input = RoundInput(
             owner=self._owner,
             token=self.token,
             settled=settled,
@@ -171,20 +169,20 @@ class Drainer:
             halted_keys=self._halted_keys,
             limits=self._limits(),
         )
-        self._confirmed.clear()
+        self._confirmed_limits.clear()
         try:
-            outcome = await self._database.run(run_round, self._tables, self._settings, order)
+            outcome = await self._database.run(run_round, self._tables, self._settings, round_input)
         except asyncio.CancelledError:
-            self._may_hold = True
+            self._may_hold_lease = True
             raise
         self._waiters.settle(settled, outcome.refused)
         self._apply(outcome)
         await self._close_idle_senders()
-        if self.token is None and len(self._routes.known) > SUBJECTS_KEPT:
+        if self.token is None and len(self._routes.known) > CACHED_SUBJECTS_MAX:
             await self._close_senders()
             self._routes.known.clear()
-        elif len(self._routes.known) > 2 * SUBJECTS_KEPT:
-            await self._forget_idle()
+        elif len(self._routes.known) > 2 * CACHED_SUBJECTS_MAX:
+            await self._evict_idle_subjects()
 
     def _apply(self, outcome: RoundOutcome) -> None:
         self.token = outcome.token
@@ -193,8 +191,8 @@ class Drainer:
             for partition_id, batches in groupby(
                 outcome.recorded, key=lambda batch: batch.partition_id
             ):
-                own = list(batches)
-                self._sender(own[0].subject, partition_id).inherit(own)
+                inherited_batches = list(batches)
+                self._sender(inherited_batches[0].subject, partition_id).inherit(inherited_batches)
         else:
             for batch in outcome.recorded:
                 if not self._sender(batch.subject, batch.partition_id).take(batch):
@@ -202,13 +200,15 @@ class Drainer:
                     self.wake()
         recorded = {batch.subject for batch in outcome.recorded}
         for subject in recorded:
-            self._routes.used(subject)
+            self._routes.mark_used(subject)
         for subject in outcome.unknown | recorded:
-            self._learn(subject)
+            self._start_routing(subject)
         for subject in outcome.unconfirmed:
-            self._confirm(subject)
-        for row_id, why in outcome.refused.items():
-            log.error("row %d was refused, and stays unsent until it is redriven: %s", row_id, why)
+            self._start_limit_check(subject)
+        for row_id, reason in outcome.refused.items():
+            log.error(
+                "row %d was refused, and stays unsent until it is redriven: %s", row_id, reason
+            )
         if outcome.more or outcome.inherited:
             self.wake()
 
@@ -220,7 +220,7 @@ class Drainer:
         }
         return {
             subject: capacity_table(
-                known.partition_ids if self._barriers_known(subject) else (),
+                known.partition_ids if self._are_ranges_known(subject) else (),
                 capacities,
                 [
                     (sender.partition.range_start, sender.partition.range_end)
@@ -232,35 +232,35 @@ class Drainer:
         }
 
     def _limits(self) -> dict[str, SizeLimit]:
-        """Return the limits of the subjects whose limit is below MESSAGE_BYTES_MAX."""
+        """Return the size limits below MESSAGE_BYTES_MAX, by subject."""
         lowest: dict[str, int] = {}
         for subject, known in self._routes.known.items():
             reported = [each.limit_bytes for each in self._senders_of(subject) if each.listed]
             routed = MESSAGE_BYTES_MAX if known.route is None else known.route.message_bytes_max
             lowest[subject] = min([routed, *reported])
         return {
-            subject: SizeLimit(limit, subject in self._confirmed)
+            subject: SizeLimit(limit, subject in self._confirmed_limits)
             for subject, limit in lowest.items()
             if limit < MESSAGE_BYTES_MAX
         }
 
-    def _confirm(self, subject: str) -> None:
-        """Ask for the route again before rows are refused: the limit may have been raised."""
-        if subject not in self._confirming:
-            task = start_task(self._ask_limit(subject), name=f"outbox limit {subject}")
-            self._confirming[subject] = task
-            task.add_done_callback(lambda _: self._confirming.pop(subject, None))
-            task.add_done_callback(self.note_fault)
+    def _start_limit_check(self, subject: str) -> None:
+        """Fetch the limit again before rows are refused, because it may have been raised."""
+        if subject not in self._limit_checks:
+            task = start_task(self._refresh_limit(subject), name=f"outbox limit {subject}")
+            self._limit_checks[subject] = task
+            task.add_done_callback(lambda _: self._limit_checks.pop(subject, None))
+            task.add_done_callback(self.on_task_done)
 
-    async def _ask_limit(self, subject: str) -> None:
+    async def _refresh_limit(self, subject: str) -> None:
         for attempt in itertools.count(1):
-            known = await self.follow(subject)
+            known = await self.refresh_route(subject)
             if not known.problem:
                 break
             await self._wait_for_route(subject, known, attempt)
             if self.token is None:
                 return
-        self._confirmed.add(subject)
+        self._confirmed_limits.add(subject)
         self.wake()
 
     async def _wait_for_route(self, subject: str, known: KnownRoute, attempt: int) -> None:
@@ -269,19 +269,19 @@ class Drainer:
         pause_ms = known.pause_ms(attempt, self._settings.backoff, self._rng)
         await asyncio.sleep(pause_ms / 1000)
 
-    def _barriers_known(self, subject: str) -> bool:
-        """Return True if the range of every partition with unsettled batches is known."""
+    def _are_ranges_known(self, subject: str) -> bool:
+        """Return True if the ranges of all partitions with unsettled batches are known."""
         return all(
             sender.partition is not None for sender in self._senders_of(subject) if sender.batches
         )
 
-    async def _forget(self) -> None:
-        """Forget everything that was read from the tables; the next holder of the lease sends the
-        unsettled batches again.
+    async def _reset(self) -> None:
+        """Discard everything read from the tables; the next holder of the lease resends the
+        unsettled batches.
         """
         self.token = None
         await self._close_senders()
-        self._settled = SettledBatches()  # senders may have added to it until they were closed
+        self._settled = SettledBatches()  # the senders may have added to it
         self._halted_keys = set()
         self._begin_session()
         for subject, known in self._routes.known.items():
@@ -312,7 +312,7 @@ class Drainer:
         return sender
 
     async def _close_idle_senders(self) -> None:
-        """Close the senders without batches whose partitions are no longer in the route."""
+        """Close senders without batches whose partitions are not open in the route."""
         for partition_id, sender in list(self.senders.items()):
             known = self._routes.known.get(sender.subject)
             if (
@@ -324,20 +324,18 @@ class Drainer:
                 self._by_subject[sender.subject].remove(sender)
                 await sender.close()
 
-    async def _forget_idle(self) -> None:
-        """Forget the subjects that have not sent for the longest time: a process may always have
-        rows, but of other subjects each time.
-        """
+    async def _evict_idle_subjects(self) -> None:
+        """Evict the subjects that have been idle longest from the cache."""
         busy = {sender.subject for sender in self.senders.values() if sender.batches}
-        busy |= {*self._learning, *self._confirming}
+        busy |= {*self._routing_tasks, *self._limit_checks}
         idle = [subject for subject in self._routes.known if subject not in busy]
-        left: list[PartitionSender] = []
-        for subject in idle[: len(self._routes.known) - SUBJECTS_KEPT]:
+        evicted: list[PartitionSender] = []
+        for subject in idle[: len(self._routes.known) - CACHED_SUBJECTS_MAX]:
             del self._routes.known[subject]
-            left += self._by_subject.pop(subject, [])
-        for sender in left:
+            evicted += self._by_subject.pop(subject, [])
+        for sender in evicted:
             del self.senders[sender.partition_id]
-        for sender in left:
+        for sender in evicted:
             await sender.close()
 
     def stored(self, batch: OutboxBatch) -> None:
@@ -345,26 +343,26 @@ class Drainer:
         self._settled.stored.append(batch)
         self.wake()
 
-    def left(
-        self, subject: str, returned: list[OutboxBatch], failed: list[OutboxBatch], why: str
+    def return_batches(
+        self, subject: str, returned: list[OutboxBatch], failed: list[OutboxBatch], reason: str
     ) -> None:
-        """See `SenderOwner.left`."""
+        """See `SenderOwner.return_batches`."""
         self._settled.returned += returned
-        self._settled.failed |= dict.fromkeys(failed, why)
-        self._learn(subject)
+        self._settled.failed |= dict.fromkeys(failed, reason)
+        self._start_routing(subject)
         self.wake()
 
     # ── routes ────────────────────────────────────────────────────────────────────────────────────
-    async def follow(self, subject: str) -> KnownRoute:
-        """See `SenderOwner.follow`."""
+    async def refresh_route(self, subject: str) -> KnownRoute:
+        """See `SenderOwner.refresh_route`."""
         unsettled = [sender.partition_id for sender in self._senders_of(subject) if sender.batches]
-        known = await self._routes.ask(subject, unsettled)
+        known = await self._routes.fetch(subject, unsettled)
         self._apply_route(subject, known)
         self.wake()
         return known
 
     def _apply_route(self, subject: str, known: KnownRoute) -> None:
-        """Pass a route to the senders of the subject; create a sender for each open partition."""
+        """Pass a route to the subject's senders, and create missing senders for open partitions."""
         for partition_id in known.open:
             self._sender(subject, partition_id)
         for sender in self._senders_of(subject):
@@ -373,13 +371,15 @@ class Drainer:
             partition = known.open.get(sender.partition_id) or known.others.get(sender.partition_id)
             sender.partition = partition or sender.partition
 
-    def _learn(self, subject: str) -> None:
-        """Start to ask for the route, until it says where the rows of the subject go."""
-        if subject not in self._learning and not self._is_routed(subject):
-            task = start_task(self._ask_until_routed(subject), name=f"outbox {subject}")
-            self._learning[subject] = task
-            task.add_done_callback(lambda _: self._learning.pop(subject, None))
-            task.add_done_callback(self.note_fault)
+    def _start_routing(self, subject: str) -> None:
+        """Start fetching the subject's route until its rows can be sent, unless that is in
+        progress.
+        """
+        if subject not in self._routing_tasks and not self._is_routed(subject):
+            task = start_task(self._fetch_until_routed(subject), name=f"outbox {subject}")
+            self._routing_tasks[subject] = task
+            task.add_done_callback(lambda _: self._routing_tasks.pop(subject, None))
+            task.add_done_callback(self.on_task_done)
 
     def _is_routed(self, subject: str) -> bool:
         known = self._routes.known.get(subject)
@@ -391,13 +391,13 @@ class Drainer:
             and not any(sender.listed and sender.sealed for sender in senders)
         )
 
-    async def _ask_until_routed(self, subject: str) -> None:
+    async def _fetch_until_routed(self, subject: str) -> None:
         for attempt in itertools.count(1):
-            known = await self.follow(subject)
+            known = await self.refresh_route(subject)
             if self._is_routed(subject):
                 return
             await self._wait_for_route(subject, known, attempt)
-            if self.token is None:  # another process sends; we ask again when we have the lease
+            if self.token is None:  # another process sends
                 self._routes.known.pop(subject, None)
                 return
 
@@ -406,32 +406,32 @@ class Drainer:
         """The reasons why rows wait, by subject."""
         routes = {
             subject: self._routes.known[subject].problem
-            for subject in (*self._learning, *self._confirming)
+            for subject in (*self._routing_tasks, *self._limit_checks)
             if subject in self._routes.known
         }
         senders = {
             sender.subject: sender.problem for sender in self.senders.values() if sender.batches
         }
-        return {subject: why for subject, why in (routes | senders).items() if why}
+        return {subject: reason for subject, reason in (routes | senders).items() if reason}
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
     async def close(self) -> None:
-        """Finish the present transaction and release the lease; another process will settle the
+        """Finish the current transaction and release the lease; other processes settle the
         remaining batches.
         """
         self._closing = True
         self.wake()
         await asyncio.gather(self._task, return_exceptions=True)
-        tasks = [*self._learning.values(), *self._confirming.values()]
+        tasks = [*self._routing_tasks.values(), *self._limit_checks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._release()
 
     async def _release(self) -> None:
-        """Stop the senders, and let another process take the lease."""
+        """Stop the senders, and release the lease."""
         await self._close_senders()
-        if self.token is not None or self._may_hold:
+        if self.token is not None or self._may_hold_lease:
             try:
                 await self._database.run(release, self._tables, owner=self._owner)
             except KeylaneError as error:
@@ -440,11 +440,11 @@ class Drainer:
                     error.message,
                 )
             self.token = None
-            self._may_hold = False
+            self._may_hold_lease = False
 
 
-def stopped(fault: BaseException) -> InternalError:
-    """Return the error of an outbox whose task ended because of a bug."""
+def stopped_error(fault: BaseException) -> InternalError:
+    """Return the error for an outbox that a bug has stopped."""
     error = InternalError(
         f"the outbox has stopped sending because of a bug in keylane: {fault!r:.200}; its rows "
         "stay in the table, and any outbox that is opened on it sends them",

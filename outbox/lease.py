@@ -1,10 +1,10 @@
-"""The lease, which makes sure that one process sends. I/O: SQL.
+"""The lease, which ensures that only one process sends. I/O: SQL.
 
-Each take raises the token, and every write of a holder checks its token first. A holder that was
-suspended finds that its token has passed, and stops; PostgreSQL ends the transaction in which it
-was suspended. Until then it can only send batches that were recorded, which the broker recognizes
-or refuses. So the duration of the lease, measured by the database's clock, decides only how soon
-another process takes over.
+Taking the lease raises the token, and every write by a holder checks its token first. A holder that
+was suspended finds a higher token and stops; PostgreSQL ends the transaction in which it was
+suspended. Until then it can only send recorded batches, which the broker recognizes or refuses. The
+duration of the lease, by the database's clock, therefore only determines how soon another process
+takes over.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from .settings import LEASE_MS_MAX
 from .tables import OutboxTables, database_ms
 
 IDLE_MS_MIN = 5_000
-"""Shortest time in milliseconds, if the lease is shorter, after which PostgreSQL ends an idle
-transaction that has locked the row of the lease.
+"""PostgreSQL ends an idle transaction that has locked the lease's row after the lease's duration,
+but not before this many milliseconds.
 """
 
 TOKENS_PER_DELETION = 1 << 32
-"""The high half of the token counts deletions by operators, so that a caller who waits for a row
-can distinguish a deleted row from a sent one.
+"""The high half of the token counts deletions by operators, so callers that wait for a row can
+distinguish a deleted row from a sent one.
 """
 
 
 class TokenPassedError(Exception):
-    """Another process took the lease, or an operator changed rows: this process must read them
-    again.
+    """The token has changed, because another process took the lease or an operator changed rows;
+    read them again.
     """
 
 
 def take(connection: Connection, tables: OutboxTables, *, owner: str, lease_ms: int) -> int | None:
-    """Take the lease for `lease_ms` and return its token; None while another live process has
+    """Take the lease for `lease_ms` and return its token, or None while another process holds
     it.
     """
     lease = tables.lease
     now = database_ms()
     _end_when_idle(connection, lease_ms)
-    # An end that is further away than any lease was written before the clock was set back.
+    # An expiry beyond the maximum lease was written before the clock was set back.
     free = sa.or_(
         lease.c.until_ms < now, lease.c.until_ms > now + LEASE_MS_MAX, lease.c.owner == owner
     )
@@ -56,10 +56,10 @@ def take(connection: Connection, tables: OutboxTables, *, owner: str, lease_ms: 
 
 def renew(connection: Connection, tables: OutboxTables, *, token: int, lease_ms: int) -> None:
     """
-    Hold the lease for `lease_ms` from now, and lock its row until the transaction ends.
+    Extend the lease to `lease_ms` from now, and lock its row until the transaction ends.
 
     Raises:
-        TokenPassedError: another process has taken it.
+        TokenPassedError: the token has changed.
     """
     _end_when_idle(connection, lease_ms)
     lease = tables.lease
@@ -73,10 +73,10 @@ def renew(connection: Connection, tables: OutboxTables, *, token: int, lease_ms:
 
 def release(connection: Connection, tables: OutboxTables, *, owner: str) -> None:
     """
-    End the lease at once, if `owner` has it, so that another process can take it.
+    Release the lease if `owner` holds it.
 
-    The token is raised too: a transaction that the holder cancelled may still run in a thread, and
-    would renew the lease.
+    This also raises the token, because a cancelled transaction of the holder may still run in a
+    thread and would renew the lease.
     """
     lease = tables.lease
     connection.execute(
@@ -86,11 +86,11 @@ def release(connection: Connection, tables: OutboxTables, *, owner: str) -> None
 
 def pass_token(connection: Connection, tables: OutboxTables, *, deletes: bool) -> None:
     """
-    Lock the row of the lease, and make its holder read everything again; an operator's change
-    begins with it.
+    Lock the lease's row, and make its holder read everything again. Every change by an operator
+    begins with this.
 
     Args:
-        deletes: the change may delete rows that were not sent; see `deletions`.
+        deletes: the change may delete unsent rows; see `deletions`.
     """
     lease = tables.lease
     _end_when_idle(connection, IDLE_MS_MIN)
@@ -99,18 +99,16 @@ def pass_token(connection: Connection, tables: OutboxTables, *, deletes: bool) -
 
 
 def deletions(token: int) -> int:
-    """Return how often operators had deleted rows that were not sent when the lease had this
-    token.
-    """
+    """Return the number of deletions by operators that a token counts."""
     return token // TOKENS_PER_DELETION
 
 
 def _end_when_idle(connection: Connection, lease_ms: int) -> None:
     """
-    Let PostgreSQL end this transaction if this process is suspended in it.
+    Have PostgreSQL end this transaction if the process is suspended during it.
 
-    The transaction locks the row of the lease: otherwise no other process could take the lease, or
-    close its outbox, until this process continues.
+    Otherwise the locked row of the lease would keep other processes from taking the lease, or from
+    closing their outboxes, until this process continues.
     """
     if connection.dialect.name == "postgresql":
         setting = sa.literal("idle_in_transaction_session_timeout")

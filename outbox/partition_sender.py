@@ -1,6 +1,4 @@
-"""Sends the recorded batches of one partition in order; the batches after one that is not stored
-wait for it.
-"""
+"""Sends the recorded batches of one partition in order; later batches wait for one that failed."""
 
 from __future__ import annotations
 
@@ -31,35 +29,35 @@ from .settings import OutboxSettings
 
 log = logging.getLogger("keylane.outbox")
 WARN_AT = 8
-"""Number of failures in a row, some seconds, after which a warning is logged."""
+"""The number of consecutive failures, some seconds, after which a warning is logged."""
 
 
 class SenderOwner(Protocol):
-    """The calls of the drainer that a sender needs."""
+    """The drainer, as seen by its senders."""
 
     def stored(self, batch: OutboxBatch) -> None:
-        """Delete a batch that is stored."""
+        """Delete a stored batch in the next round."""
         ...
 
-    def left(
-        self, subject: str, returned: list[OutboxBatch], failed: list[OutboxBatch], why: str
+    def return_batches(
+        self, subject: str, returned: list[OutboxBatch], failed: list[OutboxBatch], reason: str
     ) -> None:
-        """Let the rows of returned batches wait again, and mark those of failed ones as failed."""
+        """Requeue the rows of `returned` batches, and mark those of `failed` ones as failed."""
         ...
 
-    async def follow(self, subject: str) -> object:
-        """Ask for the newest route of a subject, and pass it to the subject's senders."""
+    async def refresh_route(self, subject: str) -> object:
+        """Fetch the latest route of a subject, and pass it to the subject's senders."""
         ...
 
-    def note_fault(self, task: asyncio.Task[None]) -> None:
-        """Note that a task has ended: if it ended because of a bug, stop sending and report it to
-        waiting callers.
+    def on_task_done(self, task: asyncio.Task[None]) -> None:
+        """Stop sending, and raise the error in waiting callers, if the task ended because of a
+        bug.
         """
         ...
 
 
 class PartitionSender:
-    """The batches of one partition, and the task that sends them."""
+    """Owns the batches of one partition, and the task that sends them."""
 
     def __init__(
         self,
@@ -75,21 +73,19 @@ class PartitionSender:
         self.subject = subject
         self.partition_id = partition_id
         self.partition: Partition | None = None
-        """The partition in the route, with its address; None until a route has named it."""
+        """The partition with its broker's address; None until a route has listed it."""
         self.listed = False
         """True if the partition is open in the latest route."""
         self.sealed = False
-        """True if the broker has answered that the partition is sealed."""
+        """True if the broker has refused a batch because the partition is sealed."""
         self.gone: KeylaneError | None = None
-        """The reason why no broker can be asked about the partition any more; None while one
-        can.
-        """
+        """Why no broker can answer for the partition any longer; None while one can."""
         self.limit_bytes = MESSAGE_BYTES_MAX
-        """The limit for one message, in bytes; a refusal of the broker may lower it."""
+        """The size limit of a message, in bytes; a refusal by the broker may lower it."""
         self.problem = ""
-        """The reason why batches are not stored; empty while they are."""
+        """Why batches are not being stored; empty while they are."""
         self.batches: deque[OutboxBatch] = deque()
-        """Batches that are recorded and not settled, the oldest first; all are of one session."""
+        """Recorded batches that are not settled, the oldest first; all have the same session."""
         self._owner = owner
         self._broker_at = broker_at
         self._settings = settings
@@ -99,33 +95,31 @@ class PartitionSender:
         self._pauses = settings.backoff.pauses(rng)
         self._wake = asyncio.Event()
         self._task = start_task(self._run(), name=f"outbox {subject} {partition_id}")
-        self._task.add_done_callback(owner.note_fault)
+        self._task.add_done_callback(owner.on_task_done)
 
     @property
     def open(self) -> bool:
-        """True while the partition may store new batches."""
+        """True while the partition can store new batches."""
         return self.listed and not self.sealed
 
     # ── recording ─────────────────────────────────────────────────────────────────────────────────
     def capacity(self) -> Capacity | None:
-        """Return how many batches may be recorded for the partition now; None if none may."""
+        """Return the capacity for new batches; None if none may be recorded now."""
         count = self._settings.in_flight_max - len(self.batches)
-        # A broker recognizes only the latest batches, and a batch that another process has recorded
-        # must be stored before any new one.
+        # A broker recognizes only the latest batches, and batches that another process has recorded
+        # must be stored before new ones.
         doubtful = any(batch.doubtful for batch in self.batches)
         if not self.open or doubtful or count <= 0:
             return None
         return Capacity(self.partition_id, self._session, self._next_sequence, count)
 
     def inherit(self, batches: Sequence[OutboxBatch]) -> None:
-        """Send batches that an earlier holder of the lease has recorded, before any new batch."""
+        """Send batches recorded by an earlier holder of the lease, before any new ones."""
         self.batches.extend(batches)
         self._wake.set()
 
     def take(self, batch: OutboxBatch) -> bool:
-        """Send a batch that was recorded under `capacity`; return False if the capacity has changed
-        since, so that the batch cannot be sent.
-        """
+        """Send a batch that was recorded for a `capacity`; return False if that is out of date."""
         if not self.open or batch.session != self._session:
             return False
         assert batch.sequence == self._next_sequence
@@ -141,7 +135,7 @@ class PartitionSender:
                 await self._stream()
             except KeylaneError as error:
                 self.problem = error.message
-                await self._owner.follow(self.subject)
+                await self._owner.refresh_route(self.subject)
                 if self._after_failure(error):
                     self._pauses.skip()
                     continue
@@ -160,7 +154,7 @@ class PartitionSender:
         return await self._broker_at(address).channel()
 
     async def _stream(self) -> None:
-        """Send until the first failure; then wait for all calls, and raise that failure."""
+        """Send until the first failure, then wait for all pending calls and raise it."""
         calls: deque[asyncio.Task[None]] = deque()
         try:
             while True:
@@ -205,7 +199,7 @@ class PartitionSender:
         self._owner.stored(batch)
 
     def _after_failure(self, error: KeylaneError) -> bool:
-        """Act on the error of the oldest batch; return True if this sender gave up all batches."""
+        """Handle the error of the oldest batch; return True if all batches were handed back."""
         if not self.batches:
             return False
         self.sealed = self.sealed or isinstance(error, StaleRouteError)
@@ -214,10 +208,10 @@ class PartitionSender:
         step = decide_send_step(
             error,
             doubtful=self.batches[0].doubtful,
-            left=not self.open,
+            closed=not self.open,
             gone=self.gone is not None,
         )
-        if step is SendStep.AGAIN:
+        if step is SendStep.RETRY:
             return False
         if step is SendStep.RETURN:
             returned, failed = list(self.batches), []
@@ -227,8 +221,8 @@ class PartitionSender:
         self.batches.clear()
         self._session = self._new_session()
         self._next_sequence = 0
-        why = self.gone or error
-        self._owner.left(self.subject, returned, failed, why.message)
+        cause = self.gone or error
+        self._owner.return_batches(self.subject, returned, failed, cause.message)
         return True
 
     async def close(self) -> None:

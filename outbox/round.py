@@ -1,8 +1,8 @@
-"""One transaction of the process that sends: it deletes settled batches and records waiting rows.
+"""One transaction of the sending process: deletes settled batches and records waiting rows.
 I/O: SQL.
 
     take or renew the lease ─▶ settle ─▶ read waiting rows ─▶ assign ─▶ record
-                                                                └▶ no rows are left: release
+                                                                └▶ no rows remain: release
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from .tables import OutboxTables
 
 @dataclass(slots=True, kw_only=True)
 class SettledBatches:
-    """Batches that leave the batch table."""
+    """Batches to remove from the batch table."""
 
     stored: list[OutboxBatch] = field(default_factory=list)
     returned: list[OutboxBatch] = field(default_factory=list)
     """Batches whose rows wait again."""
     failed: dict[OutboxBatch, str] = field(default_factory=dict)
-    """Batches that failed, each with the reason."""
+    """The failed batches with the reasons."""
 
     def __bool__(self) -> bool:
         return bool(self.stored or self.returned or self.failed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundOrder:
+class RoundInput:
     """The input of a round."""
 
     owner: str
     token: int | None
-    """The token of the lease; None if the round has to take the lease."""
+    """The token of the lease; None if the round must take the lease."""
     settled: SettledBatches
     sending: bool
-    """True if there are recorded batches that are not settled."""
+    """True if recorded batches are still being sent."""
     tables: Mapping[str, CapacityTable]
     halted_keys: set[SubjectKey]
     limits: Mapping[str, SizeLimit]
@@ -53,36 +53,36 @@ class RoundOutcome:
     """The result of a round."""
 
     token: int | None
-    """The token of the lease; None if another process has it, or if it was released because no
-    rows are left.
+    """The token of the lease; None if another process holds it, or it was released because no rows
+    remain.
     """
     recorded: list[OutboxBatch] = field(default_factory=list)
     unknown: set[str] = field(default_factory=set)
-    """Subjects of waiting rows whose route is not known."""
+    """Subjects with waiting rows whose route is unknown."""
     halted_keys: set[SubjectKey] = field(default_factory=set)
     inherited: bool = False
-    """True if the lease was taken, and `recorded` are batches of an earlier holder."""
+    """True if the lease was just taken, and `recorded` are an earlier holder's batches."""
     refused: dict[int, str] = field(default_factory=dict)
-    """Rows that are refused, by id, with the reason."""
+    """The reasons for refused rows, by row id."""
     unconfirmed: set[str] = field(default_factory=set)
-    """Subjects with a row over their limit, which has to be asked for again."""
+    """Subjects with a row over their limit, which must be fetched again."""
     more: bool = False
-    """True if more rows wait than were read, so that the next round is due at once."""
+    """True if more rows wait than were read, so the next round is due immediately."""
 
 
 def run_round(
-    connection: Connection, tables: OutboxTables, settings: OutboxSettings, order: RoundOrder
+    connection: Connection, tables: OutboxTables, settings: OutboxSettings, round_input: RoundInput
 ) -> RoundOutcome:
     """
-    Do one round.
+    Run one round.
 
     Raises:
         TokenPassedError: this process must read the tables again.
     """
-    token = order.token
-    halted_keys = order.halted_keys
+    token = round_input.token
+    halted_keys = round_input.halted_keys
     if token is None:
-        token = lease.take(connection, tables, owner=order.owner, lease_ms=settings.lease_ms)
+        token = lease.take(connection, tables, owner=round_input.owner, lease_ms=settings.lease_ms)
         if token is None:
             return RoundOutcome(token=None)
         halted_keys = rows.failed_keys(connection, tables)
@@ -93,38 +93,38 @@ def run_round(
             )
     else:
         lease.renew(connection, tables, token=token, lease_ms=settings.lease_ms)
-        _settle(connection, tables, order.settled)
-        if order.settled.failed:
+        _settle(connection, tables, round_input.settled)
+        if round_input.settled.failed:
             halted_keys = rows.failed_keys(connection, tables)
     waiting, more = rows.waiting(
         connection,
         tables,
-        closed_ranges(order.tables),
+        closed_ranges(round_input.tables),
         rows_max=settings.read_rows,
         bytes_max=settings.read_bytes,
     )
-    assigned = assign(
+    plan = assign(
         waiting,
-        order.tables,
+        round_input.tables,
         halted_keys,
-        limits=order.limits,
+        limits=round_input.limits,
         batch_bytes=settings.batch_bytes,
         batch_count=settings.batch_count,
     )
-    rows.record(connection, tables, assigned.batches)
-    rows.halt(connection, tables, assigned.halted)
-    rows.refuse(connection, tables, assigned.refused)
-    if not (order.sending or waiting or rows.any_waiting(connection, tables)):
-        lease.release(connection, tables, owner=order.owner)
+    rows.record(connection, tables, plan.batches)
+    rows.halt(connection, tables, plan.halted)
+    rows.refuse(connection, tables, plan.refused)
+    if not (round_input.sending or waiting or rows.any_waiting(connection, tables)):
+        lease.release(connection, tables, owner=round_input.owner)
         token = None
     return RoundOutcome(
         token=token,
-        recorded=assigned.batches,
-        unknown=assigned.unknown,
+        recorded=plan.batches,
+        unknown=plan.unknown,
         halted_keys=halted_keys,
-        refused=assigned.refused,
-        unconfirmed=assigned.unconfirmed,
-        more=more and bool(assigned.batches or assigned.halted or assigned.refused),
+        refused=plan.refused,
+        unconfirmed=plan.unconfirmed,
+        more=more and bool(plan.batches or plan.halted or plan.refused),
     )
 
 

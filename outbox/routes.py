@@ -1,12 +1,11 @@
 """The routes of the subjects whose rows wait.
 
-A route is asked for when it is needed: at the first row of a subject, and after a partition refused
-or did not answer. A partition that has been sealed refuses, so an outdated route costs one call
-and never breaks the order.
+A route is fetched when it is needed: for the first row of a subject, and after a partition refused
+a batch or did not answer. Sealed partitions refuse batches, so an outdated route costs a call but
+never breaks the order.
 
-When a subject is deleted, its partitions store nothing any more. Rows that were not sent wait
-until an operator creates a subject of this name: sending a message does not create a deleted
-subject again.
+The partitions of a deleted subject store nothing further. Its unsent rows wait until an operator
+creates a subject of this name, because sending a message does not recreate a deleted subject.
 """
 
 from __future__ import annotations
@@ -33,13 +32,11 @@ from ..rpc.race import shared, start_task
 
 log = logging.getLogger("keylane.outbox")
 MISSING_PAUSE_MS_MAX = 60_000
-"""Longest pause in milliseconds between two requests for the route of a subject that does not
-exist, and may never be created.
+"""The maximum pause, in milliseconds, between requests for the route of a subject that does not
+exist.
 """
 DELETED_KNOWN_MAX = 10_000
-"""Number of deleted subjects that are remembered; a forgotten one is treated as a restarted process
-treats it.
-"""
+"""The maximum number of remembered deleted subjects; others are treated as after a restart."""
 _NO_SUBJECT = (SubjectDeletedError, SubjectUnknownError)
 _DELETED = "the subject was deleted: its rows wait until an operator creates one of this name"
 
@@ -55,22 +52,22 @@ class KnownRoute:
     others: dict[int, Partition] = field(default_factory=dict)
     """Partitions with unsettled batches that are not open."""
     gone: Mapping[int, KeylaneError] = field(default_factory=dict)
-    """Partitions that no broker can be asked about any more, each with the reason: an operator has
+    """Partitions for which no broker can answer any longer, with the reason: an operator has
     accepted their loss, or their subject is deleted.
     """
     problem: str = ""
-    """The reason why the last request gave no route; empty if it did."""
+    """Why the last request returned no route; empty if it did."""
     refused: str = ""
-    """The text of the error that answered the last request."""
+    """The error message of the last request; empty if it succeeded."""
     missing: int = 0
-    """Number of answers in a row that there is no such subject."""
+    """The number of consecutive replies that there is no such subject."""
 
     def pause_ms(self, attempt: int, backoff: Backoff, rng: random.Random) -> int:
-        """Return the milliseconds to wait after `attempt` requests in a row without a route."""
+        """Return the pause in milliseconds after `attempt` consecutive requests without a route."""
         if not self.missing:
             return backoff.wait_ms(attempt, rng)
-        # `attempt` does not count here: a metaserver that comes back may lack its subjects for a
-        # moment, while it is rebuilt.
+        # Not `attempt`, because a metaserver that is back, and being rebuilt, may lack its subjects
+        # for a moment.
         longest = replace(backoff, max_ms=max(backoff.max_ms, MISSING_PAUSE_MS_MAX))
         return longest.wait_ms(self.missing, rng)
 
@@ -81,32 +78,32 @@ class OutboxRoutes:
     def __init__(self, meta: MetaClient) -> None:
         self._meta = meta
         self.known: dict[str, KnownRoute] = {}
-        """Routes by subject; the subject that was used last is last."""
+        """Routes by subject, the least recently used first."""
         self._deleted = RecentNames(DELETED_KNOWN_MAX)
-        """Subjects that were deleted, as long as no later subject of the same name is known."""
-        self._asking: dict[str, asyncio.Task[KnownRoute]] = {}
+        """Deleted subjects, until a new subject of the same name is known."""
+        self._pending_fetches: dict[str, asyncio.Task[KnownRoute]] = {}
 
-    def used(self, subject: str) -> None:
-        """Note that messages of a subject were recorded by its route."""
+    def mark_used(self, subject: str) -> None:
+        """Make a subject the most recently used one."""
         if subject in self.known:
             self.known[subject] = self.known.pop(subject)
 
-    async def ask(self, subject: str, unsettled: Collection[int]) -> KnownRoute:
+    async def fetch(self, subject: str, unsettled: Collection[int]) -> KnownRoute:
         """
-        Ask for the newest route; concurrent calls for one subject share an answer.
+        Fetch the latest route; concurrent calls for a subject share the request.
 
         Args:
-            unsettled: the partitions that have unsettled batches. If the route no longer lists one
-                of them, the subject's history is read too.
+            unsettled: the ids of partitions with unsettled batches. If the route no longer lists
+                one of them, the subject's history is fetched too.
         """
-        task = self._asking.get(subject)
+        task = self._pending_fetches.get(subject)
         if task is None:
-            task = start_task(self._ask(subject, unsettled), name=f"route {subject}")
-            self._asking[subject] = task
-            task.add_done_callback(lambda _: self._asking.pop(subject, None))
+            task = start_task(self._fetch(subject, unsettled), name=f"route {subject}")
+            self._pending_fetches[subject] = task
+            task.add_done_callback(lambda _: self._pending_fetches.pop(subject, None))
         return await shared(task, "the outbox was closed")
 
-    async def _ask(self, subject: str, unsettled: Collection[int]) -> KnownRoute:
+    async def _fetch(self, subject: str, unsettled: Collection[int]) -> KnownRoute:
         known = self.known.setdefault(subject, KnownRoute())
         try:
             route = await self._route(subject, known)
@@ -134,7 +131,7 @@ class OutboxRoutes:
             known.others = {each: listed[each] for each in unsettled if each in listed}
             self._deleted.discard(subject)
         except KeylaneError as error:
-            # The same answer comes at each request; only the first one is logged above DEBUG.
+            # Repeated errors are logged at DEBUG only.
             level = logging.WARNING if isinstance(error, _NO_SUBJECT) else logging.INFO
             level = logging.DEBUG if known.refused == error.message else level
             log.log(level, "rows of subject %s wait to be sent: %s", subject, error.message)
@@ -157,7 +154,7 @@ class OutboxRoutes:
 
     async def close(self) -> None:
         """Cancel the pending requests."""
-        tasks = list(self._asking.values())
+        tasks = list(self._pending_fetches.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,7 @@
 """Reads and writes the rows of messages and of batches. I/O: SQL.
 
-All functions but `insert_of` and `any_unsettled` must be called in a transaction that has checked
-the token of the lease.
+All functions except `insert_statement` and `any_unsettled` must be called in a transaction that has
+checked the token of the lease.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ from .tables import FAILED, HALTED, REFUSED, WAITING, OutboxTables
 
 FAILURE_CHARS_MAX = 500
 IDS_AT_ONCE = 5_000
-"""Number of ids in one statement, each a parameter; SQLite takes 32,766."""
+"""The maximum number of ids in a statement, each a parameter; SQLite allows 32,766."""
 SUBJECTS_MAX = 10_000
-"""Number of subjects in one statement, each a parameter; SQLite and PostgreSQL take some 32,000."""
+"""The maximum number of subjects in a statement, each a parameter; SQLite and PostgreSQL allow
+about 32,000.
+"""
 RANGES_MAX = 5_000
-"""Number of ranges in one statement, each 50 to 70 bytes of text; SQLite takes a million bytes."""
+"""The maximum number of ranges in a statement, each 50 to 70 bytes of text; SQLite allows a million
+bytes.
+"""
 
 
-def insert_of(tables: OutboxTables) -> sa.Insert:
+def insert_statement(tables: OutboxTables) -> sa.Insert:
     """Return the statement that adds a row."""
     return sa.insert(tables.rows)
 
@@ -43,9 +47,10 @@ def any_waiting(connection: Connection, tables: OutboxTables) -> bool:
     return _any(connection, tables, tables.rows.c.batch_id == WAITING)
 
 
-def _any(connection: Connection, tables: OutboxTables, wanted: sa.ColumnElement[bool]) -> bool:
+def _any(connection: Connection, tables: OutboxTables, condition: sa.ColumnElement[bool]) -> bool:
     return (
-        connection.execute(sa.select(tables.rows.c.id).where(wanted).limit(1)).first() is not None
+        connection.execute(sa.select(tables.rows.c.id).where(condition).limit(1)).first()
+        is not None
     )
 
 
@@ -69,27 +74,26 @@ def waiting(
     """
     Return waiting rows in the order of their ids, and whether there are more.
 
-    Each call begins at the lowest id, so that a row with a low id that was committed late is found
-    before newer rows.
+    Each call starts at the lowest id, to find rows with low ids that were committed late before
+    newer rows.
 
     Args:
-        closed: ranges whose rows are skipped; the ranges of one subject follow each other. If
-            there are more than a statement has room for, the result has rows of some of these
-            ranges too, and rows of open ranges after them.
-        bytes_max: limit for keys, values and properties together; the first row is read in any
-            case.
+        closed: ranges whose rows are skipped, grouped by subject. If a statement cannot hold them
+            all, the result includes rows of some of these ranges.
+        bytes_max: the limit of keys, values and properties in total; the first row is always
+            read.
     """
     skipped = ClosedRows(closed)
     rows = tables.rows.c
-    wanted = sa.and_(rows.batch_id == WAITING, skipped.condition(tables))
+    condition = sa.and_(rows.batch_id == WAITING, skipped.condition(tables))
     if not skipped.all_skipped:
-        # Each page sees the rows that were committed before it was read. A row above the highest
-        # id of now may be newer than a row of an earlier page that was committed in the meantime.
+        # Each page sees the commits up to its own read. A row above the current highest id may be
+        # newer than a row committed since, with an id in an earlier page.
         newest = sa.select(sa.func.max(rows.id)).where(rows.batch_id == WAITING)
-        wanted = sa.and_(wanted, rows.id <= (connection.execute(newest).scalar() or 0))
+        condition = sa.and_(condition, rows.id <= (connection.execute(newest).scalar() or 0))
     after = 0
     while True:
-        some = sa.and_(wanted, rows.id > after)
+        some = sa.and_(condition, rows.id > after)
         page, more = _first_rows(
             connection, tables, some, rows_max, bytes_max, options=skipped.execution_options
         )
@@ -101,18 +105,18 @@ def waiting(
 def _first_rows(
     connection: Connection,
     tables: OutboxTables,
-    wanted: sa.ColumnElement[bool],
+    condition: sa.ColumnElement[bool],
     rows_max: int,
     bytes_max: int,
     *,
     options: dict[str, Any],
 ) -> tuple[list[OutboxRow], bool]:
-    """Return the first rows by their ids, and whether there are more."""
+    """Return the rows with the lowest ids, and whether there are more."""
     rows = tables.rows.c
     size = sa.func.length(rows.order_key) + sa.func.length(rows.value)
     first = (
         sa.select(rows.id, (size + sa.func.length(rows.properties)).label("size"))
-        .where(wanted)
+        .where(condition)
         .order_by(rows.id)
         .limit(rows_max)
     )
@@ -128,70 +132,71 @@ def _first_rows(
         sizes = connection.execute(first, execution_options=options).all()
         totals = accumulate(row.size for row in sizes)
         last_id = sizes[max(1, sum(1 for total in totals if total <= bytes_max)) - 1].id
-    wanted = sa.and_(wanted, rows.id <= last_id)
-    return _read(connection, tables, wanted, options), more
+    condition = sa.and_(condition, rows.id <= last_id)
+    return _read(connection, tables, condition, options), more
 
 
 class ClosedRows:
     """
-    Ranges whose rows wait: a statement skips them, as far as it has room for them.
+    Ranges whose rows wait, which a statement skips as far as it can hold them.
 
-    Subjects whose rows all wait are in one list, which a database looks up once a row. Subjects of
-    which only some partitions wait are the cases of one CASE: a chain of ANDs would be as deep as
-    it is long, and SQLite refuses expressions that are deeper than 1,000.
+    Subjects whose rows all wait are in one list, which a database searches once for each row. Other
+    subjects are the cases of a CASE, because a chain of ANDs would be too deep: SQLite refuses
+    expressions deeper than 1,000.
     """
 
     def __init__(self, closed: Iterable[SubjectRange]) -> None:
-        self._whole: list[str] = []
+        self._skipped_subjects: list[str] = []
         """Subjects that the statement skips."""
-        self._parts: dict[str, list[SubjectRange]] = {}
+        self._skipped_ranges: dict[str, list[SubjectRange]] = {}
         """Ranges that the statement skips."""
-        self._left: dict[str, list[SubjectRange]] = {}
-        """Ranges that the statement has no room for, and does not skip."""
-        ranges_left = RANGES_MAX
+        self._unskipped: dict[str, list[SubjectRange]] = {}
+        """Ranges that the statement does not skip, because it cannot hold more."""
+        ranges_remaining = RANGES_MAX
         for subject, group in groupby(closed, key=lambda each: each.subject):
             ranges = list(group)
-            if len(self._whole) + len(self._parts) >= SUBJECTS_MAX:
-                self._left[subject] = ranges
+            if len(self._skipped_subjects) + len(self._skipped_ranges) >= SUBJECTS_MAX:
+                self._unskipped[subject] = ranges
             elif _is_whole(ranges):
-                self._whole.append(subject)
-            elif len(ranges) <= ranges_left:
-                self._parts[subject] = ranges
-                ranges_left -= len(ranges)
+                self._skipped_subjects.append(subject)
+            elif len(ranges) <= ranges_remaining:
+                self._skipped_ranges[subject] = ranges
+                ranges_remaining -= len(ranges)
             else:
-                self._left[subject] = ranges
+                self._unskipped[subject] = ranges
 
     @property
     def execution_options(self) -> dict[str, Any]:
-        """The options for a statement with `condition`: the ranges are in its text, so the
-        statement differs each time and must not fill a cache.
+        """The options for a statement with `condition`: not cached if its text contains ranges,
+        which differ each time.
         """
-        return {"compiled_cache": None} if self._parts else {}
+        return {"compiled_cache": None} if self._skipped_ranges else {}
 
     @property
     def all_skipped(self) -> bool:
-        """True if a statement with `condition` selects no row of a closed range."""
-        return not self._left
+        """True if a statement with `condition` selects no rows of closed ranges."""
+        return not self._unskipped
 
     def condition(self, tables: OutboxTables) -> sa.ColumnElement[bool]:
-        """Return the condition of the rows that have to be read."""
+        """Return the SQL condition of the rows to read."""
         rows = tables.rows.c
         conditions: list[sa.ColumnElement[bool]] = []
-        if self._whole:
-            conditions.append(rows.subject.not_in(self._whole))
-        if self._parts:
+        if self._skipped_subjects:
+            conditions.append(rows.subject.not_in(self._skipped_subjects))
+        if self._skipped_ranges:
             cases = {
                 subject: sa.case((_in_any(ranges), 0), else_=1)
-                for subject, ranges in self._parts.items()
+                for subject, ranges in self._skipped_ranges.items()
             }
             conditions.append(sa.case(cases, value=rows.subject, else_=1) == 1)
         return sa.and_(sa.true(), *conditions)
 
     def has_open(self, selected: Iterable[OutboxRow]) -> bool:
-        """Return True if one of the selected rows is in no closed range."""
+        """Return True if any of the selected rows is outside all closed ranges."""
         return any(
             not any(
-                each.start <= row.logical < each.end for each in self._left.get(row.subject, ())
+                each.start <= row.logical < each.end
+                for each in self._unskipped.get(row.subject, ())
             )
             for row in selected
         )
@@ -202,8 +207,8 @@ def _is_whole(ranges: Sequence[SubjectRange]) -> bool:
 
 
 def _in_any(ranges: Iterable[SubjectRange]) -> sa.ColumnElement[bool]:
-    """Return the condition that a logical partition is in these ranges; it is text, because
-    hundreds of parameters cost more than the query itself.
+    """Return the SQL condition of rows in these ranges, as text, because hundreds of parameters
+    cost more than the query.
     """
     text = " OR ".join(f"logical BETWEEN {each.start:d} AND {each.end - 1:d}" for each in ranges)
     return sa.literal_column(f"({text})", sa.Boolean)
@@ -212,7 +217,7 @@ def _in_any(ranges: Iterable[SubjectRange]) -> sa.ColumnElement[bool]:
 def _read(
     connection: Connection,
     tables: OutboxTables,
-    wanted: sa.ColumnElement[bool],
+    condition: sa.ColumnElement[bool],
     options: dict[str, Any] | None = None,
 ) -> list[OutboxRow]:
     rows = tables.rows.c
@@ -226,7 +231,7 @@ def _read(
             rows.properties,
             rows.added_at_ns,
         )
-        .where(wanted)
+        .where(condition)
         .order_by(rows.id),
         execution_options=options,
     )
@@ -234,9 +239,7 @@ def _read(
 
 
 def recorded(connection: Connection, tables: OutboxTables) -> list[OutboxBatch]:
-    """Return all recorded batches with their rows, in the order in which each partition gets
-    them.
-    """
+    """Return all recorded batches with their rows, in sending order for each partition."""
     table = tables.batches
     batches = connection.execute(
         sa.select(table).order_by(table.c.partition_id, table.c.sequence)
@@ -262,10 +265,10 @@ def recorded(connection: Connection, tables: OutboxTables) -> list[OutboxBatch]:
 
 def record(connection: Connection, tables: OutboxTables, batches: Sequence[OutboxBatch]) -> None:
     """
-    Write down which rows are in which batch, before any of them is sent.
+    Record which rows are in which batch, before any of them is sent.
 
     Raises:
-        TokenPassedError: a row has vanished; another program removed it.
+        TokenPassedError: another program has removed a row.
     """
     if not batches:
         return
@@ -290,18 +293,18 @@ def record(connection: Connection, tables: OutboxTables, batches: Sequence[Outbo
 
 
 def halt(connection: Connection, tables: OutboxTables, ids: Sequence[int]) -> None:
-    """Keep rows from being read until the failed rows of their keys are redriven or purged."""
+    """Mark rows as halted until the failed rows of their keys are redriven or purged."""
     _set_batch(connection, tables, ids, HALTED)
 
 
 def refuse(connection: Connection, tables: OutboxTables, refused: Mapping[int, str]) -> None:
-    """Keep rows from being sent; newer rows of their keys are sent."""
+    """Mark rows as refused, with the reasons; newer rows of their keys are sent."""
     rows = tables.rows
-    for row_id, why in refused.items():
+    for row_id, reason in refused.items():
         connection.execute(
             sa.update(rows)
             .where(rows.c.id == row_id)
-            .values(batch_id=REFUSED, failure=why[:FAILURE_CHARS_MAX])
+            .values(batch_id=REFUSED, failure=reason[:FAILURE_CHARS_MAX])
         )
 
 
@@ -319,33 +322,35 @@ def _set_batch(
 
 
 def remove(connection: Connection, tables: OutboxTables, batches: Iterable[OutboxBatch]) -> None:
-    """Delete batches that are stored, and their rows."""
+    """Delete stored batches and their rows."""
     for batch in batches:
         connection.execute(sa.delete(tables.rows).where(tables.rows.c.batch_id == batch.id))
-        _forget(connection, tables, batch)
+        _delete_batch(connection, tables, batch)
 
 
 def unassign(connection: Connection, tables: OutboxTables, batches: Iterable[OutboxBatch]) -> None:
-    """Let the rows of batches wait again."""
+    """Delete batches, and let their rows wait again."""
     for batch in batches:
-        _leave(connection, tables, batch, {"batch_id": WAITING})
+        _update_batch_rows(connection, tables, batch, {"batch_id": WAITING})
 
 
 def fail(connection: Connection, tables: OutboxTables, failures: Mapping[OutboxBatch, str]) -> None:
-    """Mark the rows of batches as failed; their keys send nothing more until `redrive` or
+    """Mark the rows of batches as failed; no rows of their keys are sent until `redrive` or
     `purge`.
     """
-    for batch, why in failures.items():
-        _leave(connection, tables, batch, {"batch_id": FAILED, "failure": why[:FAILURE_CHARS_MAX]})
+    for batch, reason in failures.items():
+        _update_batch_rows(
+            connection, tables, batch, {"batch_id": FAILED, "failure": reason[:FAILURE_CHARS_MAX]}
+        )
 
 
-def _leave(
+def _update_batch_rows(
     connection: Connection, tables: OutboxTables, batch: OutboxBatch, values: dict[str, Any]
 ) -> None:
     rows = tables.rows
     connection.execute(sa.update(rows).where(rows.c.batch_id == batch.id).values(values))
-    _forget(connection, tables, batch)
+    _delete_batch(connection, tables, batch)
 
 
-def _forget(connection: Connection, tables: OutboxTables, batch: OutboxBatch) -> None:
+def _delete_batch(connection: Connection, tables: OutboxTables, batch: OutboxBatch) -> None:
     connection.execute(sa.delete(tables.batches).where(tables.batches.c.id == batch.id))

@@ -1,8 +1,8 @@
 """The tables of an outbox in the user's database, and the database's time.
 
-keylane_outbox         a row for each message that is not sent yet, or failed
+keylane_outbox         a row for each unsent or failed message
 keylane_outbox_batch   a row for each recorded batch that is not settled
-keylane_outbox_lease   one row: which process sends, its token, and the version of the tables
+keylane_outbox_lease   one row: the sending process, its token, and the version of the tables
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from ..protocol.limits import KEY_BYTES_MAX
 
 DEFAULT_PREFIX = "keylane_outbox"
 VERSION = 1
-"""The version of these tables."""
+"""The version of the tables' schema."""
 WAITING = 0
 """`batch_id` of a row that is not recorded."""
 FAILED = -1
 HALTED = -2
 """`batch_id` of a row behind a failed one of its key."""
 REFUSED = -3
-"""`batch_id` of a row that was never sent, because it is over the limit of its subject; newer rows
-of its key are sent.
+"""`batch_id` of a row that is not sent because it exceeds its subject's limit; newer rows of its
+key are.
 """
 LEASE_ID = 1
 _PREFIX = re.compile(r"[a-z][a-z0-9_]{0,39}")
-_LONG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # there only an INTEGER counts up
+_LONG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # SQLite increments only an INTEGER
 _BLOB = sa.LargeBinary().with_variant(sa.LargeBinary(1 << 24), "mysql", "mariadb")
 _TEXT: dict[str, Any] = {
     "mysql_engine": "InnoDB",
@@ -48,9 +48,12 @@ class OutboxTables:
     """The tables whose names begin with `prefix`."""
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
-        """Raise ConfigError if the prefix is no lower-case name of at most 40 characters."""
+        """
+        Raises:
+            ConfigError: the prefix is not a lower-case name of at most 40 characters.
+        """
         if not isinstance(prefix, str) or _PREFIX.fullmatch(prefix) is None:
-            raise ConfigError(f"a prefix of tables matches {_PREFIX.pattern}, not {prefix!r:.60}")
+            raise ConfigError(f"a table prefix must match {_PREFIX.pattern}, not {prefix!r:.60}")
         self.metadata = sa.MetaData()
         self.rows = sa.Table(
             prefix,
@@ -65,7 +68,7 @@ class OutboxTables:
             sa.Column("batch_id", sa.BigInteger, nullable=False, default=WAITING),
             sa.Column("failure", sa.String(500)),
             sa.Index(f"{prefix}_by_batch", "batch_id", "id"),
-            sqlite_autoincrement=True,  # an id is never used again
+            sqlite_autoincrement=True,  # ids are never reused
             **_TEXT,
         )
         self.batches = sa.Table(
@@ -92,10 +95,10 @@ class OutboxTables:
 
     def create(self, connection: Connection) -> None:
         """
-        Create the tables that are missing.
+        Create the missing tables.
 
         Raises:
-            SchemaError
+            SchemaError: existing tables have another version.
         """
         self.metadata.create_all(connection)
         if connection.execute(sa.select(self.lease.c.id)).first() is None:
@@ -104,10 +107,10 @@ class OutboxTables:
 
     def check(self, connection: Connection) -> None:
         """
-        Check that the tables exist and have this version.
+        Check that the tables exist and have the right version.
 
         Raises:
-            SchemaError
+            SchemaError: they are missing, or have another version.
         """
         try:
             version = connection.execute(sa.select(self.lease.c.version)).scalar_one_or_none()
@@ -127,22 +130,20 @@ class OutboxTables:
             )
 
     def missing_error(self, error: SQLAlchemyError) -> SchemaError | None:
-        """Return the typed error if `error` says that a table does not exist."""
+        """Return a SchemaError if `error` is about a missing table, else None."""
         cause = getattr(error, "orig", None)
-        said = f"{getattr(cause, 'sqlstate', '')} {cause}"
-        if not any(state in said for state in _MISSING_STATES):
+        text = f"{getattr(cause, 'sqlstate', '')} {cause}"
+        if not any(state in text for state in _MISSING_STATES):
             return None
         return SchemaError(Reason.OUTBOX_MISSING, table=self.rows.name)
 
 
 FIRST_LEASE = {"id": LEASE_ID, "version": VERSION, "token": 0, "owner": "", "until_ms": 0}
-"""The first content of the lease's row."""
+"""The initial values of the lease's row."""
 
 
-class database_ms(FunctionElement[int]):  # noqa: N801  a function in SQL
-    """The database's time in milliseconds since 1970, the only clock by which the leases of
-    different processes are compared.
-    """
+class database_ms(FunctionElement[int]):  # noqa: N801  an SQL function
+    """The database's time in milliseconds since 1970, by which all processes compare leases."""
 
     type = sa.BigInteger()
     inherit_cache = True

@@ -1,5 +1,5 @@
-"""Statements for operators: they count the rows of an outbox, and redrive or delete rows that were
-not sent. I/O: SQL.
+"""Statements for operators: count the rows of an outbox, and redrive or delete unsent rows.
+I/O: SQL.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from .lease import pass_token
 from .tables import FAILED, HALTED, REFUSED, WAITING, OutboxTables, database_ms
 
 RECORDED = 1
-"""The state of rows in any batch, where rows are counted."""
+"""Stands for any batch id when rows are counted by state."""
 COUNTED_MAX = 10_000
-"""Number of rows up to which gauges count exactly."""
+"""Gauges count exactly up to this number of rows."""
 _SETTLED = (FAILED, REFUSED)
-"""States of rows that are sent again only by a redrive."""
+"""The states of rows that are sent again only by a redrive."""
 _UNSENT = (WAITING, HALTED)
-"""States of rows that were never sent, and are in no batch."""
+"""The states of rows that were never sent."""
 _STATE_NAMES = {FAILED: "failed", REFUSED: "refused", WAITING: "waiting", HALTED: "halted"}
 
 
 class OutboxGauges(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of rows that are not sent, cheap enough to be read every few seconds."""
+    """The number of unsent rows; cheap enough to read every few seconds."""
 
     rows: int
-    """The number of rows. Above 10,000 it is an upper bound, estimated from the ids, some of which
-    belong to sent and rolled back rows.
+    """The number of rows; above 10,000 an upper bound, estimated from the ids, which include rows
+    that were sent or rolled back.
     """
     counted: bool
     """True if `rows` is exact."""
     failed: int
-    """Rows of which no broker knows whether they are stored, counted up to 10,000."""
+    """Rows that may be stored, but no broker knows; counted up to 10,000."""
     refused: int = 0
-    """Rows over the limit of their subject, counted up to 10,000."""
+    """Rows over their subject's size limit; counted up to 10,000."""
     oldest_age_ms: int
-    """Age of the row with the lowest id, in milliseconds; 0 if there is none."""
+    """The age of the row with the lowest id, in milliseconds; 0 if there is none."""
 
 
 class SubjectRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,18 +49,18 @@ class SubjectRows(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     waiting: int = 0
     recorded: int = 0
-    """Rows in batches that are being sent, or will be sent again."""
+    """Rows in recorded batches, which are being sent."""
     failed: int = 0
-    """Rows of which no broker knows whether they are stored."""
+    """Rows that may be stored, but no broker knows."""
     halted: int = 0
     """Rows that wait because an older row of their key has failed."""
     refused: int = 0
-    """Rows over the limit of their subject, which are not sent unless they are redriven."""
+    """Rows over their subject's size limit, which are sent only after a redrive."""
     oldest_age_ms: int = 0
 
 
 class FailedRow(msgspec.Struct, frozen=True):
-    """A row that may be stored, which no broker knows."""
+    """A row that may be stored, but no broker knows."""
 
     id: int
     subject: str
@@ -69,7 +69,7 @@ class FailedRow(msgspec.Struct, frozen=True):
 
 
 class RefusedRow(msgspec.Struct, frozen=True):
-    """A row that is not stored, because it is over the limit of its subject."""
+    """A row that was not sent because it exceeds its subject's size limit."""
 
     id: int
     subject: str
@@ -78,7 +78,7 @@ class RefusedRow(msgspec.Struct, frozen=True):
 
 
 class RowChange(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of rows that a call has redriven or deleted, or would have, by their state."""
+    """The number of rows, by state, that a call has redriven or deleted; or would, in a dry run."""
 
     failed: int = 0
     refused: int = 0
@@ -100,7 +100,7 @@ class OutboxStatus(msgspec.Struct, frozen=True, kw_only=True):
     refused_rows: tuple[RefusedRow, ...]
     """The first refused rows."""
     owner: str
-    """The process that sends; empty while there is nothing to send."""
+    """The sending process; empty while there is nothing to send."""
     lease_left_ms: int
     """Milliseconds until the lease expires; 0 if it is free, or has expired."""
     token: int
@@ -115,29 +115,29 @@ class OutboxStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> int:
-        """The number of rows of which no broker knows whether they are stored."""
+        """The number of rows that may be stored, but no broker knows."""
         return sum(each.failed for each in self.subjects)
 
     @property
     def refused(self) -> int:
-        """The number of rows over the limit of their subject."""
+        """The number of rows over their subject's size limit."""
         return sum(each.refused for each in self.subjects)
 
     @property
     def oldest_age_ms(self) -> int:
-        """Age of the oldest row in milliseconds; 0 if there is none."""
+        """The age of the oldest row in milliseconds; 0 if there is none."""
         return max((each.oldest_age_ms for each in self.subjects), default=0)
 
 
 def read_gauges(connection: Connection, tables: OutboxTables, *, now_ns: int) -> OutboxGauges:
     """
-    Read the gauges; this reads some thousand entries of an index at most, however many rows exist.
+    Read the gauges; this reads a few thousand index entries at most, however many rows exist.
 
     Args:
-        now_ns: the present time, in nanoseconds since 1970.
+        now_ns: the current time, in nanoseconds since 1970.
 
     Raises:
-        SchemaError
+        SchemaError: the tables are missing, or have another version.
     """
     tables.check(connection)
     rows = tables.rows.c
@@ -149,7 +149,7 @@ def read_gauges(connection: Connection, tables: OutboxTables, *, now_ns: int) ->
     count = _count(connection, sa.select(rows.id).order_by(rows.id).limit(COUNTED_MAX + 1))
     counted = count <= COUNTED_MAX
     if not counted:
-        # Some or all of the counted rows may have been sent since the statement before.
+        # Some of the counted rows may have been sent since the previous statement.
         newest_id = connection.execute(sa.select(sa.func.max(rows.id))).scalar() or 0
         count = max(count, newest_id - oldest.id + 1)
     failed, refused = (
@@ -165,9 +165,9 @@ def read_gauges(connection: Connection, tables: OutboxTables, *, now_ns: int) ->
     )
 
 
-def _count(connection: Connection, some: sa.Select[tuple[int]]) -> int:
+def _count(connection: Connection, query: sa.Select[tuple[int]]) -> int:
     counted: int = connection.execute(
-        sa.select(sa.func.count()).select_from(some.subquery())
+        sa.select(sa.func.count()).select_from(query.subquery())
     ).scalar_one()
     return counted
 
@@ -179,18 +179,18 @@ def read_status(
     Count the rows of all subjects, or of one.
 
     Args:
-        now_ns: the present time, in nanoseconds since 1970.
-        subject: only rows of this subject.
+        now_ns: the current time, in nanoseconds since 1970.
+        subject: restricts the count to this subject.
 
     Raises:
-        SchemaError
+        SchemaError: the tables are missing, or have another version.
     """
     tables.check(connection)
     rows = tables.rows.c
     state = sa.case((rows.batch_id > WAITING, RECORDED), else_=rows.batch_id)
     counts = connection.execute(
         sa.select(rows.subject, state, sa.func.count(), sa.func.min(rows.added_at_ns))
-        .where(_of(tables, subject))
+        .where(_in_subject(tables, subject))
         .group_by(rows.subject, state)
     ).all()
     lease = tables.lease.c
@@ -213,15 +213,15 @@ def read_status(
 def _first(
     connection: Connection, tables: OutboxTables, state: int, subject: str | None
 ) -> list[tuple[int, str, bytes, str]]:
-    """Return id, subject, key and reason of the first rows in a state."""
+    """Return the id, subject, key and reason of the first rows in a state."""
     rows = tables.rows.c
     selected = connection.execute(
         sa.select(rows.id, rows.subject, rows.order_key, rows.failure)
-        .where(rows.batch_id == state, _of(tables, subject))
+        .where(rows.batch_id == state, _in_subject(tables, subject))
         .order_by(rows.id)
         .limit(LISTED_MAX)
     )
-    return [(row_id, name, bytes(key), why or "") for row_id, name, key, why in selected]
+    return [(row_id, name, bytes(key), reason or "") for row_id, name, key, reason in selected]
 
 
 def _subject_rows(subject: str, counts: list[tuple[int, int, int]], now_ns: int) -> SubjectRows:
@@ -246,13 +246,13 @@ def redrive(
     dry_run: bool = False,
 ) -> RowChange:
     """
-    Send failed rows again, each before newer rows of its key; a row that had been stored is then
-    stored twice.
+    Send failed rows again, each before newer rows of its key. A row that was stored after all is
+    then stored twice.
 
-    Refused rows are sent again too, after the rows of their keys that were sent in the meantime.
+    Refused rows are sent again too, behind the rows of their keys that were sent in the meantime.
 
     Args:
-        dry_run: change nothing, only count the rows.
+        dry_run: only count the rows, without changing them.
 
     Returns:
         The numbers of failed and of refused rows.
@@ -260,7 +260,7 @@ def redrive(
     Raises:
         As `read_status`.
     """
-    return _change(connection, tables, _let_wait, _SETTLED, subject=subject, dry_run=dry_run)
+    return _change(connection, tables, _requeue, _SETTLED, subject=subject, dry_run=dry_run)
 
 
 def purge(
@@ -271,10 +271,10 @@ def purge(
     dry_run: bool = False,
 ) -> RowChange:
     """
-    Delete failed and refused rows, so that newer rows of the failed rows' keys are sent.
+    Delete failed and refused rows. Newer rows of the failed rows' keys are then sent.
 
     Args:
-        dry_run: change nothing, only count the rows.
+        dry_run: only count the rows, without changing them.
 
     Returns:
         The numbers of failed and of refused rows.
@@ -289,10 +289,10 @@ def purge_unsent(
     connection: Connection, tables: OutboxTables, *, subject: str, dry_run: bool = False
 ) -> RowChange:
     """
-    Delete the waiting and halted rows of a subject, none of which was ever sent.
+    Delete the waiting and halted rows of a subject, which were never sent.
 
     Args:
-        dry_run: change nothing, only count the rows.
+        dry_run: only count the rows, without changing them.
 
     Returns:
         The numbers of waiting and of halted rows.
@@ -312,43 +312,43 @@ def _change(
     subject: str | None,
     dry_run: bool,
 ) -> RowChange:
-    """Change the rows in each of the states; rows that were halted behind a changed row wait
-    again.
-    """
+    """Apply `change` to the rows in each state; rows halted behind a changed row are requeued."""
     tables.check(connection)
     if dry_run:
-        return _counted(connection, tables, states, subject)
+        return _count_by_state(connection, tables, states, subject)
     pass_token(connection, tables, deletes=change is _delete)
     changed = {_STATE_NAMES[state]: change(connection, tables, subject, state) for state in states}
     if FAILED in states:
-        _let_wait(connection, tables, subject, HALTED)
+        _requeue(connection, tables, subject, HALTED)
     return RowChange(**changed)
 
 
-def _counted(
+def _count_by_state(
     connection: Connection, tables: OutboxTables, states: Collection[int], subject: str | None
 ) -> RowChange:
     state = tables.rows.c.batch_id
     counts = connection.execute(
         sa.select(state, sa.func.count())
-        .where(state.in_(states), _of(tables, subject))
+        .where(state.in_(states), _in_subject(tables, subject))
         .group_by(state)
     )
     return RowChange(**{_STATE_NAMES[each]: count for each, count in counts})
 
 
 def _delete(connection: Connection, tables: OutboxTables, subject: str | None, state: int) -> int:
-    doomed = tables.rows.c.batch_id == state
-    return connection.execute(sa.delete(tables.rows).where(doomed, _of(tables, subject))).rowcount
+    condition = tables.rows.c.batch_id == state
+    return connection.execute(
+        sa.delete(tables.rows).where(condition, _in_subject(tables, subject))
+    ).rowcount
 
 
-def _let_wait(connection: Connection, tables: OutboxTables, subject: str | None, state: int) -> int:
+def _requeue(connection: Connection, tables: OutboxTables, subject: str | None, state: int) -> int:
     return connection.execute(
         sa.update(tables.rows)
-        .where(tables.rows.c.batch_id == state, _of(tables, subject))
+        .where(tables.rows.c.batch_id == state, _in_subject(tables, subject))
         .values(batch_id=WAITING, failure=None)
     ).rowcount
 
 
-def _of(tables: OutboxTables, subject: str | None) -> sa.ColumnElement[bool]:
+def _in_subject(tables: OutboxTables, subject: str | None) -> sa.ColumnElement[bool]:
     return sa.true() if subject is None else tables.rows.c.subject == subject

@@ -1,4 +1,4 @@
-"""Lets callers wait until their rows are sent, by this process or another one."""
+"""Lets callers wait until their rows are sent, by this or another process."""
 
 from __future__ import annotations
 
@@ -21,81 +21,85 @@ from .lease import deletions
 from .round import SettledBatches
 from .tables import FAILED, REFUSED, OutboxTables
 
-GONE = -100
+ROW_MISSING = -100
 
 
 class RowWaiters:
     """
-    The rows that `Outbox.send` waits for.
+    The rows for which `Outbox.send` waits.
 
-    Another process may send a row, so each caller also reads the table every `look_ms`.
+    Another process may send a row, so each caller also reads the table every `poll_ms`.
     """
 
-    def __init__(self, database: Transactions, tables: OutboxTables, *, look_ms: int) -> None:
+    def __init__(self, database: Transactions, tables: OutboxTables, *, poll_ms: int) -> None:
         self._database = database
         self._tables = tables
-        self._look_ms = look_ms
-        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._look_ms = poll_ms
+        self._futures: dict[int, asyncio.Future[None]] = {}
 
     async def wait(self, row_id: int, token: int) -> None:
         """
         Wait until the row is sent.
 
         Args:
-            token: the token of the lease when the row was added.
+            token: the lease's token when the row was added.
 
         Raises:
-            DeliveryError: also if the row vanished while an operator deleted rows.
-            MessageTooLargeError, ClosedError, StorageError
+            DeliveryError: the row failed, or it is missing after an operator deleted rows.
+            MessageTooLargeError: the row was refused.
+            ClosedError: the outbox was closed.
+            StorageError: the database reported an error.
         """
-        future = self._waiting[row_id] = asyncio.get_running_loop().create_future()
+        future = self._futures[row_id] = asyncio.get_running_loop().create_future()
         try:
             while not future.done():
                 await asyncio.wait([future], timeout=self._look_ms / 1000)
                 if not future.done():
-                    state, failure, now = await self._database.run(_outcome, self._tables, row_id)
-                    if state == GONE and deletions(now) != deletions(token):
+                    state, failure, current_token = await self._database.run(
+                        _outcome, self._tables, row_id
+                    )
+                    if state == ROW_MISSING and deletions(current_token) != deletions(token):
                         failure = "an operator has deleted rows, and this may be one of them"
-                    token = now
+                    token = current_token
                     if state == REFUSED:
                         self._refuse(row_id, failure)
-                    elif state in {GONE, FAILED}:
-                        self._finish(row_id, failure)
+                    elif state in {ROW_MISSING, FAILED}:
+                        self._settle_row(row_id, failure)
             future.result()
         finally:
-            del self._waiting[row_id]
+            del self._futures[row_id]
 
     def settle(self, settled: SettledBatches, refused: Mapping[int, str]) -> None:
-        """Wake the callers whose rows this process has sent, marked as failed, or refused."""
-        if not self._waiting:
+        """Wake callers whose rows this process has sent, failed or refused."""
+        if not self._futures:
             return
-        for row_id, why in refused.items():
-            self._refuse(row_id, why)
+        for row_id, reason in refused.items():
+            self._refuse(row_id, reason)
         for batch in settled.stored:
             for row in batch.rows:
-                self._finish(row.id, "")
-        for batch, why in settled.failed.items():
+                self._settle_row(row.id, "")
+        for batch, reason in settled.failed.items():
             for row in batch.rows:
-                self._finish(row.id, why)
+                self._settle_row(row.id, reason)
 
     def close(self) -> None:
-        """End all waits because the outbox is closed."""
+        """Fail all waits because the outbox is closed."""
         text = "the outbox was closed; the message is in its table, and will be sent later"
-        self.end(ClosedError(text).copy(Fate.UNKNOWN))
+        self.fail_all(ClosedError(text).copy(Fate.UNKNOWN))
 
-    def end(self, error: KeylaneError) -> None:
-        """End all waits with copies of `error`."""
-        for future in self._waiting.values():
-            _end(future, error.copy(error.fate))
+    def fail_all(self, error: KeylaneError) -> None:
+        """Fail all waits with copies of `error`."""
+        for future in self._futures.values():
+            _complete(future, error.copy(error.fate))
 
-    def _refuse(self, row_id: int, why: str) -> None:
-        future = self._waiting.get(row_id)
+    def _refuse(self, row_id: int, reason: str) -> None:
+        future = self._futures.get(row_id)
         if future is not None:
-            _end(future, MessageTooLargeError(f"row {row_id}: {why}"))
+            _complete(future, MessageTooLargeError(f"row {row_id}: {reason}"))
 
-    def _finish(self, row_id: int, failure: str) -> None:
-        """The row is sent (""), or failed (the reason)."""
-        future = self._waiting.get(row_id)
+    def _settle_row(self, row_id: int, failure: str) -> None:
+        """Wake the caller of a row that was sent, or failed for the reason in `failure`."""
+        future = self._futures.get(row_id)
         if future is None:
             return
         error = (
@@ -103,10 +107,10 @@ class RowWaiters:
             if failure
             else None
         )
-        _end(future, error)
+        _complete(future, error)
 
 
-def _end(future: asyncio.Future[None], error: KeylaneError | None) -> None:
+def _complete(future: asyncio.Future[None], error: KeylaneError | None) -> None:
     if future.done():
         return
     if error is None:
@@ -117,14 +121,14 @@ def _end(future: asyncio.Future[None], error: KeylaneError | None) -> None:
 
 def _outcome(connection: Connection, tables: OutboxTables, row_id: int) -> tuple[int, str, int]:
     """
-    Return the `batch_id` of a row, or GONE; the reason of a failure or refusal; and the lease's
+    Return a row's `batch_id` or ROW_MISSING, the reason of its failure or refusal, and the lease's
     token.
 
-    One statement reads all, so that the token belongs to the state of the row.
+    A single statement reads them, so that token and row are consistent.
     """
     rows, lease = tables.rows, tables.lease
-    ask = sa.select(rows.c.batch_id, rows.c.failure, lease.c.token).select_from(
+    query = sa.select(rows.c.batch_id, rows.c.failure, lease.c.token).select_from(
         lease.outerjoin(rows, rows.c.id == row_id)
     )
-    state, failure, token = connection.execute(ask).one()
-    return (GONE if state is None else state, failure or "", token)
+    state, failure, token = connection.execute(query).one()
+    return (ROW_MISSING if state is None else state, failure or "", token)

@@ -1,4 +1,4 @@
-"""The producer: `send` queues a message at once and returns a future of its receipt."""
+"""The producer: `send` queues a message immediately and returns a future of its receipt."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from .waiting_keys import WaitingMessages, producer_stats, waiting_messages
 log = logging.getLogger("keylane.producer")
 CHUNK_COUNT_FIRST, CHUNK_COUNT_MAX = 8, 512
 CHUNK_BYTES = 32 * 1024
-"""`send_all` takes messages from its iterable in chunks of about this many bytes."""
+"""The approximate size, in bytes, of the chunks that `send_all` takes from its iterable."""
 
 
 class Producer(Sending[V], Generic[V]):
@@ -56,17 +56,17 @@ class Producer(Sending[V], Generic[V]):
         async with Producer("127.0.0.1:7000") as producer:
             receipt = await producer.send("orders", b"paid", key=b"customer-7")
 
-    `send` queues a message and returns at once; await the future that it returns to get the
-    receipt. `flush` waits until everything that was sent is stored; leaving the block does the
-    same.
+    `send` queues a message and returns immediately; await the returned future to get the receipt.
+    `flush` waits until everything that was sent is stored, and so does leaving the block.
 
     While more than `queue_bytes` are queued, `await producer.send(...)` waits until there is room.
-    A `send` that is not awaited cannot wait: the queue then takes one further message from each
-    task, for at most 64 tasks, and every other `send` raises QueueFullError.
+    A `send` that is not awaited cannot wait: the full queue accepts one more message from each of
+    at most 64 tasks, and every other `send` raises QueueFullError.
 
-    A producer works in the event loop and the process that opened it; elsewhere its calls raise
-    UsageError. A producer made before a fork may be opened in each process, and a closed one may
-    be opened again: each opening has a new producer id, and keeps no message of an earlier opening.
+    A producer works only in the event loop and the process that opened it; its calls raise
+    UsageError in any other. A producer created before a fork may be opened in each process, and a
+    closed one may be opened again: each opening has a new producer id and starts with an empty
+    queue.
     """
 
     def __init__(
@@ -84,25 +84,26 @@ class Producer(Sending[V], Generic[V]):
         **others: Never,
     ) -> None:
         """
-        Make a producer; `async with` opens it.
+        Create a producer; `async with` opens it.
 
         Args:
-            meta: `host:port` of a metaserver; for several metaservers, an iterable of texts or one
-                text with commas.
-            order_strategy: what each subject must have, "strict" or "best_tried"; messages to a
-                subject with the other one fail with a ConflictError. None: either strategy is
-                accepted.
-            partitioner: called with the key of each message (b"": no key) that is sent without
-                `queue`, in place of the hash: it returns a logical partition, 0 to 1023, or the
-                LogicQueue of a static subject. Messages for the same logical partition or queue
-                are stored in the order of their `send` calls.
-            codec: encodes the values that `send` and `send_all` are given, for example
+            meta: `host:port` of a metaserver; for several metaservers, an iterable of strings or
+                one string with commas.
+            order_strategy: the strategy that each subject must have, "strict" or "best_tried";
+                messages to a subject with the other one fail with a ConflictError. None: either
+                strategy is accepted.
+            partitioner: replaces the hash of the key. It is called with the key (b"": no key) of
+                each message that is sent without `queue`, and returns a logical partition, 0 to
+                1023, or the LogicQueue of a static subject. Messages for the same logical partition
+                or queue are stored in the order of their `send` calls.
+            codec: encodes the values passed to `send` and `send_all`, for example
                 JsonCodec(Order). A mapping gives a codec for each subject: annotate that producer
                 as `Producer[Any]`. Subjects without a codec take bytes. None: no subject has a
                 codec.
-            settings: sizes of batches and of the queue, in bytes; time-outs, in milliseconds.
-            wait_s: seconds that the opening waits for a metaserver that is still starting; 0: it
-                asks once.
+            settings: sizes of batches and of the queue in bytes, time-outs in milliseconds, and
+                more.
+            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: a
+                single attempt.
             tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the
                 environment, or no TLS.
             token: the token for a cluster with access control; None: KEYLANE_TOKEN_FILE names its
@@ -110,8 +111,8 @@ class Producer(Sending[V], Generic[V]):
             others: not accepted.
 
         Raises:
-            ConfigError: an argument that cannot work.
-            TypeError: an unknown argument; the error names the argument to use in its place.
+            ConfigError: an argument is invalid.
+            TypeError: an argument is unknown; the error names the one to use instead.
         """
         refuse_unknown_arguments("Producer", others, ProducerSettings, ARGUMENT_HINTS)
         super().__init__(
@@ -125,13 +126,13 @@ class Producer(Sending[V], Generic[V]):
             environment=_environment,
         )
         self._addresses = addresses_of(meta)
-        self._of_parent: dict[str, SubjectSender] = {}
-        """In a forked child, the senders of the parent; they are kept so that the parent's tasks
-        are not finalized in the child.
+        self._parent_senders: dict[str, SubjectSender] = {}
+        """In a forked child, references to the parent's senders, which keep the parent's tasks from
+        being finalized in the child.
         """
-        self._ending: asyncio.Task[None] | None = None
+        self._close_task: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
-        """The event is set when the opening has ended, whether it succeeded or failed."""
+        """Set when opening has succeeded or failed."""
 
     def __repr__(self) -> str:
         return f"<Producer at {', '.join(self._addresses)}, {self._home.state}>"
@@ -144,12 +145,12 @@ class Producer(Sending[V], Generic[V]):
             NotSentError, OutcomeUnknownError: no metaserver answered within `wait_s`; the producer
                 may be opened again.
             UsageError: the producer is already open, or still closing.
-            ClosedError: `close` was called meanwhile.
+            ClosedError: `close` was called during the opening.
         """
-        network = self._connections.open(on_fork=self._forked)
+        network = self._connections.open(on_fork=self._on_fork)
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         self._begin(meta)
-        self._ending = None
+        self._close_task = None
         self._opened = asyncio.Event()
         try:
             await self._connections.wait_for(meta, meta.health)
@@ -164,15 +165,13 @@ class Producer(Sending[V], Generic[V]):
         return self
 
     def __del__(self) -> None:
-        """Log messages that were given up and never reported because the producer was never
-        closed.
-        """
+        """Log the unreported given-up messages of a producer that was never closed."""
         if getattr(self, "_open", False) and self._home.here:
             self._log_unreported("never closed")
 
-    def _forked(self) -> None:
-        """In a forked child, leave the queued messages to the parent: `send` finds no sender."""
-        self._of_parent = self._take_senders()
+    def _on_fork(self) -> None:
+        """Drop the senders in a forked child; the parent still sends their queued messages."""
+        self._parent_senders = self._take_senders()
 
     async def __aexit__(
         self,
@@ -186,7 +185,7 @@ class Producer(Sending[V], Generic[V]):
         """
         Wait until half of the queue is free, if a quarter or less is free now.
 
-        A loop that calls this every few hundred messages never meets a full queue.
+        A loop that calls this every few hundred messages never fills the queue.
 
         Raises:
             UsageError: the producer is open in another process or event loop.
@@ -198,17 +197,18 @@ class Producer(Sending[V], Generic[V]):
 
     def resume(self, error: DeliveryTimeoutError | KeyHaltedError) -> None:
         """
-        Accept messages again for a key that was halted because a message timed out. This has no
-        effect if the key is not halted.
+        Accept messages again for a key that was halted because a message timed out. Does nothing if
+        the key is not halted.
 
         Args:
-            error: the error that the future of a message of that key raised.
+            error: the error raised by the future of a message with that key.
 
-        Newer messages of the key that were not yet sent have failed with a KeyHaltedError: send
-        them again in order, the oldest first. A message whose error has the `fate` UNKNOWN may be
-        stored, or may be stored later, before them.
+        Newer messages of the key that had not been sent have failed with a KeyHaltedError: send
+        them again, the oldest first. A message whose error has the `fate` UNKNOWN may already be
+        stored, or may still be stored before them.
 
         Raises:
+            InvalidRequestError: `error` is of another type.
             UsageError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
@@ -229,16 +229,17 @@ class Producer(Sending[V], Generic[V]):
 
         Args:
             messages: pairs `(key, value)`; a message without a key has the key b"". Up to 512 are
-                taken before they are queued, so after an error or a cancelled call more may have
-                been taken from an iterator than were queued.
-            await_every: the number of messages that are queued before other tasks may run.
+                read ahead, so an error or a cancellation may leave an iterator further advanced
+                than the queue.
+            await_every: the number of messages queued between two chances for other tasks to run.
 
         Returns:
-            The number of messages, all of them stored.
+            The number of messages, all of which are stored.
 
         Raises:
-            DeliveryError: `send` refused a message, or `messages` raised or yielded an element that
-                is not a pair. The messages before it are queued, and no later message is.
+            DeliveryError: `send` refused a message, or `messages` raised an exception or yielded
+                something other than a pair. The earlier messages are queued, the later ones are
+                not.
             InvalidRequestError: `await_every` is not a positive whole number; nothing is queued.
             GivenUpError: see `flush`.
         """
@@ -251,8 +252,10 @@ class Producer(Sending[V], Generic[V]):
     async def _queue_all(
         self, subject: str, messages: Iterable[tuple[bytes, V]], await_every: int, count: int
     ) -> int:
-        """Queue messages after `count` earlier ones, and return the total number. Raises
-        DeliveryError.
+        """Queue messages after `count` earlier ones, and return the total.
+
+        Raises:
+            DeliveryError: see `send_all`.
         """
         budget, chunk_count = self._budget, CHUNK_COUNT_FIRST
         try:
@@ -264,7 +267,7 @@ class Producer(Sending[V], Generic[V]):
                     chunk.extend(
                         islice(iterator, min(chunk_count, await_every - count % await_every))
                     )
-                except Exception as error:  # noqa: BLE001 - raised below, in its place
+                except Exception as error:  # noqa: BLE001 - raised after the chunk is queued
                     failure = error
                 if budget.full:
                     await budget.wait_for_room()
@@ -307,33 +310,33 @@ class Producer(Sending[V], Generic[V]):
         Send each row of Arrow data as a message, and wait until all are stored; needs pyarrow and
         numpy.
 
-        Rows of a key keep their order, also after messages that were sent earlier. A `send` of a
-        key during the call may be stored between rows of the key: where that matters, await this
-        call first. Rows are hashed, grouped and encoded by column, several times as fast as
-        `send`.
+        Rows of a key keep their order, and follow messages of the key that were sent earlier. A
+        message sent during the call may be stored between rows of its key; where that matters,
+        await this call first. Rows are hashed, grouped and encoded by column, which is several
+        times faster than `send`.
 
         Args:
             source: a pyarrow Table, RecordBatch or RecordBatchReader, or an object with
                 `__arrow_c_stream__`, such as a frame of polars or pandas. A RecordBatchReader is
                 read while its rows are sent.
-            value: the column of the values, of bytes or text, which no codec encodes; a null cannot
-                be sent.
-            key: the column of the order keys; a null or empty one means no key. None: no row has a
-                key.
-            partial: leave out rows that cannot be sent, instead of raising a TableError.
+            value: the name of the value column, of bytes or text; no codec encodes it, and a null
+                cannot be sent.
+            key: the name of the order key column; a null or empty key means no key. None: no row
+                has a key.
+            partial: leave out rows that cannot be sent instead of raising a TableError.
 
         Returns:
             The number of stored rows, and the rows that were left out.
 
         Raises:
-            TableError: rows cannot be sent. Nothing of the source was sent; for a
-                RecordBatchReader, the earlier record batches are stored or on their way.
-            TableError: a RecordBatchReader raised an exception, which is the cause, before its end;
-                the earlier rows were sent, and the error says how many are stored.
-            TableError: rows were given up after the first were queued; it says how many are stored.
+            TableError: rows cannot be sent, in which case nothing was sent, or only the earlier
+                record batches of a RecordBatchReader; a RecordBatchReader raised an exception,
+                which is the cause, after earlier rows were sent; or queued rows were given up. The
+                error has the number of stored rows.
             InvalidRequestError: `source` is not Arrow data, or has no such column of bytes or text;
                 nothing was sent.
-            SubjectUnknownError, ConflictError: nothing was sent.
+            SubjectUnknownError, ConflictError: the subject does not exist, or has another order
+                strategy; nothing was sent.
             MissingExtraError: pyarrow or numpy is not installed.
             ConfigError: the producer has a partitioner.
             ClosedError, UsageError: the producer is not open, or not open in this process and event
@@ -342,16 +345,16 @@ class Producer(Sending[V], Generic[V]):
         refuse_call(flag_problems(partial=partial))
         if self._partitioner is not None:
             raise ConfigError(
-                "send_arrow goes by the hash of the keys; use a producer without a partitioner"
+                "send_arrow uses the hash of the keys; use a producer without a partitioner"
             )
         try:
-            from .tables.arrow import ArrowSource, TableSending
+            from .tables.arrow import ArrowSource, TableSender
         except ModuleNotFoundError as error:
             raise MissingExtraError.of(error, "send_arrow", "arrow") from error
         rows = ArrowSource(source, key=key, value=value)
 
         self._home.check()
-        return await TableSending(
+        return await TableSender(
             sender=self._senders.get(subject) or self._new_sender(subject),
             send=lambda value, key: self._send_encoded(subject, value, key=key),
             drain=self.drain,
@@ -378,43 +381,41 @@ class Producer(Sending[V], Generic[V]):
             raise error
 
     def _roll(self) -> bool:
-        """Start to send everything that is queued, and return whether anything is not settled
-        yet.
+        """Close the open batches so that they are sent, and return True if any message is
+        unsettled.
         """
         for sender in self._senders.values():
             sender.roll()
         return self._budget.messages > 0 or (
-            self._scheduled is not None and not self._scheduled.empty
+            self._scheduled is not None and not self._scheduled.is_empty
         )
 
     async def _all_settled(self) -> None:
         await self._budget.wait_until_empty()
         if self._scheduled is not None:
-            await self._scheduled.settled()
+            await self._scheduled.wait_until_settled()
 
     def _unreported(self) -> GivenUpError | None:
-        """Return the error for messages that were given up and not awaited; None if there are
-        none.
-        """
-        later = None if self._scheduled is None else self._scheduled.unreported()
-        return self._budget.unreported() or later
+        """Return the error for given-up messages that were not awaited, if there are any."""
+        scheduled = None if self._scheduled is None else self._scheduled.unreported()
+        return self._budget.unreported() or scheduled
 
     @property
     def stats(self) -> ProducerStats:
-        """Return counts since the producer was opened."""
+        """The counts since the producer was opened."""
         waited_ms = self._connections.throttled_ms
         return producer_stats(self._budget, self._senders.values(), throttled_ms=waited_ms)
 
     def waiting(self, *, limit: int = 100) -> WaitingMessages:
         """
-        List the messages that are neither stored nor given up, by key: since when and why they
-        wait, and what helps.
+        List the messages that are neither stored nor given up, by key, with the time of the oldest,
+        the reason for the wait, and advice.
 
-        Messages for a later delivery that no broker keeps yet are listed too. A million messages
-        take about a second, during which nothing is sent.
+        Scheduled messages that no broker keeps yet are included. Listing a million messages takes
+        about a second, during which nothing is sent.
 
         Args:
-            limit: the largest number of keys to list; those that wait longest are listed.
+            limit: the maximum number of keys to list, those that wait longest first.
 
         Raises:
             InvalidRequestError: `limit` is not a positive whole number.
@@ -423,20 +424,20 @@ class Producer(Sending[V], Generic[V]):
         self._home.check_not_elsewhere()
         if type(limit) is not int or limit < 1:
             raise InvalidRequestError(f"limit is 1 or more, not {limit!r:.40}")
-        later = () if self._scheduled is None else self._scheduled.waiting()
-        return waiting_messages(self._senders.values(), limit, later=later)
+        scheduled = () if self._scheduled is None else self._scheduled.waiting()
+        return waiting_messages(self._senders.values(), limit, scheduled=scheduled)
 
     async def close(self, *, flush: bool = True) -> None:
         """
         Close the producer, and give up messages that are not acked within `close_timeout_ms`.
 
-        In a forked child it does nothing: the parent uses the producer.
+        Does nothing in a forked child, because the parent uses the producer.
 
         Args:
-            flush: whether to wait for the queued messages; otherwise they are given up at once.
+            flush: wait for the queued messages; False gives them up immediately.
 
         Raises:
-            GivenUpError: see `flush`; messages given up by this call are included. Without `flush`
+            GivenUpError: see `flush`; includes messages given up by this call. With `flush=False`
                 they are logged instead.
             InvalidRequestError: `flush` is neither True nor False; the producer stays open.
             UsageError: the producer was opened in another event loop.
@@ -446,9 +447,9 @@ class Producer(Sending[V], Generic[V]):
             return
         self._home.check()
         if not self._open:
-            if self._ending is not None:  # the task that began to close was cancelled
-                await shield(self._ending)
-            else:  # another task opens it
+            if self._close_task is not None:  # the task that called `close` was cancelled
+                await shield(self._close_task)
+            else:  # another task is opening it
                 self._connections.request_close()
                 await self._opened.wait()
             return
@@ -464,15 +465,15 @@ class Producer(Sending[V], Generic[V]):
             raise
         finally:
             self._open = False
-            if self._ending is None:
-                # The senders are taken out here: a task that runs before the ending task is
-                # refused, and queues nothing more.
+            if self._close_task is None:
+                # Remove the senders now: a `send` that runs before the closing task must be
+                # refused.
                 senders = [*self._take_senders().values()]
-                self._ending = start_closing_task(self._end(senders), name="closing")
+                self._close_task = start_closing_task(self._end(senders), name="closing")
             try:
-                await shield(self._ending)
+                await shield(self._close_task)
             except asyncio.CancelledError:
-                self._ending.add_done_callback(lambda _: self._log_unreported())
+                self._close_task.add_done_callback(lambda _: self._log_unreported())
                 raise
             if not flush:
                 self._log_unreported()
@@ -481,7 +482,7 @@ class Producer(Sending[V], Generic[V]):
             raise error
 
     def _log_unreported(self, why: str = "closed") -> None:
-        """Log the number of messages that were given up and not awaited, where no error can report
+        """Log the number of given-up messages that were not awaited; for callers that cannot raise
         it.
         """
         error = self._unreported()
@@ -489,8 +490,10 @@ class Producer(Sending[V], Generic[V]):
             log.warning("%s: %s", why, error.message)
 
     async def _end(self, senders: list[SubjectSender]) -> None:
-        """Give up the messages that `senders` still have. This is a separate task, so that neither
-        a cancelled `close` nor the end of the event loop stops it.
+        """Close the senders and the connections, which gives up the remaining messages.
+
+        Runs as a task of its own, so neither a cancelled `close` nor the end of the event loop
+        interrupts it.
         """
 
         async def end() -> None:
@@ -504,8 +507,10 @@ class Producer(Sending[V], Generic[V]):
 
 
 def _key_and_value(pair: object) -> tuple[Any, Any]:
-    """Return the key and the value. Raises InvalidRequestError if `pair` is not a pair; two bytes
-    would otherwise unpack into two numbers.
+    """Unpack a pair; `bytes` of length two would otherwise unpack into two integers.
+
+    Raises:
+        InvalidRequestError: `pair` is not a tuple or list of two elements.
     """
     if isinstance(pair, (tuple, list)) and len(pair) == 2:
         return pair[0], pair[1]

@@ -1,12 +1,11 @@
-"""Sends the batches of a message group in order; only the executor of the group sends to its
-partition.
+"""Sends the batches of a message group in order; no other executor sends to the group's partition.
 
     send() ─▶ open batch ─roll─▶ queue ─▶ in flight (a window, order kept by the sequence) ─▶
         settled
 
 A message group is (client type, subject, partition, broker group), after QMQ's send executors. Each
-has an executor with its own queue, window and sequence, so a partition that does not answer delays
-no other partition.
+has an executor with its own queue, window and sequence, so an unresponsive partition does not delay
+the others.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ from .identity import Identity
 from .outgoing_batch import OutgoingBatch, first_receipt
 from .send_budget import SendBudget
 from .settings import ProducerSettings
-from .trying.loss import is_hopeless
-from .trying.tries import failure_of, keep_trying
+from .trying.loss import is_unrecoverable
+from .trying.tries import retry_until_done, to_keylane_error
 from .waiting import NOT_WAITING, PartitionWaits, WaitCause
 
 log = logging.getLogger("keylane.producer")
@@ -61,10 +60,10 @@ class Executor:
     One message group's queue and its sender task.
 
     Args:
-        broker: None while the metaserver knows no address of the broker group.
-        epochs: producer epochs, they rise over all executors of a subject. So when a route returns
-            to an earlier partition, its broker takes no new batch for a repeat of a batch of the
-            earlier executor.
+        broker: None while the metaserver has no address for the broker group.
+        epochs: producer epochs, which increase over all executors of a subject. When a route
+            returns to an earlier partition, its broker therefore cannot mistake a new batch for a
+            repeat of one that the previous executor sent.
     """
 
     def __init__(
@@ -102,61 +101,62 @@ class Executor:
         self._queue: deque[OutgoingBatch] = deque()
         self._in_flight: deque[OutgoingBatch] = deque()
         self._calls: deque[tuple[OutgoingBatch, Calling]] = deque()
-        """The calls under way with their batches, the oldest first."""
-        self._again: deque[OutgoingBatch] = deque()
-        """Batches in flight that have not been sent again yet after a failure."""
+        """The pending calls with their batches, the oldest first."""
+        self._to_resend: deque[OutgoingBatch] = deque()
+        """Batches in flight that still have to be sent again after a failure."""
         self._channel: Channel | None = None
-        """The channel through which batches are sent now; None otherwise."""
-        self._of_channel: BrokerClient | None = None
+        """The channel in use; None while the task is not streaming batches."""
+        self._channel_broker: BrokerClient | None = None
         self.gathering: Gathering | None = None
-        self._troubled = False
-        """True from a failed call until no batch under way has failed or is doubtful; meanwhile
-        only the task sends.
+        self._is_recovering = False
+        """True from a failed call until no pending batch has failed or is doubtful; meanwhile only
+        the task sends.
         """
         self._turn = turn
-        self._flight = turn.flight(partition.address)
-        self._flying = False
-        """True while `_flight` counts this partition."""
-        self.waited = False
-        """True if the open batch no longer waits for an answer of other partitions."""
+        self._broker_load = turn.load_of(partition.address)
+        self._counts_in_load = False
+        """True while `_broker_load` counts this partition."""
+        self.wait_is_over = False
+        """True once the open batch need not wait for replies to other partitions any longer."""
         self._wake = asyncio.Event()
         self._epochs = epochs
         self._epoch = next(epochs)
         self._next_sequence = 0
         self._pauses = settings.backoff.pauses(rng)
-        """The pauses between tries; they are reset whenever a batch is stored."""
-        self._troubles = LogFilter()
-        self._fault: Exception | None = None
-        """The exception that a step of sending raised outside the task, until the task raises it.
-        """
-        trying = keep_trying(self._try, self._failed, self._pauses, self._failure)
-        self._task = start_task(trying, name=f"send {group.partition_name}")
+        """The backoff between tries, reset whenever a batch is stored."""
+        self._failure_log = LogFilter()
+        self._step_error: Exception | None = None
+        """An exception from sending outside the task, kept until the task raises it."""
+        retries = retry_until_done(
+            self._try, self._handle_failure, self._pauses, self._to_keylane_error
+        )
+        self._task = start_task(retries, name=f"send {group.partition_name}")
 
     # ── filling ───────────────────────────────────────────────────────────────────────────────────
-    def started(self) -> None:
-        """Note that the open batch has its first message."""
+    def on_first_message(self) -> None:
+        """Schedule sending, because the open batch has got its first message."""
         if self._settings.linger_ms:
             self.open.opened_at_ms = self._clock.boot_ms()
-        if not self._calls:  # otherwise it is sent after their answers
-            self.open.hurry = self._turn.add(self)
+        if not self._calls:  # otherwise their replies trigger the send
+            self.open.send_early = self._turn.add(self)
 
     def roll(self) -> None:
-        """Close the open batch to further messages and begin another."""
+        """Queue the open batch, if it has messages, and open a new one."""
         if self.open.values:
             self._queue.append(self._close_open())
             self._turn.add(self)
 
     def _close_open(self) -> OutgoingBatch:
-        """Take the open batch, and begin another."""
+        """Return the open batch, closed, and open a new one."""
         batch, following = self.open, OutgoingBatch(self._loop)
         count = batch.count = len(batch.values)
         self._budget.enter(count, batch.full_size - batch.room, expired=batch.expired)
         self.open = following
         return batch
 
-    def filled(self) -> None:
-        """Close the open batch, which is full, and send it now, so that the broker works while the
-        next batch is filled.
+    def on_full(self) -> None:
+        """Send the open batch, which is full, now: the broker can store it while the next batch
+        fills.
         """
         self._queue.append(self._close_open())
         self.push()
@@ -167,27 +167,31 @@ class Executor:
         self.take_over([batch])
 
     def take_over(self, batches: list[OutgoingBatch]) -> None:
-        """Queue batches that left another executor, after those that are already queued here."""
+        """Queue batches that left another executor behind those already queued."""
         self.roll()
         self._queue.extend(batches)
         self._turn.add(self)
 
-    def sift(self, sieve: Callable[[OutgoingBatch], OutgoingBatch | None]) -> None:
+    def rewrite_unsent(self, transform: Callable[[OutgoingBatch], OutgoingBatch | None]) -> None:
         """
-        Let `sieve` remove messages from batches that were never sent.
+        Replace the batches that were never sent by the results of `transform`.
 
         Args:
-            sieve: returns the batch itself, a new one with the messages that stay, or None if none
-                stay. It reports a batch that it replaces to the budget.
+            transform: returns the batch itself, a new batch with the messages that stay, or None if
+                none stay. It must update the budget for each batch that it replaces.
         """
         if not self.batches:
             return
         self.roll()
-        sifted = {batch: batch if batch.sends else sieve(batch) for batch in self._in_flight}
-        self._in_flight = deque(batch for batch in sifted.values() if batch is not None)
-        self._again = deque(batch for batch in map(sifted.get, self._again) if batch is not None)
-        self._queue = deque(batch for batch in map(sieve, self._queue) if batch is not None)
-        self._fewer()
+        rewritten = {
+            batch: batch if batch.send_count else transform(batch) for batch in self._in_flight
+        }
+        self._in_flight = deque(batch for batch in rewritten.values() if batch is not None)
+        self._to_resend = deque(
+            batch for batch in map(rewritten.get, self._to_resend) if batch is not None
+        )
+        self._queue = deque(batch for batch in map(transform, self._queue) if batch is not None)
+        self._after_give_up()
 
     @property
     def batches(self) -> list[OutgoingBatch]:
@@ -196,7 +200,7 @@ class Executor:
 
     @property
     def idle(self) -> bool:
-        """Return True while nothing is gathered, queued or in flight."""
+        """Return True while no message is open, queued or in flight."""
         return not (self._in_flight or self._queue or self.open.values)
 
     @property
@@ -209,14 +213,15 @@ class Executor:
         """Return why messages wait; empty if none wait."""
         return self._waits.cause.reason if not self.idle or self.state.refuses else ""
 
-    def heard(self, event: ExecutorEvent) -> None:
-        """Note news of the partition from a route, the history or a refusal."""
+    def apply_event(self, event: ExecutorEvent) -> None:
+        """Update the state after news of the partition from a route, the history or a refusal."""
         self.state = self.state.after(event)
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
     async def _try(self) -> bool:
-        """Wait for messages, and send until a failure or until the channel cannot be used any more.
-        Always return False: there is always a next try.
+        """Wait for messages, and send until a failure or until the channel can no longer be used.
+
+        Always returns False, because the loop never ends by itself.
         """
         if self.state.available:
             while self.idle:
@@ -227,85 +232,82 @@ class Executor:
             raise NotSentError(text, broker_group=self.group.broker_group)
         channel = await self._broker.channel()
         if self.idle:
-            # If there is nothing to send, an open channel is the only sign that the broker answers
-            # again.
-            self._tried(ExecutorEvent.ANSWERED)
+            # With nothing to send, an open channel is the only sign that the broker is back.
+            self._record_result(ExecutorEvent.ANSWERED)
             self._log_recovery()
         else:
             await self._stream(channel)
         return False
 
-    def _failure(self, raised: Exception) -> KeylaneError:
-        """Return the error that a try raised; an unforeseen exception is logged, and becomes an
+    def _to_keylane_error(self, raised: Exception) -> KeylaneError:
+        """Convert the exception of a try; an unexpected one is logged and becomes an
         InternalError.
         """
         name = self.group.partition_name
-        return failure_of(raised, name, self._troubles, self._clock.boot_ms())
+        return to_keylane_error(raised, name, self._failure_log, self._clock.boot_ms())
 
     def _log_recovery(self) -> None:
-        if failures := self._troubles.over(self._clock.boot_ms()):
+        if failures := self._failure_log.over(self._clock.boot_ms()):
             log.info("%s: sending works again, after %s", self.group.partition_name, failures)
 
-    async def _failed(self, raised: Exception) -> bool:
-        """Act on the exception of a try, and return True if the next try needs no pause."""
-        error = self._failure(raised)
-        self._tried(ExecutorEvent.FAILED)
+    async def _handle_failure(self, raised: Exception) -> bool:
+        """Handle the exception of a try, and return True to retry without a pause."""
+        error = self._to_keylane_error(raised)
+        self._record_result(ExecutorEvent.FAILED)
         doubtful = bool(self._in_flight) and self._in_flight[0].doubtful
-        hopeless = doubtful and await is_hopeless(self, error, self._owner.ask_history)
-        if self._after_failure(error, hopeless=hopeless):
+        unrecoverable = doubtful and await is_unrecoverable(self, error, self._owner.fetch_history)
+        if self._after_failure(error, unrecoverable=unrecoverable):
             return True
         self._budget.retries += 1
         log.debug("%s: %s; retrying", self.group.partition_name, error.message)
         return False
 
-    def _tried(self, event: ExecutorEvent) -> None:
-        """Note the end of a try, ANSWERED or FAILED, and notify the owner if it changes the
-        state.
-        """
+    def _record_result(self, event: ExecutorEvent) -> None:
+        """Update the state after a try, ANSWERED or FAILED, and notify the owner of a change."""
         state = self.state.after(event)
         if state != self.state:
             self.state = state
-            self._owner.availability_changed()
+            self._owner.on_availability_changed()
 
     def push(self) -> None:
-        """Send the batches that may be sent now; the task does the work that waits for a time, for
-        a channel, or for the end of a failure.
+        """Send the batches that may be sent now, and wake the task if it has to wait for a timer, a
+        channel or the recovery from a failure.
         """
         channel = self._channel
         if (
             channel is not None
-            and not (self._troubled or self._again or channel.closed)
-            and (self._calls or self._broker is self._of_channel)
+            and not (self._is_recovering or self._to_resend or channel.closed)
+            and (self._calls or self._broker is self._channel_broker)
         ):
             try:
                 self._fill(channel)
                 if not self._settings.linger_ms or self._calls or not self.open.values:
                     return
             except Exception as fault:  # noqa: BLE001 - raised by the task
-                self._fault = fault
+                self._step_error = fault
         self._wake.set()
 
     async def _stream(self, channel: Channel) -> None:
-        """Send until the channel cannot be used any more. After a failure, wait for all calls under
-        way, then raise the failure.
+        """Send until the channel can no longer be used. After a failure, wait for all pending
+        calls, then raise it.
         """
         calls = self._calls
         self._channel = channel
-        self._of_channel = self._broker
+        self._channel_broker = self._broker
         self.gathering = channel if isinstance(channel, Gathering) else None
-        self._again = deque(self._in_flight)
-        self._troubled = any(batch.doubtful for batch in self._in_flight)
+        self._to_resend = deque(self._in_flight)
+        self._is_recovering = any(batch.doubtful for batch in self._in_flight)
         try:
             while True:
                 self._wake.clear()
-                if self._fault is not None:
-                    fault = self._fault
-                    self._fault = None
+                if self._step_error is not None:
+                    fault = self._step_error
+                    self._step_error = None
                     raise fault
                 self._settle_stored()
                 if calls and calls[0][1].done():
-                    calls[0][1].result()  # this raises the failure
-                if not calls and (channel.closed or self._broker is not self._of_channel):
+                    calls[0][1].result()  # raises the failure
+                if not calls and (channel.closed or self._broker is not self._channel_broker):
                     return
                 self._fill(channel)
                 await self._pause(idle=not calls)
@@ -315,28 +317,28 @@ class Executor:
             raise
         finally:
             self._channel = None
-            self._again.clear()
+            self._to_resend.clear()
             if calls:
-                left, settles = list(calls), True
+                pending, can_settle = list(calls), True
                 calls.clear()
                 try:
-                    await asyncio.gather(*(call for _, call in left), return_exceptions=True)
+                    await asyncio.gather(*(call for _, call in pending), return_exceptions=True)
                 finally:
-                    for batch, call in left:
-                        # An answered batch may be sent again after a failed one, whose epoch may
-                        # end.
+                    for batch, call in pending:
+                        # A batch that was answered after a failed one is sent again with it,
+                        # perhaps under a new epoch.
                         batch.doubtful |= is_answered(call) or call.cancelled()
-                    for batch, call in left:
-                        settles = is_answered(call) and (settles or self._task.cancelling() > 0)
-                        if settles:
+                    for batch, call in pending:
+                        can_settle = is_answered(call) and (
+                            can_settle or self._task.cancelling() > 0
+                        )
+                        if can_settle:
                             self._settle(batch, call.result()[0])
             if not calls:
-                self._land()
+                self._leave_load()
 
     async def _pause(self, *, idle: bool) -> None:
-        """Wait until the task has something to do, or until the `linger_ms` of the open batch
-        end.
-        """
+        """Wait until the task is woken, or until the open batch has lingered for `linger_ms`."""
         if not idle or not self.open.values or not self._settings.linger_ms:
             await self._wake.wait()
             return
@@ -346,14 +348,14 @@ class Executor:
                 await self._wake.wait()
 
     def _fill(self, channel: Channel) -> None:
-        """Send batches until the window is full, or none is left that may be sent."""
-        calls, again = self._calls, self._again
+        """Send batches until the window is full or no further batch may be sent."""
+        calls, to_resend = self._calls, self._to_resend
         while not calls or len(calls) < self._settings.in_flight_max:
-            if again:
-                batch: OutgoingBatch | None = again.popleft()
-            elif self._troubled and self._still_troubled():
-                # A broker recognizes its latest batches only, so a doubtful batch must not fall
-                # behind newer ones.
+            if to_resend:
+                batch: OutgoingBatch | None = to_resend.popleft()
+            elif self._is_recovering and self._update_recovering():
+                # A broker recognizes only the latest batches, so newer ones must not overtake a
+                # doubtful batch.
                 break
             else:
                 batch = self._take(idle=not calls)
@@ -362,29 +364,29 @@ class Executor:
             try:
                 calls.append((batch, self._call(channel, batch)))
             except Exception:
-                again.appendleft(batch)  # no other batch is sent before it
+                to_resend.appendleft(batch)  # it must be sent before any other batch
                 raise
-            if not (again or self._troubled or self._queue):
-                break  # the open batch waits for an answer
-        if calls and not self._flying:
-            self._flying = True
-            self._flight.partitions += 1
+            if not (to_resend or self._is_recovering or self._queue):
+                break  # the open batch waits for a reply
+        if calls and not self._counts_in_load:
+            self._counts_in_load = True
+            self._broker_load.partitions += 1
 
-    def _land(self) -> None:
-        """Let other partitions that wait send: this partition has no batch in flight any more."""
-        if self._flying:
-            self._flying = False
-            self._flight.answered()
+    def _leave_load(self) -> None:
+        """Stop counting this partition as busy, so that waiting partitions may send."""
+        if self._counts_in_load:
+            self._counts_in_load = False
+            self._broker_load.answered()
 
-    def _still_troubled(self) -> bool:
-        self._troubled = any(
+    def _update_recovering(self) -> bool:
+        self._is_recovering = any(
             batch.doubtful or (call.done() and not is_answered(call)) for batch, call in self._calls
         )
-        return self._troubled
+        return self._is_recovering
 
     def _take(self, *, idle: bool) -> OutgoingBatch | None:
-        """Put the next batch in flight: a queued batch, or the open batch if `idle` and it does not
-        wait for its linger or for other partitions.
+        """Put the next queued batch in flight and return it; with `idle`, the open batch, unless it
+        waits for its linger or for other partitions.
         """
         if self._queue:
             batch = self._queue.popleft()
@@ -392,22 +394,26 @@ class Executor:
             if not idle or not self.open.values:
                 return None
             if (
-                self._settings.linger_ms or self._flight.partitions >= CROWD
+                self._settings.linger_ms or self._broker_load.partitions >= CROWD
             ) and self._holds_back():
                 return None
-            self.waited = False
+            self.wait_is_over = False
             batch = self._close_open()
         self._in_flight.append(batch)
         return batch
 
     def _holds_back(self) -> bool:
-        """Return True while the open batch waits for its linger, or for an answer of other
+        """Return True while the open batch waits for its linger or for replies to other
         partitions.
         """
         if self._settings.linger_ms:
             return self._clock.boot_ms() - self.open.opened_at_ms < self._settings.linger_ms
-        flight = self._flight
-        if self.waited or not flight.crowded or 4 * self.open.size >= self._settings.batch_bytes:
+        flight = self._broker_load
+        if (
+            self.wait_is_over
+            or not flight.crowded
+            or 4 * self.open.size >= self._settings.batch_bytes
+        ):
             return False
         flight.wait(self)
         return True
@@ -423,7 +429,7 @@ class Executor:
         )
         if fresh:
             self._next_sequence += batch.count
-        batch.sends += 1
+        batch.send_count += 1
         answered = partial(self._answered, batch)
         try:
             return channel.begin(
@@ -433,16 +439,16 @@ class Executor:
                 on_answer=answered,
             )
         except Exception:
-            batch.doubtful = True  # it is unknown how far it got
+            batch.doubtful = True  # some of it may have been sent
             raise
 
     def _answered(self, batch: OutgoingBatch, call: Calling) -> None:
-        """Settle the stored batches, and send the batches that waited for them, as soon as the
-        answer arrives.
+        """Settle the stored batches and send those that waited for them, as soon as the reply
+        arrives.
         """
         error = call.exception()
         if error is not None:
-            self._troubled = True
+            self._is_recovering = True
             if not isinstance(error, KeylaneError) or error.fate is Fate.UNKNOWN:
                 batch.doubtful = True
             self._wake.set()
@@ -451,15 +457,15 @@ class Executor:
             self._settle_stored()
             if self._channel is not None:
                 if not self._calls:
-                    self._land()
-                if self._troubled or self._in_flight or self._queue or self.open.values:
+                    self._leave_load()
+                if self._is_recovering or self._in_flight or self._queue or self.open.values:
                     self.push()
         except Exception as fault:  # noqa: BLE001 - raised by the task
-            self._fault = fault
+            self._step_error = fault
             self._wake.set()
 
     def _settle_stored(self) -> None:
-        """Settle the oldest batches, as far as they are stored."""
+        """Settle the oldest batches up to the first one without a reply."""
         calls = self._calls
         while calls and is_answered(calls[0][1]):
             batch, call = calls[0]
@@ -469,33 +475,31 @@ class Executor:
     def _settle(self, batch: OutgoingBatch, answer: Answer) -> None:
         assert type(answer) is Appended
         if self.state is not STEADY and not self.state.available:
-            self._tried(ExecutorEvent.ANSWERED)
+            self._record_result(ExecutorEvent.ANSWERED)
         if self._pauses.failures:
             self._pauses.reset()
             self._log_recovery()
-        if batch in self._in_flight:  # otherwise settled again, after a later fault
+        if batch in self._in_flight:  # otherwise it is settled already, before a later error
             self._budget.stored(batch, first_receipt(answer, self.partition, static=self._static))
             self._in_flight.remove(batch)
         if self._waits.cause is not NOT_WAITING:
-            self._waits.over()
+            self._waits.end()
         if self.state is not STEADY:
-            self._tell_if_empty()
+            self._notify_if_empty()
 
-    def _fewer(self) -> None:
-        """Note that messages were given up."""
+    def _after_give_up(self) -> None:
+        """Update the waits and notify the owner after messages were given up."""
         if self.idle:
-            self._waits.over()
-        self._tell_if_empty()
+            self._waits.end()
+        self._notify_if_empty()
 
-    def _tell_if_empty(self) -> None:
-        if self.state.left and self.idle:
-            self._owner.emptied(self)
+    def _notify_if_empty(self) -> None:
+        if self.state.closed and self.idle:
+            self._owner.on_emptied(self)
 
     # ── after a failure ───────────────────────────────────────────────────────────────────────────
-    def _after_failure(self, error: KeylaneError, *, hopeless: bool) -> bool:
-        """Act on the failure of the oldest batch, and return True if the next try needs no
-        pause.
-        """
+    def _after_failure(self, error: KeylaneError, *, unrecoverable: bool) -> bool:
+        """Handle the failure of the oldest batch, and return True to retry without a pause."""
         if not self._in_flight and self._take(idle=True) is None:
             return False
         if self.state.lost:
@@ -503,28 +507,28 @@ class Executor:
             return True
         if isinstance(error, MessageTooLargeError) and self._give_up_large(error):
             return True
-        step = self._next_step(error, hopeless=hopeless)
-        renamed = isinstance(error, SequenceReusedError | ProducerFencedError)
-        if renamed:
+        step = self._next_step(error, unrecoverable=unrecoverable)
+        has_new_id = isinstance(error, SequenceReusedError | ProducerFencedError)
+        if has_new_id:
             self._producer_id = self._identity.renew(self._producer_id, self.group.partition_name)
-        if step is Step.AGAIN:
-            # A gap before the oldest batch means that the broker has forgotten this producer: no
+        if step is Step.RETRY:
+            # A gap before the oldest batch means that the broker has forgotten this producer; no
             # older batch is missing.
-            forgotten = isinstance(error, SequenceGapError) and self._in_flight[0].sends > 1
-            if forgotten or renamed:
+            is_forgotten = isinstance(error, SequenceGapError) and self._in_flight[0].send_count > 1
+            if is_forgotten or has_new_id:
                 for batch in self._in_flight:
-                    # Under a new number the broker does not recognize a batch that it may have
+                    # Under a new id or epoch the broker cannot recognize a batch that it may have
                     # stored.
-                    batch.leave(refused=False)
+                    batch.reset(refused=False)
                 self._new_epoch()
             return False
         if step is Step.GIVE_UP:
             self._give_up_oldest(error)
             return True
         self._leave_partition(error, step)
-        return step is Step.ELSEWHERE
+        return step is Step.REROUTE
 
-    def _next_step(self, error: KeylaneError, *, hopeless: bool) -> Step:
+    def _next_step(self, error: KeylaneError, *, unrecoverable: bool) -> Step:
         """Count a failure for every closed batch, and decide the next step."""
         now_ms = self._clock.boot_ms()
         self._waits.begin(error, now_ms, self.batches, self.partition.address)
@@ -544,39 +548,39 @@ class Executor:
         step = decide_after_failure(
             error,
             stage,
-            left=self.state.left,
-            hopeless=hopeless,
-            doubtful=head.doubtful,  # if it is not doubtful, later batches cannot be stored
+            closed=self.state.closed,
+            unrecoverable=unrecoverable,
+            doubtful=head.doubtful,  # later batches are stored only if this one is
         )
-        if step is Step.ELSEWHERE and not self._owner.has_spare(self):
-            return Step.AGAIN
+        if step is Step.REROUTE and not self._owner.has_spare(self):
+            return Step.RETRY
         return step
 
     def _leave_partition(self, error: KeylaneError, step: Step) -> None:
-        """Hand all batches to the owner: they go to another partition, or wait for a newer
-        route.
+        """Hand all batches to the owner, which sends them to another partition or holds them until
+        a newer route arrives.
         """
         sealed = isinstance(error, StaleRouteError)
         if sealed:
-            self.heard(ExecutorEvent.SEALED)
+            self.apply_event(ExecutorEvent.SEALED)
         if step is Step.NEW_ROUTE:
-            self.heard(ExecutorEvent.ROUTE_NEEDED)
-        # A sealed partition has not stored the batch that it refused, even if an earlier try had no
-        # answer. If a batch is not stored, the batches after it are not stored either.
+            self.apply_event(ExecutorEvent.ROUTE_NEEDED)
+        # A sealed partition has not stored the batch that it refused, even if an earlier try got no
+        # reply; and no batch is stored unless all earlier ones are.
         refused = sealed or not self._in_flight[0].doubtful
         leaving = self._take_all()
         for batch in leaving:
-            batch.leave(refused=refused)
-        if step is Step.ELSEWHERE:
+            batch.reset(refused=refused)
+        if step is Step.REROUTE:
             log.warning(
                 "%s: %s to another partition, declared as reordered: %s",
                 self.group.partition_name,
                 counted(sum(map(len, leaving)), "message goes", "messages go"),
                 error.message,
             )
-        self._waits.left()
+        self._waits.suspend()
         self._owner.take_back(self, leaving, step)
-        self._tell_if_empty()
+        self._notify_if_empty()
 
     def _take_all(self) -> list[OutgoingBatch]:
         """Remove all batches, the oldest first, and begin a new epoch."""
@@ -592,72 +596,73 @@ class Executor:
         self._budget.give_up(head, error)
         self._in_flight.popleft()
         for batch in self._in_flight:
-            # The broker does not recognize the batch under a new epoch. The batch is not stored if
-            # the oldest batch is not.
-            batch.leave(refused=not head.doubtful)
+            # The broker cannot recognize the batch under a new epoch. It is stored only if the
+            # oldest batch is.
+            batch.reset(refused=not head.doubtful)
         self._new_epoch()
-        self._fewer()
+        self._after_give_up()
 
     def _give_up_large(self, error: MessageTooLargeError) -> bool:
         """
-        Give up the messages of the oldest batch that are over the partition's limit, and send the
-        others again.
+        Give up the messages of the oldest batch that exceed the partition's size limit, and send
+        the others again.
 
-        This happens after the subject's limit was lowered. Return False if no message is over it.
+        This happens after the subject's limit was lowered. Returns False if no message exceeds
+        it.
         """
         head, limit = self._in_flight[0], error.limit_bytes
         sizes = list(map(head.size_of, range(len(head))))
         if limit is None or max(sizes) <= limit:
             return False
         for batch in self._in_flight:
-            batch.leave(refused=True)  # the refused batch is not stored, so no later batch is
-        large, others = head.divided(lambda index: sizes[index] > limit)
-        self._budget.replaced(head, large, others)
+            batch.reset(refused=True)  # no batch after a refused one is stored
+        too_large, others = head.split_by(lambda index: sizes[index] > limit)
+        self._budget.replaced(head, too_large, others)
         self._in_flight.popleft()
         if others is not None:
             self._in_flight.appendleft(others)
         self._new_epoch()
-        if large is not None:
-            self._budget.give_up(large, error)
-        self._fewer()
+        if too_large is not None:
+            self._budget.give_up(too_large, error)
+        self._after_give_up()
         return True
 
     def _leave_lost(self) -> None:
-        """Give up batches that may be stored in the lost partition, with an unknown fate, and hand
-        the others to the owner.
+        """Give up the batches that may be stored in the lost partition, with the fate UNKNOWN, and
+        hand the others to the owner.
         """
         for batch in [batch for batch in self._in_flight if batch.doubtful]:
             self._in_flight.remove(batch)
             error = DeliveryError(Reason.ACCEPTED_AS_LOST, partition_id=self.partition.partition_id)
             self._budget.give_up(batch, error)
         leaving = self._take_all()
-        self.heard(ExecutorEvent.SEALED)
-        self._waits.over()
+        self.apply_event(ExecutorEvent.SEALED)
+        self._waits.end()
         self._owner.take_back(self, leaving, Step.NEW_ROUTE)
-        self._tell_if_empty()
+        self._notify_if_empty()
 
     def _new_epoch(self) -> None:
-        """Number all batches again under a new epoch; the broker refuses batches of the old epoch
-        that arrive later.
+        """Begin a new epoch and renumber all batches; the broker refuses late batches of the old
+        epoch.
         """
         self._epoch = next(self._epochs)
         self._next_sequence = 0
         for batch in self._in_flight:
             batch.unpack()
 
-    def moved(self, address: str, broker: BrokerClient) -> None:
-        """Follow the broker group to a new address; the batches in flight still count at the old
-        address.
+    def follow_broker(self, address: str, broker: BrokerClient) -> None:
+        """Send to the broker group's new address, and stop counting this partition as busy at the
+        old one.
         """
         self.partition = msgspec.structs.replace(self.partition, address=address)
         self._broker = broker
-        self._flight.forget(self)
-        self._land()
-        self._flight = self._turn.flight(address)
+        self._broker_load.forget(self)
+        self._leave_load()
+        self._broker_load = self._turn.load_of(address)
         self._turn.add(self)
 
     async def close(self) -> list[OutgoingBatch]:
-        """Stop, and return the batches that are not settled."""
+        """Stop the task, and return the unsettled batches."""
         self.roll()
         self._channel = None
         self._task.cancel()

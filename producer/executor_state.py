@@ -1,16 +1,16 @@
-"""The state of an executor: what it knows about its broker and its partition, and the events that
+"""The state of an executor: its knowledge of its broker and its partition, and the events that
 change this. Pure.
 
     broker   ANSWERS ──FAILED──▶ FAILS ──ROUTE_NEEDED──▶ REFUSES
              ANSWERED leads back to ANSWERS
 
-    listing  OPEN ──CLOSED_IN_ROUTE──▶ LEFT ──NOT_IN_ROUTE──▶ GONE
-             GONE becomes LEFT when the partition is listed again
+    listing  OPEN ──CLOSED_IN_ROUTE──▶ CLOSED ──NOT_IN_ROUTE──▶ UNLISTED
+             UNLISTED becomes CLOSED when the partition is listed again
 
     storing  TAKES ──SEALED──▶ ENDED
              TAKES ──LOSS_ACCEPTED──▶ LOST ──SEALED──▶ ENDED
 
-An event leaves a part of the state unchanged unless the diagram shows it there.
+An event changes only the parts of the state whose diagrams show it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class SendResult(enum.Enum):
 
     ANSWERS = "the broker stores batches"
     FAILS = "the last try failed"
-    REFUSES = "it refused and asks for a newer route: messages are held until the next try"
+    REFUSES = "the broker refused and requires a newer route: messages are held until the next try"
 
 
 class Listing(enum.Enum):
     """How the latest route lists the partition."""
 
     OPEN = "open"
-    LEFT = "not open: newer messages of its range wait until the messages here are settled"
-    GONE = "not listed: no broker answers for it any more"
+    CLOSED = "not open: newer messages of its range wait until its own messages are settled"
+    UNLISTED = "not listed: no broker serves it any longer"
 
 
 class Storing(enum.Enum):
@@ -57,16 +57,16 @@ class ExecutorEvent(enum.Enum):
 
     ANSWERED = "a batch was stored, or a channel opened while there was nothing to send"
     FAILED = "a try failed"
-    ROUTE_NEEDED = "what failed asks for a newer route"
+    ROUTE_NEEDED = "the failed request requires a newer route"
     OPEN_IN_ROUTE = "a route lists the partition as open"
-    CLOSED_IN_ROUTE = "a route lists the partition, and not as open"
+    CLOSED_IN_ROUTE = "a route lists the partition as not open"
     NOT_IN_ROUTE = "a route does not list the partition"
     LOSS_ACCEPTED = "the history says that an operator has accepted the loss of the partition"
     SEALED = "the broker refused because the partition is sealed, or messages left a lost partition"
 
 
 _E = ExecutorEvent
-_REACH = {
+_SEND_RESULTS = {
     (SendResult.ANSWERS, _E.FAILED): SendResult.FAILS,
     (SendResult.FAILS, _E.ANSWERED): SendResult.ANSWERS,
     (SendResult.FAILS, _E.ROUTE_NEEDED): SendResult.REFUSES,
@@ -74,11 +74,11 @@ _REACH = {
     (SendResult.REFUSES, _E.FAILED): SendResult.FAILS,
 }
 _LISTING = {
-    (Listing.OPEN, _E.CLOSED_IN_ROUTE): Listing.LEFT,
-    (Listing.OPEN, _E.NOT_IN_ROUTE): Listing.GONE,
-    (Listing.LEFT, _E.NOT_IN_ROUTE): Listing.GONE,
-    (Listing.GONE, _E.CLOSED_IN_ROUTE): Listing.LEFT,
-    (Listing.GONE, _E.OPEN_IN_ROUTE): Listing.LEFT,
+    (Listing.OPEN, _E.CLOSED_IN_ROUTE): Listing.CLOSED,
+    (Listing.OPEN, _E.NOT_IN_ROUTE): Listing.UNLISTED,
+    (Listing.CLOSED, _E.NOT_IN_ROUTE): Listing.UNLISTED,
+    (Listing.UNLISTED, _E.CLOSED_IN_ROUTE): Listing.CLOSED,
+    (Listing.UNLISTED, _E.OPEN_IN_ROUTE): Listing.CLOSED,
 }
 _STORING = {
     (Storing.TAKES, _E.SEALED): Storing.ENDED,
@@ -95,9 +95,9 @@ class ExecutorState(NamedTuple):
     storing: Storing = Storing.TAKES
 
     def after(self, event: ExecutorEvent) -> ExecutorState:
-        """Return the state that follows `event`; `STEADY` itself if they are equal."""
+        """Return the state after `event`: the object `STEADY` if it equals that."""
         state = ExecutorState(
-            _REACH.get((self.broker, event), self.broker),
+            _SEND_RESULTS.get((self.broker, event), self.broker),
             _LISTING.get((self.listing, event), self.listing),
             _STORING.get((self.storing, event), self.storing),
         )
@@ -105,8 +105,8 @@ class ExecutorState(NamedTuple):
 
     @property
     def available(self) -> bool:
-        """Return False from a failure until the broker answers; meanwhile messages without a key go
-        to other partitions.
+        """Return True unless the last try failed; while it is False, messages without a key go to
+        other partitions.
         """
         return self.broker is SendResult.ANSWERS
 
@@ -126,22 +126,22 @@ class ExecutorState(NamedTuple):
         return self.storing is Storing.LOST
 
     @property
-    def left(self) -> bool:
-        """Return True once the partition is not open in the route."""
+    def closed(self) -> bool:
+        """Return True once the route no longer lists the partition as open."""
         return self.listing is not Listing.OPEN
 
     @property
-    def gone(self) -> bool:
+    def unlisted(self) -> bool:
         """Return True while the route does not list the partition."""
-        return self.listing is Listing.GONE
+        return self.listing is Listing.UNLISTED
 
     @property
-    def spare(self) -> bool:
+    def can_take_over(self) -> bool:
         """Return True while the executor may take messages of other partitions."""
-        return self.available and self.in_use and not self.left
+        return self.available and self.in_use and not self.closed
 
 
 STEADY = ExecutorState(SendResult.ANSWERS)
-"""The state of an executor whose broker answers and whose partition is open; each batch compares
-with it by `is`.
+"""The state of an executor whose broker answers and whose partition is open; the code for each
+batch compares with it by `is`.
 """

@@ -1,9 +1,9 @@
 """Decides what an executor does after a batch failed; only here do STRICT and BEST_TRIED differ.
 Pure.
 
-The time for which a partition has failed decides when messages leave it, not the number of tries.
+The time for which a partition has failed, not the number of tries, decides when messages leave it.
 All messages of a partition leave together, in order, when the oldest is due, so newer messages of a
-logical partition wait for the decision about older ones.
+logical partition never overtake older ones.
 """
 
 from __future__ import annotations
@@ -32,22 +32,20 @@ from .settings import ProducerSettings
 
 
 class Step(enum.Enum):
-    """The step of an executor with a batch that was not acked."""
+    """What an executor does next with a batch that was not acked."""
 
-    AGAIN = "same partition, same sequence, after a pause"
-    NEW_ROUTE = "ask for a newer route, and send older messages first"
-    ELSEWHERE = "another available partition, declared as reordered"
-    GIVE_UP = "out of the queue with its error"
+    RETRY = "same partition, same sequence, after a pause"
+    NEW_ROUTE = "wait for a newer route, and send older messages first"
+    REROUTE = "another available partition, declared as reordered"
+    GIVE_UP = "give up the batch with its error"
 
 
 class WaitStage(enum.Enum):
-    """The stage of a wait: how long messages have waited for their partition, compared with the
-    settings.
-    """
+    """How long the messages of a failing partition have waited, compared with the settings."""
 
-    ENDLESS = "they never leave it, as under STRICT"
+    ENDLESS = "they never leave their partition, as under STRICT"
     EARLY = "they stay, for less than `leave_after_ms` so far"
-    DUE = "they go elsewhere"
+    DUE = "they go to another partition"
     EXHAUSTED = (
         "the oldest batch has failed for `give_up_after_ms` and in `tries_min` "
         "tries: it is given up"
@@ -67,14 +65,14 @@ _TRY_AGAIN = (
     StorageError,
 )
 NOT_HERE = (PartitionUnknownError, WrongBrokerError)
-"""Refusals that may come from a different broker, which now has the address of the right one."""
+"""Refusals that may come from the wrong broker, one that has taken over the right one's address."""
 
 
 def wait_stage(
     settings: ProducerSettings, *, may_leave: bool, tries: int, waited_ms: int, failing_ms: int
 ) -> WaitStage:
     """
-    Return how far the wait of a failing partition's messages has gone.
+    Return the stage that the wait of a failing partition's messages has reached.
 
     Args:
         may_leave: whether the subject lets messages leave their partition, as BEST_TRIED does.
@@ -90,44 +88,44 @@ def wait_stage(
 
 
 def _may_pass(error: KeylaneError) -> bool:
-    """Return True if the broker may take the same batch later, which includes a quota that becomes
-    free again.
+    """Return True if the broker may accept the same batch later, for example when a quota allows it
+    again.
     """
-    if isinstance(error, UnpackError):  # the batch is kept as it was packed
+    if isinstance(error, UnpackError):  # the same bytes would be sent again
         return False
     return isinstance(error, _TRY_AGAIN) or error.retry is RetryRule.LATER
 
 
 def decide_after_failure(
-    error: KeylaneError, stage: WaitStage, *, doubtful: bool, left: bool, hopeless: bool
+    error: KeylaneError, stage: WaitStage, *, doubtful: bool, closed: bool, unrecoverable: bool
 ) -> Step:
     """
     Return the next step for the oldest batch of a partition and all batches after it, when a try
     has failed.
 
     Under STRICT a batch leaves its partition only through a route change, and is not given up for
-    an error that may pass. A doubtful batch keeps its sequence until the right broker has
-    answered, because only that broker recognizes it. A batch that is not doubtful leaves a
-    partition that the route has left without waiting for its broker.
+    a transient error. A doubtful batch keeps its sequence until the right broker has answered,
+    because only that broker recognizes it. A batch that is not doubtful leaves a partition that is
+    no longer open without waiting for the partition's broker.
 
     Args:
-        doubtful: the batch may be stored in the partition, because a try ended without an answer.
-        left: the partition is no longer open in the route.
-        hopeless: the route does not list the partition at all, and the metaserver confirmed after
-            the refusal that its loss is not accepted.
+        doubtful: the batch may be stored in the partition, because a try got no reply.
+        closed: the partition is no longer open in the route.
+        unrecoverable: the route does not list the partition at all, and the metaserver confirmed
+            after the refusal that its loss is not accepted.
     """
     if isinstance(error, ProducerFencedError) and doubtful:
         # The broker would recognize the batch only under the old epoch, which is fenced.
         return Step.GIVE_UP
     may_be_stored = doubtful and isinstance(error, NOT_HERE)
-    if may_be_stored and hopeless and stage is WaitStage.ENDLESS:
+    if may_be_stored and unrecoverable and stage is WaitStage.ENDLESS:
         return Step.GIVE_UP
     exhausted = stage is WaitStage.EXHAUSTED
-    unbound = left and not doubtful and _may_pass(error)
-    if unbound or (isinstance(error, (StaleRouteError, *NOT_HERE)) and not may_be_stored):
+    may_move = closed and not doubtful and _may_pass(error)
+    if may_move or (isinstance(error, (StaleRouteError, *NOT_HERE)) and not may_be_stored):
         return Step.GIVE_UP if exhausted else Step.NEW_ROUTE
     if not (_may_pass(error) or isinstance(error, NOT_HERE)) or exhausted:
         return Step.GIVE_UP
     if stage is not WaitStage.DUE:
-        return Step.AGAIN
-    return Step.NEW_ROUTE if left else Step.ELSEWHERE
+        return Step.RETRY
+    return Step.NEW_ROUTE if closed else Step.REROUTE

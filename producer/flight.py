@@ -1,13 +1,13 @@
-"""When executors send: together at the end of a turn of the event loop, or after an answer of their
-broker. Pure except for timers.
+"""Decides when executors send: together at the end of a turn of the event loop, or after a reply
+from their broker. Pure except for timers.
 
     first message ─▶ Turn ─▶ push(): sent
-    while many partitions of the broker are unanswered: BrokerFlight ─▶ push()
+    while many partitions of the broker have a batch in flight: BrokerLoad ─▶ push()
 
-Light traffic never reaches the limit CROWD, so its messages are sent in the next turn. If the turn
-before also had a single message, the message is sent as soon as it is awaited. Under load, an open
-batch grows instead of being sent with a few messages, because each batch costs a header, a call and
-an answer.
+Light traffic never reaches the limit CROWD, so its messages are sent at the end of the turn. If the
+previous turn also had a single message, a message is sent as soon as it is awaited. Under load, an
+open batch grows instead of being sent with a few messages, because each batch costs a header, a
+call and a reply.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from .outgoing_batch import OutgoingBatch
 E_contra = TypeVar("E_contra", contravariant=True)
 
 CROWD = 16
-"""The number of partitions of a broker with a batch in flight from which on open batches of other
-partitions wait for an answer.
+"""When this many partitions of a broker have a batch in flight, open batches of its other
+partitions wait for a reply.
 """
 WAIT_S = 0.005
-"""The longest time in seconds that they wait, so that partitions that do not answer delay no other
-partition for longer.
+"""The maximum wait, in seconds: it bounds the delay that unresponsive partitions cause to others.
 """
 
 
@@ -41,26 +40,24 @@ class ExecutorOwner(Protocol[E_contra]):
         ...
 
     def take_back(self, executor: E_contra, batches: list[OutgoingBatch], step: Step) -> None:
-        """Take all batches that cannot stay, in order; `step` is NEW_ROUTE or ELSEWHERE."""
+        """Accept batches that leave the executor, in order; `step` is NEW_ROUTE or REROUTE."""
         ...
 
-    def availability_changed(self) -> None:
-        """Note that the broker of an executor fails, or answers again."""
+    def on_availability_changed(self) -> None:
+        """React to a broker that has started to fail, or answers again."""
         ...
 
-    def emptied(self, executor: E_contra) -> None:
-        """Note that an executor has no message left, and that its partition is not open in the
-        route.
+    def on_emptied(self, executor: E_contra) -> None:
+        """React to an executor without messages whose partition is no longer open."""
+        ...
+
+    async def fetch_history(self) -> Collection[str]:
         """
-        ...
-
-    async def ask_history(self) -> Collection[str]:
-        """
-        Ask the metaserver which partitions are lost and where their brokers are now, and notify the
-        executors.
+        Fetch the lost partitions and the current broker addresses from the metaserver, and update
+        the executors.
 
         Returns:
-            The names of the broker groups that are silent.
+            The names of the silent broker groups.
 
         Raises:
             KeylaneError: the call failed.
@@ -68,22 +65,22 @@ class ExecutorOwner(Protocol[E_contra]):
         ...
 
 
-class Pushed(Protocol):
-    """An executor, as seen by a `Turn` or a `BrokerFlight`, which let it send."""
+class PushableExecutor(Protocol):
+    """An executor, as seen by a `Turn` or a `BrokerLoad`, which let it send."""
 
     open: OutgoingBatch
-    waited: bool
+    wait_is_over: bool
     gathering: Gathering | None
-    """The channel through which it sends, if the channel can gather frames."""
+    """The channel in use, if it can gather frames."""
 
     def push(self) -> None:
         """Send the batches that may be sent now."""
         ...
 
 
-class BrokerFlight:
-    """The partitions of one broker that have a batch in flight, and those that wait for an answer
-    of the broker.
+class BrokerLoad:
+    """Counts one broker's partitions with a batch in flight, and queues those that wait for a
+    reply.
     """
 
     __slots__ = ("__weakref__", "_loop", "_timer", "_waiting", "partitions")
@@ -91,107 +88,107 @@ class BrokerFlight:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
-        self._waiting: dict[Pushed, None] = {}
+        self._waiting: dict[PushableExecutor, None] = {}
         self.partitions = 0
-        """The number of partitions that have a batch in flight."""
+        """The number of partitions with a batch in flight."""
 
     @property
     def crowded(self) -> bool:
-        """Return True while CROWD partitions or more have a batch in flight, so that open batches
-        of others wait.
+        """Return True while open batches must wait: CROWD partitions or more have a batch in
+        flight.
         """
         return self.partitions >= CROWD
 
-    def wait(self, executor: Pushed) -> None:
-        """Push `executor` after an answer, when those that already wait have been pushed, or after
+    def wait(self, executor: PushableExecutor) -> None:
+        """Push `executor` when a reply has arrived and its predecessors have been pushed, or after
         WAIT_S.
         """
         self._waiting[executor] = None
         if self._timer is None:
-            self._timer = self._loop.call_later(WAIT_S, self._over)
+            self._timer = self._loop.call_later(WAIT_S, self._push_all)
 
-    def forget(self, executor: Pushed) -> None:
-        """Stop pushing `executor`."""
+    def forget(self, executor: PushableExecutor) -> None:
+        """Remove `executor` from the queue."""
         self._waiting.pop(executor, None)
 
     def answered(self) -> None:
-        """Note that a partition has no batch in flight any more."""
+        """Count one busy partition less, and push waiting executors while there is capacity."""
         self.partitions -= 1
         while self._waiting and not self.crowded:
             self._push(next(iter(self._waiting)))
 
-    def _over(self) -> None:
+    def _push_all(self) -> None:
         self._timer = None
         for executor in list(self._waiting):
             self._push(executor)
 
-    def _push(self, executor: Pushed) -> None:
+    def _push(self, executor: PushableExecutor) -> None:
         self._waiting.pop(executor, None)
-        executor.waited = True
+        executor.wait_is_over = True
         _push(executor, self._loop)
 
 
 class Turn:
     """
-    The executors of a producer that send at the end of this turn of the event loop.
+    The executors of a producer that send at the end of the current turn of the event loop.
 
     Args:
-        ended: called at the end of the turn, before the executors send.
+        on_end: called at the end of the turn, before the executors send.
     """
 
-    __slots__ = ("_due", "_ended", "_flights", "_hurried", "_lone", "_loop", "begun")
+    __slots__ = ("_due", "_on_end", "_broker_loads", "_sent_early", "_was_single", "_loop", "begun")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], object]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[], object]) -> None:
         self._loop = loop
-        self._ended = ended
+        self._on_end = on_end
         self.begun = False
-        """True if `ended` will be called at the end of this turn."""
-        self._lone = False
-        """True if the last turn sent a single message, and this turn has sent none yet."""
-        self._hurried = False
-        self._due: dict[Pushed, None] = {}
-        self._flights: WeakValueDictionary[str | None, BrokerFlight] = WeakValueDictionary()
-        """Flights by the address of the broker; executors hold the flights of the brokers to which
-        they send, and a broker may return at another address.
+        """True if `on_end` will be called at the end of this turn."""
+        self._was_single = False
+        """True if the previous turn sent a single message, and this one has sent none yet."""
+        self._sent_early = False
+        self._due: dict[PushableExecutor, None] = {}
+        self._broker_loads: WeakValueDictionary[str | None, BrokerLoad] = WeakValueDictionary()
+        """The load of each broker, by its address; executors keep the loads of their brokers
+        alive.
         """
 
     def begin(self) -> None:
-        """Arrange that `ended` is called at the end of this turn."""
+        """Schedule `on_end` for the end of this turn."""
         if not self.begun:
             self._loop.call_soon(self._end)
             self.begun = True
 
-    def add(self, executor: Pushed) -> Callable[[], object] | None:
-        """Push `executor` at the end of this turn, and return a callable that may push it earlier,
-        or None.
+    def add(self, executor: PushableExecutor) -> Callable[[], object] | None:
+        """Push `executor` at the end of this turn; return a callback that may push it earlier, or
+        None.
         """
         self._due[executor] = None
         if not self.begun:
             self._loop.call_soon(self._end)
             self.begun = True
-        return self._hurry if self._lone else None
+        return self._send_early if self._was_single else None
 
-    def _hurry(self) -> None:
-        """Send now, once in a turn, if only one executor is due: a caller that has sent one message
-        is waiting for it.
+    def _send_early(self) -> None:
+        """Send now, once in a turn, if only one executor is due, because its caller awaits a single
+        message.
         """
-        if self._lone and len(self._due) == 1:
-            self._lone = False
-            self._hurried = True
-            self._ended()
+        if self._was_single and len(self._due) == 1:
+            self._was_single = False
+            self._sent_early = True
+            self._on_end()
             self._push()
 
     def _end(self) -> None:
         self.begun = False
         try:
-            self._ended()
+            self._on_end()
         finally:
             due = self._due
-            if self._hurried:
-                self._lone = not due
-                self._hurried = False
+            if self._sent_early:
+                self._was_single = not due
+                self._sent_early = False
             else:
-                self._lone = len(due) == 1 and len(next(iter(due)).open.values) == 1
+                self._was_single = len(due) == 1 and len(next(iter(due)).open.values) == 1
             if due:
                 self._push()
 
@@ -208,21 +205,21 @@ class Turn:
                 _push(executor, self._loop)
         finally:
             for channel in channels:
-                _flush(channel, self._loop)  # a turn earlier than the channel would by itself
+                _flush(channel, self._loop)  # the channel itself would flush one turn later
 
-    def flight(self, address: str | None) -> BrokerFlight:
-        """Return the flight of the broker at `address`; all brokers whose address is unknown share
-        one flight.
+    def load_of(self, address: str | None) -> BrokerLoad:
+        """Return the load of the broker at `address`; all brokers without a known address share
+        one.
         """
-        flight = self._flights.get(address)
-        if flight is None:
-            flight = self._flights[address] = BrokerFlight(self._loop)
-        return flight
+        load = self._broker_loads.get(address)
+        if load is None:
+            load = self._broker_loads[address] = BrokerLoad(self._loop)
+        return load
 
 
 def _flush(channel: Gathering, loop: asyncio.AbstractEventLoop) -> None:
-    """Flush `channel`; an exception goes to the event loop, and the other channels are still
-    flushed.
+    """Flush `channel`, and pass an exception to the event loop's handler, so the other channels are
+    flushed too.
     """
     try:
         channel.flush()
@@ -230,12 +227,12 @@ def _flush(channel: Gathering, loop: asyncio.AbstractEventLoop) -> None:
         loop.call_exception_handler({"message": "a connection failed to write", "exception": error})
 
 
-def _push(executor: Pushed, loop: asyncio.AbstractEventLoop) -> None:
-    """Push `executor`; an exception, which is a bug in keylane, goes to the event loop, and the
-    other executors are still pushed.
+def _push(executor: PushableExecutor, loop: asyncio.AbstractEventLoop) -> None:
+    """Push `executor`, and pass an exception, which is a bug in keylane, to the event loop's
+    handler, so the other executors are pushed too.
     """
     try:
         executor.push()
     except Exception as error:  # noqa: BLE001 - the event loop reports it
-        text = "a bug in the producer: what a partition has to send waits for its next message"
+        text = "a bug in the producer: the messages of a partition wait until the next one is sent"
         loop.call_exception_handler({"message": text, "exception": error})

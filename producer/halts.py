@@ -4,9 +4,9 @@
         ─▶ newer messages of the key that were never sent are given up too; `send` refuses the key
         ─▶ the caller calls `resume`, and sends them again in order
 
-A message in flight cannot be taken out of its batch. Its future raises UNKNOWN, but its batch is
-still sent, even to a newer partition: newer messages of the key may be in flight after it, and they
-are not stored without it.
+A message in flight cannot be removed from its batch. Its future raises an error with the fate
+UNKNOWN, but its batch is still sent, even to a newer partition: newer messages of the key may be in
+flight behind it, and must not be stored without it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Halts:
             raise KeyHaltedError(text, subject=self._subject, key=key)
 
     def resume(self, key: bytes) -> None:
-        """Allow messages of this key to be sent again."""
+        """Remove `key` from the halted keys."""
         self.keys.discard(key)
 
     def expire(self, waiting: Iterable[tuple[OutgoingBatch, str]]) -> bool:
@@ -49,55 +49,59 @@ class Halts:
         Halt the keys of all overdue messages, and give up the overdue messages that are in flight.
 
         Args:
-            waiting: pairs of a batch and the reason why its messages wait.
+            waiting: pairs of a batch and the reason for its wait.
 
         Returns:
-            True if any message is overdue; the caller must then call `withdraw` for all batches
-            that were never sent.
+            True if any message is overdue; the caller must then pass every batch that was never
+            sent to `withdraw`.
         """
         now_ms = self._clock.boot_ms()
-        over = False
-        for batch, waits_for in waiting:
-            overdue = _overdue(batch, now_ms)
-            over = over or bool(overdue)
+        any_overdue = False
+        for batch, wait_reason in waiting:
+            overdue = _overdue_indexes(batch, now_ms)
+            any_overdue = any_overdue or bool(overdue)
             for index in overdue:
                 if batch.keys[index]:
                     self.keys.add(batch.keys[index])
-                if batch.sends:
-                    error = self._time_out(batch, index, now_ms, waits_for or NO_ANSWER)
+                if batch.send_count:
+                    error = self._timeout_error(batch, index, now_ms, wait_reason or NO_ANSWER)
                     self._budget.give_up_message(batch, index, error, doubtful=True)
-            if overdue and batch.sends:
+            if overdue and batch.send_count:
                 batch.drop_deadlines(overdue)
-        return over
+        return any_overdue
 
-    def withdraw(self, batch: OutgoingBatch, *, waits_for: str) -> OutgoingBatch | None:
-        """Give up the overdue messages and the messages of halted keys in a batch that was never
-        sent, and return the batch of the messages that stay.
+    def withdraw(self, batch: OutgoingBatch, *, wait_reason: str) -> OutgoingBatch | None:
+        """Give up overdue messages and messages of halted keys in a batch that was never sent, and
+        return a batch of the others, or None if there are none.
         """
         now_ms = self._clock.boot_ms()
-        overdue = set(_overdue(batch, now_ms))
+        overdue = set(_overdue_indexes(batch, now_ms))
         keys = self.keys
         if not overdue and keys.isdisjoint(batch.keys):
             return batch
-        taken, rest = batch.divided(lambda index: index in overdue or batch.keys[index] in keys)
-        self._budget.replaced(batch, taken, rest)
-        if taken is not None:
-            late = set(_overdue(taken, now_ms))
-            for index in range(len(taken)):
-                if index in late:
-                    error = self._time_out(taken, index, now_ms, waits_for or NOT_SENT)
+        withdrawn, remaining = batch.split_by(
+            lambda index: index in overdue or batch.keys[index] in keys
+        )
+        self._budget.replaced(batch, withdrawn, remaining)
+        if withdrawn is not None:
+            timed_out = set(_overdue_indexes(withdrawn, now_ms))
+            for index in range(len(withdrawn)):
+                if index in timed_out:
+                    error = self._timeout_error(withdrawn, index, now_ms, wait_reason or NOT_SENT)
                 else:
-                    error = self._error(KeyHaltedError, taken, index, KeyHaltedError.summary)
-                self._budget.give_up_message(taken, index, error, doubtful=False)
-            self._budget.leave(taken)
-        return rest
+                    error = self._error(KeyHaltedError, withdrawn, index, KeyHaltedError.summary)
+                self._budget.give_up_message(withdrawn, index, error, doubtful=False)
+            self._budget.leave(withdrawn)
+        return remaining
 
-    def _time_out(self, batch: OutgoingBatch, index: int, now_ms: int, cause: str) -> KeylaneError:
+    def _timeout_error(
+        self, batch: OutgoingBatch, index: int, now_ms: int, cause: str
+    ) -> KeylaneError:
         assert batch.deadlines is not None
         at_ms, timeout_ms = batch.deadlines[index]
-        took = seconds(now_ms - at_ms + timeout_ms)
-        whose = key_digest(batch.keys[index])
-        text = f"a message of {self._subject!r}, {whose}, was not acked in {took}: {cause}"
+        waited = seconds(now_ms - at_ms + timeout_ms)
+        key = key_digest(batch.keys[index])
+        text = f"a message of {self._subject!r}, {key}, was not acked in {waited}: {cause}"
         return self._error(DeliveryTimeoutError, batch, index, text)
 
     def _error(
@@ -113,8 +117,8 @@ class Halts:
         )
 
 
-def _overdue(batch: OutgoingBatch, now_ms: int) -> list[int]:
-    """Return the indexes of messages that are past their deadline and not settled."""
+def _overdue_indexes(batch: OutgoingBatch, now_ms: int) -> list[int]:
+    """Return the indexes of unsettled messages that are past their deadlines."""
     if batch.deadlines is None or batch.first_deadline_ms > now_ms:
         return []
     return [

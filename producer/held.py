@@ -1,7 +1,7 @@
-"""Holds the messages of a subject that have no partition now, in the order in which they will be
-sent.
+"""Holds the messages of a subject that have no partition at present, in the order in which they
+will be sent.
 
-[batches that left a partition] [batches held again] [open batch: messages sent meanwhile]
+[batches that left a partition] [batches held again] [open batch: new messages]
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ log = logging.getLogger("keylane.producer")
 
 
 class HeldMessages:
-    """Batches of messages without a partition, the oldest first; the last batch takes new
-    messages.
+    """Batches of messages without a partition, the oldest first; new messages go to the last
+    batch.
     """
 
     def __init__(
@@ -36,13 +36,15 @@ class HeldMessages:
         settings: ProducerSettings,
         clock: Clock,
         budget: SendBudget,
-        said: Callable[[], WaitCause] = lambda: NO_PARTITION,
+        broker_cause: Callable[[], WaitCause] = lambda: NO_PARTITION,
     ) -> None:
-        """Args: said: returns the cause reported by a broker that the route names but that takes
-        nothing; NO_PARTITION if there is no such broker.
+        """
+        Args:
+            broker_cause: returns the error cause of a broker that is in the route but refuses
+                messages; NO_PARTITION if there is none.
         """
         self._cause = NO_ROUTE
-        self._said = said
+        self._broker_cause = broker_cause
         self._subject = subject
         self._settings = settings
         self._clock = clock
@@ -53,8 +55,8 @@ class HeldMessages:
 
     @property
     def cause(self) -> WaitCause:
-        """Return why messages are held."""
-        return self._said() if self._cause is NO_PARTITION else self._cause
+        """The reason why messages are held."""
+        return self._broker_cause() if self._cause is NO_PARTITION else self._cause
 
     def __len__(self) -> int:
         return sum(map(len, self.batches))
@@ -85,15 +87,15 @@ class HeldMessages:
         return batch, index
 
     def put_first(self, batches: list[OutgoingBatch]) -> None:
-        """Hold batches that left a partition, before all others."""
+        """Hold batches that left a partition in front of all others."""
         self.batches = [*batches, *self.batches]
 
     def replace(self, batches: Iterable[OutgoingBatch]) -> None:
-        """Hold these batches in place of all others; new messages begin a new batch."""
+        """Replace all held batches by these; new messages go to a new batch."""
         self.batches = [*batches, self._new_batch()]
 
     def take_all(self) -> list[OutgoingBatch]:
-        """Take all batches out; they stay counted in the budget."""
+        """Remove and return all batches, without removing them from the budget."""
         batches = self.batches
         self.replace(())
         return batches
@@ -102,18 +104,18 @@ class HeldMessages:
         self, queue_starts: QueueStarts, message_bytes_max: int
     ) -> list[OutgoingBatch]:
         """
-        Take all batches out, as `take_all` does, but give up the messages that cannot be sent by
-        the route, which was unknown when they were queued.
+        Remove and return all batches, after giving up the messages that the route does not allow;
+        it was unknown when they were queued.
 
         Args:
-            queue_starts: the logic queues that the subject has.
-            message_bytes_max: the largest message of the subject, in bytes.
+            queue_starts: the subject's logic queues.
+            message_bytes_max: the subject's message size limit, in bytes.
         """
         batches = self.take_all()
         for batch in batches:
-            for index, place in (batch.places or {}).items():
+            for index, destination in (batch.destinations or {}).items():
                 try:
-                    queue_starts.logical(place)
+                    queue_starts.logical_partition(destination)
                 except KeylaneError as error:
                     self._budget.give_up_message(batch, index, error, doubtful=False)
             if message_bytes_max < MESSAGE_BYTES_MAX and batch.size > message_bytes_max:
@@ -124,9 +126,11 @@ class HeldMessages:
                         self._budget.give_up_message(batch, index, large, doubtful=False)
         return batches
 
-    def keep(self, last: OutgoingBatch | None, batch: OutgoingBatch, index: int) -> OutgoingBatch:
-        """Hold a message that was taken out again, after those in `last`, and return the batch that
-        has it.
+    def hold_again(
+        self, last: OutgoingBatch | None, batch: OutgoingBatch, index: int
+    ) -> OutgoingBatch:
+        """Hold a message again that `take_sendable` removed, behind those in the batch `last`, and
+        return its new batch.
         """
         if last is None or self.is_full(last, len(batch.values[index])):
             last = self._new_batch()
@@ -141,21 +145,21 @@ class HeldMessages:
         while self.batches:
             if len(self.batches[0]):
                 self._budget.give_up(self.batches[0], error)
-            del self.batches[0]  # given up once, even if the next one fails
+            del self.batches[0]  # not given up twice if the next one raises
         self.replace(())
 
-    def report(self, why: WaitCause) -> None:
-        """Log at growing intervals why messages are held."""
+    def report(self, cause: WaitCause) -> None:
+        """Log at growing intervals why messages are held, and log when none are any longer."""
         now_ms = self._clock.boot_ms()
         held = len(self)
-        self._cause = why if held else NO_PARTITION
+        self._cause = cause if held else NO_PARTITION
         if not held:
-            took_ms = self._report.over(now_ms)
+            took_ms = self._report.end(now_ms)
             if took_ms is not None:
-                log.warning("%s: messages flow again after %.0f s", self._subject, took_ms / 1000)
+                log.warning("%s: sending resumed after %.0f s", self._subject, took_ms / 1000)
             return
         oldest_ms = oldest_age_ms([batch for batch in self.batches if len(batch)], self._clock)
-        if self._report.waits(now_ms, oldest_ms):
+        if self._report.is_report_due(now_ms, oldest_ms):
             log.warning(
                 "%s: %s held back, the oldest for %.0f s: %s",
                 self._subject,

@@ -1,7 +1,8 @@
-"""The id that a producer sends under. Pure except for the log; the source of ids is passed in.
+"""The producer id under which batches are sent. Pure except for the log; the source of ids is
+passed in.
 
-Brokers recognize a batch by (id, epoch, sequence), and refuse another batch with the same three: a
-producer that is refused for this reason takes a new id.
+Brokers identify a batch by (id, epoch, sequence), and refuse a different batch with the same three
+values. A producer whose batch is refused for this reason takes a new id.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ log = logging.getLogger("keylane.producer")
 
 
 class Identity:
-    """The id of an opened producer; it is replaced when a broker has met another producer with the
-    same id.
+    """The id of an open producer, replaced when a broker has found another producer with the same
+    id.
     """
 
     def __init__(self, draw: DrawBits) -> None:
         self._draw = draw
         self.producer_id = draw(63) | 1
 
-    def renew(self, clashed: int, partition_name: str) -> int:
+    def renew(self, clashing_id: int, partition_name: str) -> int:
         """
-        Return the id that replaces `clashed`, which another producer also uses: the batches sent
-        under it are not stored.
+        Return the id that replaces `clashing_id`, which another producer also uses; the refused
+        batch is not stored.
 
-        Every executor that passes the same `clashed` gets the same new id.
+        All executors that pass the same `clashing_id` get the same new id.
         """
         log.warning(
             "%s: the producer id %x is used by another producer; continuing under a new one",
             partition_name,
-            clashed,
+            clashing_id,
         )
-        if self.producer_id == clashed:
+        if self.producer_id == clashing_id:
             self.producer_id = self._draw(63) | 1
         return self.producer_id

@@ -1,4 +1,4 @@
-"""A batch of messages of one message group: how it is gathered and sent, and the outcome of each
+"""A batch of messages of one message group: how it is filled and sent, and the outcome of each
 message. Pure except for its futures.
 
     open ──roll──▶ queued ──pack──▶ in flight ──answer──▶ settled
@@ -6,11 +6,11 @@ message. Pure except for its futures.
                                       └─┘ sent again, under the same sequence
 
 Invariants
-    A batch keeps its sequence and its bytes once it is first sent, so that a repeat is the same
-    batch. A message settles once, usually with all others of its batch. Messages that were moved
-    into other batches, or are given up early, settle separately, and each `SendFuture` waits for
-    its own message. The declarations of a receipt (`reordered`, `duplicate`) are marked for each
-    message, not for its batch.
+    A batch keeps its sequence and its bytes from its first send on, so a repeat is the same batch.
+    A message settles once, usually with all others of its batch. Messages that were moved to other
+    batches, or were given up early, settle separately, and each `SendFuture` waits for its own
+    message. The flags of a receipt (`reordered`, `duplicate`) are marked for each message, not for
+    its batch.
 """
 
 from __future__ import annotations
@@ -30,28 +30,26 @@ from ..protocol.message import Receipt
 from ..protocol.record import Compression
 from ..protocol.routing import Partition
 from .given_up import GivenUp
-from .placing import Place
+from .placing import Destination
 
 Outcome = Receipt | GivenUp
 REORDERED = 1
-"""The mark of a keyed message that left its partition."""
+"""Marks a keyed message that left its partition."""
 POSSIBLE = 2
-"""The mark of a message that may be stored in a partition that it left, because the last try there
-had no answer.
+"""Marks a message that may be stored in a partition that it left, because its last try there got no
+reply.
 """
 
 
 class OutgoingBatch:
-    """The columns of messages while they are gathered, then their packed bytes, then their
-    outcomes.
-    """
+    """Holds the messages of a batch as columns, then their encoded bytes, then their outcomes."""
 
     __slots__ = (
         "_all_bound",
         "_future",
         "_reported",
         "_runs",
-        "_waiters",
+        "_message_waiters",
         "count",
         "data",
         "deadlines",
@@ -63,23 +61,23 @@ class OutgoingBatch:
         "keys",
         "listeners",
         "loop",
-        "hurry",
+        "send_early",
         "marks",
         "opened_at_ms",
         "origins",
         "outcome",
-        "places",
-        "plain",
+        "destinations",
+        "plain_receipt",
         "properties",
         "room",
-        "sends",
+        "send_count",
         "sequence",
         "sent_at_ns",
-        "told",
+        "is_notified",
         "tries",
         "turn",
         "values",
-        "waiting",
+        "waiters",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -88,86 +86,77 @@ class OutgoingBatch:
         self.keys: list[bytes] = []
         self.values: list[bytes] = []
         self.sent_at_ns = -1
-        """The sending time, in nanoseconds, of the messages that are added next; `at` sets it."""
+        """The send time of the next messages, in nanoseconds; `at` sets it."""
         self.turn = -1
-        """The number of the turn of the event loop in which the last message was added."""
+        """The event loop turn in which the last message was added."""
         self._runs: list[tuple[int, int]] = []
-        """Runs of messages with the same sending time: the index of the first message, and that
-        time in nanoseconds.
+        """Runs of messages with the same send time: the index of the first message, and the time in
+        nanoseconds.
         """
         self.properties: list[bytes] | None = None
-        """The packed properties, up to the last message that has some; None if no message has any.
-        `properties_of` answers for every index.
+        """The packed properties up to the last message that has any; None if none has. Use
+        `properties_of` to read them.
         """
         self.count = 0
-        """The number of messages, once the batch is closed: `send` does not count them one by one.
-        """
-        self.hurry: Callable[[], object] | None = None
-        """A callable that the first wait for one of the messages calls; it may send the batch at
-        once.
-        """
+        """The number of messages, set when the batch is closed; `send` does not maintain it."""
+        self.send_early: Callable[[], object] | None = None
+        """A callback for the first await of a message; it may send the batch immediately."""
         self.room = 0
-        """The bytes that plain messages may take, with their overhead, before the batch is checked
-        again; see `grant`. It is below 0 if messages took more.
+        """The remaining bytes, with overhead, that plain messages may use before the batch is
+        checked again; see `grant`. Negative if messages used more.
         """
         self.full_size = 0
-        """The `size` that the batch will have once all of `room` is taken."""
+        """The `size` of the batch once `room` is used up."""
         self.marks: bytearray | None = None
-        """The marks REORDERED and POSSIBLE by index, up to the last marked message; None if no
-        message is marked.
+        """The marks, REORDERED and POSSIBLE, up to the last marked message; None if there is
+        none.
         """
-        self.places: dict[int, Place] | None = None
-        """The places that senders chose, by the index of the message; None if no message has one.
-        """
+        self.destinations: dict[int, Destination] | None = None
+        """The destinations chosen by senders, by message index; None if there are none."""
         self.deadlines: dict[int, tuple[int, int]] | None = None
-        """The deadlines by the index of the message: the boot time in milliseconds at which it is
-        given up, and its time-out in milliseconds.
-        """
+        """The deadline (boot time) and the time-out of messages, in milliseconds, by index."""
         self.first_deadline_ms = 0
-        """The earliest boot time in `deadlines`, in milliseconds."""
+        """The earliest deadline, in milliseconds of boot time."""
         self.sequence = -1
         self.data: bytes | bytearray | None = None
-        self.sends = 0
-        """The number of times that it was sent to its present partition."""
+        self.send_count = 0
+        """How often the batch was sent to its current partition."""
         self.tries = 0
-        """The number of failed tries, in this partition and in earlier ones."""
+        """The number of failed tries, including those in earlier partitions."""
         self.failed_at_ms: int | None = None
         """The boot time of the first failed try, in milliseconds."""
         self.doubtful = False
-        """True once a try of this batch, or of an earlier one, ended without an answer: this batch
-        may be stored in its present partition.
+        """True if the batch may be stored in its current partition, because a try of it, or of an
+        earlier batch, got no reply.
         """
         self.opened_at_ms = 0
         self._future: asyncio.Future[None] | None = None
-        """The future of the batch, made on demand; most batches are awaited by `waiting` alone, or
-        not at all.
+        """The future of the batch, created on demand; most batches have `waiters` only, or none."""
+        self.is_notified = False
+        """True once all messages are settled, or the first of several separate outcomes is known.
         """
-        self.told = False
-        """True once all messages are settled, or the first of several outcomes is known."""
         self.outcome: Outcome | list[Outcome | None] | None = None
-        """The receipt of the first message, or the GivenUp of all messages; a list by index if
-        messages settle separately.
+        """The first message's receipt, or the GivenUp of all messages; a list by index if messages
+        settle separately.
         """
-        self.plain: tuple[int, int, str, bool | Literal["possible"]] | None = None
-        """The first four fields of the first message's receipt, once all receipts follow from it
-        and have no other field.
+        self.plain_receipt: tuple[int, int, str, bool | Literal["possible"]] | None = None
+        """The first four fields of the first message's receipt, set if all receipts follow from
+        them.
         """
         self.origins: list[tuple[OutgoingBatch, int]] | None = None
-        """The batch and index, by the index of an adopted message, at which its future looks; None
-        if no message is adopted.
+        """The original batch and index of each adopted message, where its future waits; None if the
+        messages are the batch's own.
         """
         self.expired = 0
-        """The number of messages that were given up early."""
+        """The number of messages given up before the batch settled."""
         self._reported: set[int] | None = None
-        self._waiters: dict[int, asyncio.Future[None]] | None = None
-        self.waiting: dict[asyncio.Future[None], None] = {}
-        """Futures that are done together with `future`, one for each await, which saves a turn of
-        the event loop compared with callbacks.
+        self._message_waiters: dict[int, asyncio.Future[None]] | None = None
+        self.waiters: dict[asyncio.Future[None], None] = {}
+        """A future for each pending await, which completes together with `future`; callbacks would
+        take another turn of the event loop.
         """
         self.listeners: dict[tuple[int, object], int] = {}
-        """The number of times that a callback is to be called once the message is stored or given
-        up, by index and callback.
-        """
+        """How often to call a done callback of a message, by index and callback."""
         self._all_bound = False
 
     def __len__(self) -> int:
@@ -175,18 +164,18 @@ class OutgoingBatch:
 
     # ── filling ───────────────────────────────────────────────────────────────────────────────────
     def at(self, sent_at_ns: int) -> None:
-        """Set the sending time of the messages that are added from here on."""
+        """Set the send time of the messages that are added next."""
         self.sent_at_ns = sent_at_ns
         self._runs.append((len(self.values), sent_at_ns))
 
     @property
     def size(self) -> int:
-        """Return the bytes of keys, values and properties, with their overhead in the batch."""
+        """The bytes of keys, values and properties, including their overhead in the batch."""
         return self.full_size - self.room
 
     def grant(self, room: int) -> None:
-        """Let plain messages take `room` bytes, which replaces the previous grant; `send` lowers it
-        with each message.
+        """Allow plain messages to use `room` bytes, instead of the previous grant; each message
+        reduces it.
         """
         self.full_size += room - self.room
         self.room = room
@@ -203,8 +192,8 @@ class OutgoingBatch:
         return index
 
     def put(self, key: bytes, value: bytes, size: int) -> int:
-        """Append a message without properties, with the sending time of the last one, and return
-        its index; `size` is its share of the batch's `size`.
+        """Append a message without properties, with the current send time, and return its index;
+        `size` includes its overhead in the batch.
         """
         self.room -= size
         values = self.values
@@ -232,48 +221,51 @@ class OutgoingBatch:
         return properties[index] if properties is not None and index < len(properties) else b""
 
     def adopt(self, batch: OutgoingBatch, index: int) -> None:
-        """Append message `index` of another batch; its outcome here is passed on to its first
+        """Append message `index` of another batch; its outcome is forwarded to its original
         batch.
         """
-        assert not batch.doubtful, "a doubtful batch is marked before its messages are moved"
+        assert not batch.doubtful, "mark a doubtful batch before its messages are moved"
         if self.origins is None:
             assert not len(self), "a batch holds either its own messages or adopted ones"
             self.origins = []
             self.tries = batch.tries
             self.failed_at_ms = batch.failed_at_ms
         elif batch.tries < self.tries or self.failed_at_ms is None:
-            # The fewest tries and the latest first failure are kept, so that no message is given up
-            # before its time.
+            # Keep the fewest tries and the latest first failure, so that no message is given up too
+            # early.
             self.tries = batch.tries
             self.failed_at_ms = batch.failed_at_ms
         elif batch.failed_at_ms is None or batch.failed_at_ms > self.failed_at_ms:
             self.failed_at_ms = batch.failed_at_ms
-        here = len(self)
+        new_index = len(self)
         self.expired += bool(batch.expired) and batch.settled(index)
         self.origins.append(batch.origins[index] if batch.origins else (batch, index))
         self.add(
-            batch.keys[index], batch.values[index], batch.properties_of(index), batch.time_of(index)
+            batch.keys[index],
+            batch.values[index],
+            batch.properties_of(index),
+            batch.sent_at_of(index),
         )
         mark = batch.mark_of(index)
         if mark:
-            self.mark(here, mark)
-        place = batch.place_of(index)
-        if place is not None:
-            self.set_place(here, place)
+            self.mark(new_index, mark)
+        destination = batch.destination_of(index)
+        if destination is not None:
+            self.set_destination(new_index, destination)
         if batch.deadlines is not None and index in batch.deadlines:
-            self.set_deadline(here, *batch.deadlines[index])
+            self.set_deadline(new_index, *batch.deadlines[index])
 
-    def divided(
-        self, takes: Callable[[int], bool]
+    def split_by(
+        self, predicate: Callable[[int], bool]
     ) -> tuple[OutgoingBatch | None, OutgoingBatch | None]:
-        """Return two new batches of the messages that are not withdrawn: those for which
-        `takes(index)` is True, and the others. An empty batch is None.
+        """Split the messages that are not withdrawn into two new batches: those that satisfy
+        `predicate(index)`, and the others. An empty batch is None.
         """
         parts: list[OutgoingBatch | None] = [None, None]
         for index in range(len(self)):
             if self.expired and self.is_withdrawn(index):
                 continue
-            side = 0 if takes(index) else 1
+            side = 0 if predicate(index) else 1
             part = parts[side]
             if part is None:
                 part = parts[side] = OutgoingBatch(self.loop)
@@ -281,18 +273,18 @@ class OutgoingBatch:
             part.adopt(self, index)
         return parts[0], parts[1]
 
-    def set_place(self, index: int, place: Place) -> None:
-        """Note the place that the sender of message `index` chose."""
-        if self.places is None:
-            self.places = {}
-        self.places[index] = place
+    def set_destination(self, index: int, destination: Destination) -> None:
+        """Set the destination chosen by the sender of message `index`."""
+        if self.destinations is None:
+            self.destinations = {}
+        self.destinations[index] = destination
 
-    def place_of(self, index: int) -> Place | None:
-        """Return the place that the sender of message `index` chose; None if the key decides."""
-        return None if self.places is None else self.places.get(index)
+    def destination_of(self, index: int) -> Destination | None:
+        """Return the destination chosen for message `index`; None if its key decides."""
+        return None if self.destinations is None else self.destinations.get(index)
 
-    def unsettled(self) -> Iterator[tuple[bytes, int, int]]:
-        """Yield the key, the size in bytes and the sending time of each unsettled message."""
+    def iter_unsettled(self) -> Iterator[tuple[bytes, int, int]]:
+        """Yield the key, the size in bytes and the send time of each unsettled message."""
         return self._unsettled(self.keys, self.values)
 
     def _unsettled(
@@ -306,27 +298,27 @@ class OutgoingBatch:
 
     @property
     def first_sent_at_ns(self) -> int:
-        """Return the time at which the first message was sent, in nanoseconds."""
+        """The send time of the first message, in nanoseconds."""
         return self._runs[0][1]
 
-    def time_of(self, index: int) -> int:
-        """Return the time at which message `index` was sent, in nanoseconds."""
+    def sent_at_of(self, index: int) -> int:
+        """Return the send time of message `index`, in nanoseconds."""
         return self._runs[bisect_right(self._runs, index, key=itemgetter(0)) - 1][1]
 
     def _times(self) -> Iterator[tuple[int, int]]:
-        """Yield the sending times in order, each with the number of messages that have it."""
+        """Yield the send times in order, each with the number of its messages."""
         edges = [first for first, _ in self._runs] + [len(self)]
         for (_, sent_at_ns), (start, end) in zip(self._runs, pairwise(edges), strict=True):
             yield sent_at_ns, end - start
 
     def size_of(self, index: int) -> int:
-        """Return the bytes of key, value and properties of message `index`."""
+        """Return the size of key, value and properties of message `index`, in bytes."""
         packed = self.properties_of(index)
         return len(self.keys[index]) + len(self.values[index]) + len(packed)
 
     def set_deadline(self, index: int, at_ms: int, timeout_ms: int) -> None:
-        """Set the deadline of message `index`: it is given up at the boot time `at_ms`,
-        `timeout_ms` after it was sent.
+        """Give message `index` up at the boot time `at_ms`, which is `timeout_ms` after it was
+        sent.
         """
         if self.deadlines is None:
             self.deadlines = {}
@@ -336,7 +328,7 @@ class OutgoingBatch:
         self.deadlines[index] = at_ms, timeout_ms
 
     def drop_deadlines(self, indexes: list[int]) -> None:
-        """Forget the deadlines of these messages."""
+        """Remove the deadlines of these messages."""
         assert self.deadlines is not None
         for index in indexes:
             del self.deadlines[index]
@@ -346,18 +338,18 @@ class OutgoingBatch:
             self.deadlines = None
 
     @property
-    def free(self) -> bool:
-        """Return True if any message may go to any partition; call it for closed batches only,
-        because the answer is kept.
+    def has_unbound(self) -> bool:
+        """Return True if any message may go to any partition. The result is cached, so use this for
+        closed batches only.
         """
         if self._all_bound:
             return False
-        self._all_bound = b"" not in self.keys or not any(map(self.is_free, range(len(self))))
+        self._all_bound = b"" not in self.keys or not any(map(self.is_unbound, range(len(self))))
         return not self._all_bound
 
-    def is_free(self, index: int) -> bool:
-        """Return True if message `index` has neither a key nor a chosen place."""
-        return not self.keys[index] and self.place_of(index) is None
+    def is_unbound(self, index: int) -> bool:
+        """Return True if message `index` has neither a key nor a chosen destination."""
+        return not self.keys[index] and self.destination_of(index) is None
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
     def pack(
@@ -369,7 +361,7 @@ class OutgoingBatch:
         sequence: int,
         compression: Compression = Compression.NONE,
     ) -> bytes | bytearray:
-        """Return the bytes of the batch, which are encoded at the first call and kept."""
+        """Encode the batch at the first call, and return the same bytes at every call."""
         if self.data is None:
             self.sequence = sequence
             runs, properties = self._runs, self.properties
@@ -398,34 +390,34 @@ class OutgoingBatch:
         return self.data
 
     def unpack(self) -> None:
-        """Forget the bytes and the sequence, so that the batch is numbered again."""
+        """Discard the encoded bytes and the sequence; the next `pack` sets new ones."""
         self.data = None
         self.sequence = -1
 
     def failed(self, now_ms: int) -> None:
-        """Count a failed try of this batch, or of an earlier one."""
+        """Count a failed try of this or an earlier batch."""
         self.tries += 1
         if self.failed_at_ms is None:
             self.failed_at_ms = now_ms
 
-    def leave(self, *, refused: bool) -> None:
+    def reset(self, *, refused: bool) -> None:
         """
-        Prepare the batch for another partition or another sequence.
+        Reset the batch before it is sent to another partition or under another sequence.
 
         Args:
-            refused: the broker reported that no message of the batch is stored. Otherwise, if a try
-                had no answer, each message is marked as POSSIBLE.
+            refused: no message of the batch is stored, according to the broker. Otherwise, if a try
+                got no reply, each message is marked as POSSIBLE.
         """
         if self.doubtful and not refused:
             for index in range(len(self)):
                 self.mark(index, POSSIBLE)
         self.doubtful = False
-        self.sends = 0
+        self.send_count = 0
         self.unpack()
 
     # ── marks ─────────────────────────────────────────────────────────────────────────────────────
     def mark(self, index: int, mark: int) -> None:
-        """Add REORDERED or POSSIBLE to the marks of message `index`."""
+        """Mark message `index` as REORDERED or POSSIBLE."""
         marks = self.marks
         if marks is None:
             marks = self.marks = bytearray()
@@ -434,7 +426,7 @@ class OutgoingBatch:
         marks[index] |= mark
 
     def mark_reordered(self) -> None:
-        """Mark all keyed messages as reordered, because they leave their partition."""
+        """Mark all keyed messages as reordered; called when they leave their partition."""
         for index, key in enumerate(self.keys):
             if key:
                 self.mark(index, REORDERED)
@@ -458,8 +450,7 @@ class OutgoingBatch:
     # ── outcomes ──────────────────────────────────────────────────────────────────────────────────
     def settle(self, outcome: Outcome) -> int:
         """
-        Settle all messages: they are stored one after another from `outcome.offset` on, or given
-        up.
+        Settle all messages as given up, or as stored at consecutive offsets from `outcome.offset`.
 
         Returns:
             The number of messages that were not settled before.
@@ -473,83 +464,83 @@ class OutgoingBatch:
                     and outcome.logic_offset is None
                     and outcome.offset >= 0
                 ):
-                    self.plain = (
+                    self.plain_receipt = (
                         outcome.partition_id,
                         outcome.offset,
                         outcome.durable,
                         outcome.duplicate,
                     )
-                self.told = True
-                if self.waiting or self._future is not None:
-                    self._tell()
+                self.is_notified = True
+                if self.waiters or self._future is not None:
+                    self._notify()
                 return self.count
             return sum(self._settle_one(index, outcome, index) for index in range(len(self)))
         return sum(self._settle_origin(index, outcome, index) for index in range(len(self.origins)))
 
     def settle_message(self, index: int, outcome: Outcome) -> bool:
-        """Settle message `index`, and return False if it was settled before."""
+        """Settle message `index`; return False if it was settled already."""
         if self.origins is None:
             return self._settle_one(index, outcome, 0)
         return self._settle_origin(index, outcome, 0)
 
-    def _settle_origin(self, index: int, outcome: Outcome, further: int) -> bool:
+    def _settle_origin(self, index: int, outcome: Outcome, distance: int) -> bool:
         assert self.origins is not None
         origin, origin_index = self.origins[index]
         mark = self.mark_of(index)
         if mark:
             origin.mark(origin_index, mark)
-        return origin._settle_one(origin_index, outcome, further)
+        return origin._settle_one(origin_index, outcome, distance)
 
-    def _settle_one(self, index: int, outcome: Outcome, further: int) -> bool:
-        """Settle a message of this batch itself; `outcome` is that of the message with the index
-        `index - further`.
+    def _settle_one(self, index: int, outcome: Outcome, distance: int) -> bool:
+        """Settle one of the batch's own messages; `outcome` belongs to the message `distance`
+        places before it.
         """
         if self.outcome is None:
             self.outcome = [None] * len(self)
-            self._waiters = {}
+            self._message_waiters = {}
         if not isinstance(self.outcome, list) or self.outcome[index] is not None:
             return False
         self.outcome[index] = (
-            outcome if isinstance(outcome, GivenUp) else _of_message(outcome, further)
+            outcome if isinstance(outcome, GivenUp) else _receipt_at(outcome, distance)
         )
-        if not self.told:
-            self._tell()  # from here on each SendFuture waits for its own message
-        assert self._waiters is not None
-        waiter = self._waiters.pop(index, None)
+        if not self.is_notified:
+            self._notify()  # each SendFuture now waits for its own message
+        assert self._message_waiters is not None
+        waiter = self._message_waiters.pop(index, None)
         if waiter is not None:
             waiter.set_result(None)
         return True
 
-    def _tell(self) -> None:
-        self.told = True
+    def _notify(self) -> None:
+        self.is_notified = True
         if self._future is not None:
             self._future.set_result(None)
-        if self.waiting:
-            waiting = self.waiting
-            self.waiting = {}
-            for waiter in waiting:
+        if self.waiters:
+            waiters = self.waiters
+            self.waiters = {}
+            for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
 
     @property
     def future(self) -> asyncio.Future[None]:
-        """Return the future that is done once the batch is `told`."""
+        """The future that is done once `is_notified` is True."""
         if self._future is None:
             self._future = self.loop.create_future()
-            if self.told:
+            if self.is_notified:
                 self._future.set_result(None)
         return self._future
 
     @property
-    def settles_apart(self) -> bool:
-        """Return True once a message was settled before others; `waited_for` then has a future for
-        each message.
+    def settles_separately(self) -> bool:
+        """Return True once a message was settled before others; each message then has its own
+        `message_future`.
         """
-        return self._waiters is not None
+        return self._message_waiters is not None
 
     def settled(self, index: int) -> bool:
-        """Return True once the outcome of message `index` is known; the first batch of an adopted
-        message knows it.
+        """Return True once message `index` has an outcome, which for an adopted message is stored
+        in its original batch.
         """
         if self.origins is not None:
             origin, origin_index = self.origins[index]
@@ -561,46 +552,46 @@ class OutgoingBatch:
 
     def is_withdrawn(self, index: int) -> bool:
         """
-        Return True if message `index` was given up and is not sent any more.
+        Return True if message `index` is settled and will not be sent again.
 
-        A message with a key that was given up in flight still goes wherever its batch goes: newer
-        messages of its key that were in flight after it may not be stored without it.
+        A message with a key that was given up in flight is still sent with its batch, because newer
+        messages of its key that were in flight behind it must not be stored without it.
         """
         origin, at = (self, index) if self.origins is None else self.origins[index]
         outcome = origin.outcome[at] if isinstance(origin.outcome, list) else origin.outcome
-        sent_on = isinstance(outcome, GivenUp) and outcome.doubtful and not self.is_free(index)
+        sent_on = isinstance(outcome, GivenUp) and outcome.doubtful and not self.is_unbound(index)
         return outcome is not None and not sent_on
 
-    def waited_for(self, index: int) -> asyncio.Future[None]:
-        """Return an asyncio future that is done when message `index` is settled, or when it must be
-        requested again.
+    def message_future(self, index: int) -> asyncio.Future[None]:
+        """Return a future that is done when message `index` is settled, or when the caller must
+        call this again.
         """
-        if self._waiters is None:
+        if self._message_waiters is None:
             return self.future
-        waiter = self._waiters.get(index)
+        waiter = self._message_waiters.get(index)
         if waiter is None:
-            waiter = self._waiters[index] = self.loop.create_future()
+            waiter = self._message_waiters[index] = self.loop.create_future()
         return waiter
 
     def receipt(self, index: int) -> Receipt:
-        """Return the receipt of a settled message; raise a new error if it was given up."""
+        """Return the receipt of a settled message, or raise a new error if it was given up."""
         outcome = self.outcome
         mark = self.marks[index] if self.marks is not None and index < len(self.marks) else 0
         if type(outcome) is Receipt and not mark:
-            return _of_message(outcome, index)
-        own = outcome[index] if isinstance(outcome, list) else outcome
-        assert own is not None
-        if isinstance(own, GivenUp):
-            unknown = own.doubtful or bool(mark & POSSIBLE)
+            return _receipt_at(outcome, index)
+        own_outcome = outcome[index] if isinstance(outcome, list) else outcome
+        assert own_outcome is not None
+        if isinstance(own_outcome, GivenUp):
+            unknown = own_outcome.doubtful or bool(mark & POSSIBLE)
             if self._reported is None:
                 self._reported = set()
             if index not in self._reported:
                 self._reported.add(index)
-                own.reported(unknown=unknown)
-            raise own.error(unknown=unknown)
+                own_outcome.reported(unknown=unknown)
+            raise own_outcome.error(unknown=unknown)
         return msgspec.structs.replace(
-            _of_message(own, index if own is outcome else 0),
-            duplicate="possible" if mark & POSSIBLE else own.duplicate,
+            _receipt_at(own_outcome, index if own_outcome is outcome else 0),
+            duplicate="possible" if mark & POSSIBLE else own_outcome.duplicate,
             reordered=bool(mark & REORDERED),
         )
 
@@ -620,17 +611,17 @@ def first_receipt(answer: Appended, partition: Partition, *, static: bool) -> Re
     )
 
 
-def _of_message(first: Receipt, further: int) -> Receipt:
-    """Return the receipt of message `further`, counted from the first message, which is 0."""
-    if not further or first.offset < 0:
+def _receipt_at(first: Receipt, distance: int) -> Receipt:
+    """Return the receipt of the message stored `distance` offsets after the first one."""
+    if not distance or first.offset < 0:
         return first
-    logic = None if first.logic_offset is None else first.logic_offset + further
+    logic_offset = None if first.logic_offset is None else first.logic_offset + distance
     return Receipt(
         first.partition_id,
-        first.offset + further,
+        first.offset + distance,
         first.durable,
         first.duplicate,
         False,
         first.queue,
-        logic,
+        logic_offset,
     )

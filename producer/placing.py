@@ -1,9 +1,9 @@
-"""Places that a sender chooses for its messages instead of the hash of their keys. Pure.
+"""Destinations that a sender chooses for its messages instead of the hash of their keys. Pure.
 
-    place: a logical partition, or a logic queue ─▶ logical partition ─▶ executor
+    destination: a logical partition, or a logic queue ─▶ logical partition ─▶ executor
 
-A logic queue is represented by the first logical partition of its range, which it keeps when it
-moves. A message keeps its place while it is held, and when it leaves a partition for a newer route.
+A logic queue is represented by the first logical partition of its range, which does not change when
+the queue moves. A message keeps its destination while it is held, and when it leaves a partition.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LogicQueue:
     A logic queue of a static subject, as a partitioner returns it.
 
     Raises:
-        InvalidRequestError: the number is not a whole number.
+        InvalidRequestError: the number is not an integer.
     """
 
     number: int
@@ -40,30 +40,34 @@ class LogicQueue:
         object.__setattr__(self, "number", number)
 
 
-Place: TypeAlias = int | LogicQueue
-Partitioner: TypeAlias = Callable[[bytes], Place]
+Destination: TypeAlias = int | LogicQueue
+Partitioner: TypeAlias = Callable[[bytes], Destination]
 
 
-def chosen_place(queue: int | None, partitioner: Partitioner | None, key: bytes) -> Place:
+def choose_destination(
+    queue: int | None, partitioner: Partitioner | None, key: bytes
+) -> Destination:
     """
-    Return the place of a message: its `queue`, or the partitioner's answer for its key.
+    Return the destination of a message: its `queue`, or the result of the partitioner for its key.
 
     Raises:
-        InvalidRequestError: the queue is not a number, or the partitioner failed or did not return
-            a place.
+        InvalidRequestError: the queue is not a number, or the partitioner raised an exception or
+            did not return a destination.
     """
     if queue is not None:
         return LogicQueue(queue)
     assert partitioner is not None
     try:
-        place = partitioner(key)
+        destination = partitioner(key)
     except Exception as error:
         raise InvalidRequestError(f"the partitioner failed: {error!r:.200}") from error
-    if type(place) is LogicQueue or (type(place) is int and 0 <= place < LOGICAL_PARTITIONS):
-        return place
+    if type(destination) is LogicQueue or (
+        type(destination) is int and 0 <= destination < LOGICAL_PARTITIONS
+    ):
+        return destination
     raise InvalidRequestError(
         f"a partitioner returns a logical partition (0 to {LOGICAL_PARTITIONS - 1}) or a "
-        f"LogicQueue, not {place!r:.40}"
+        f"LogicQueue, not {destination!r:.40}"
     )
 
 
@@ -76,21 +80,23 @@ class QueueStarts:
         self._starts: dict[int, int] = {}
 
     def follow(self, route: Route) -> None:
-        """Take the queues from a route."""
+        """Read the queues from a route."""
         self._route = route
-        self._starts = {each.queue: each.range_start for each in route.open_partitions()}
+        self._starts = {
+            partition.queue: partition.range_start for partition in route.open_partitions()
+        }
 
-    def logical(self, place: Place) -> int:
+    def logical_partition(self, destination: Destination) -> int:
         """
-        Return the logical partition of a place. For a queue it is 0 before the first route, while
-        all messages are held.
+        Return the logical partition of a destination; 0 for a queue before the first route, when
+        all messages are held anyway.
 
         Raises:
-            ConflictError: the place is a queue, and the subject has none.
+            ConflictError: the destination is a queue, and the subject has none.
             NotFoundError: the subject has no such queue.
         """
-        if not isinstance(place, LogicQueue):
-            return place
+        if not isinstance(destination, LogicQueue):
+            return destination
         if self._route is None:
             return 0
         if not self._route.static:
@@ -99,12 +105,12 @@ class QueueStarts:
                 f"{self._subject!r} has no logic queues to send to",
                 subject=self._subject,
             )
-        start = self._starts.get(place.number)
+        start = self._starts.get(destination.number)
         if start is None:
             raise NotFoundError(
                 Reason.QUEUE_UNKNOWN,
-                f"{self._subject!r} has no logic queue {place.number}",
+                f"{self._subject!r} has no logic queue {destination.number}",
                 subject=self._subject,
-                queue=place.number,
+                queue=destination.number,
             )
         return start

@@ -1,4 +1,4 @@
-"""The return value of `send`: awaiting it gives the receipt."""
+"""The return value of `send`; awaiting it returns the receipt."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from .outgoing_batch import OutgoingBatch
 from .send_budget import SendBudget
 
 NO_CANCEL = (
-    "a message that is sent is not withdrawn, so its future has no cancel(): end the wait, as with "
-    "a time-out of it, "
-    "or give send() a timeout_ms"
+    "a sent message cannot be withdrawn, so its future has no cancel(): stop waiting, for example "
+    "with asyncio.wait_for, or pass timeout_ms to send()"
 )
 
-NO_COPY = (
-    "SendFuture objects are neither copied nor pickled: await it, and copy or pickle its Receipt"
-)
+NO_COPY = "a SendFuture cannot be copied or pickled: await it, and copy or pickle its Receipt"
 
 
 class SendFuture:
@@ -30,26 +27,25 @@ class SendFuture:
     The future outcome of a `send`: `await future` returns the Receipt, or raises the error of the
     message.
 
-    The outcome is final. Each await raises a new error object, with the `fate` of this message:
-    whether it may be stored. A future is awaited in the event loop of its producer.
+    The outcome is final. Each await raises a new error object, whose `fate` says whether this
+    message may be stored. Await a future in the event loop of its producer.
 
-    It has no `cancel`: a message that was sent may be stored at any moment, and is not withdrawn.
-    A wait may be ended, for example by `asyncio.wait_for(future, seconds)` or by cancelling the
-    task that awaits it, but the message is still sent. With `send(..., timeout_ms=...)` a message
-    that is not stored in time is given up.
+    There is no `cancel`, because a sent message may be stored at any moment and cannot be
+    withdrawn. You may stop waiting, for example with `asyncio.wait_for(future, seconds)` or by
+    cancelling the waiting task, but the message is still sent. With `send(..., timeout_ms=...)` a
+    message that is not stored in time is given up.
     """
 
     __slots__ = ()
-    if TYPE_CHECKING:  # BatchFuture has them; `help` shows what users call
+    if TYPE_CHECKING:  # fields of BatchFuture; `help` shows this class
         _batch: OutgoingBatch
         _index: int
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        plain = self._batch.plain
-        if plain is not None:
-            # This is `batch.receipt`, written out: most receipts are awaited when they are already
-            # there.
-            partition_id, offset, durable, duplicate = plain
+        plain_receipt = self._batch.plain_receipt
+        if plain_receipt is not None:
+            # An inlined `batch.receipt`, because most messages are stored before they are awaited.
+            partition_id, offset, durable, duplicate = plain_receipt
             return Receipt(partition_id, offset + self._index, durable, duplicate)
         return (yield from self._wait())
 
@@ -61,27 +57,27 @@ class SendFuture:
                 error = UsageError(Reason.OTHER_LOOP, "the message was sent in another event loop")
                 error.fate = Fate.UNKNOWN  # it may be stored: it is sent in the other loop
                 raise error
-            if batch.settles_apart:
-                yield from shield(batch.waited_for(index)).__await__()
+            if batch.settles_separately:
+                yield from shield(batch.message_future(index)).__await__()
                 continue
-            if (hurry := batch.hurry) is not None:
-                batch.hurry = None
-                hurry()
+            if (send_early := batch.send_early) is not None:
+                batch.send_early = None
+                send_early()
                 continue
-            # This wait has a future of its own: a cancelled waiter must not cancel the whole batch.
+            # Each wait has its own future, because a cancelled wait must not cancel the batch.
             waiter: asyncio.Future[None] = loop.create_future()
-            batch.waiting[waiter] = None
+            batch.waiters[waiter] = None
             try:
                 yield from waiter
             except BaseException:
-                batch.waiting.pop(waiter, None)
+                batch.waiters.pop(waiter, None)
                 raise
         return batch.receipt(index)
 
     def done(self) -> bool:
-        """Return True once the message is stored or given up."""
+        """Return True if the message is stored or given up."""
         batch = self._batch
-        return batch.plain is not None or batch.settled(self._index)
+        return batch.plain_receipt is not None or batch.settled(self._index)
 
     def result(self) -> Receipt:
         """
@@ -98,7 +94,7 @@ class SendFuture:
         return self._batch.receipt(self._index)
 
     def add_done_callback(self, callback: Callable[[SendFuture], object]) -> None:
-        """Call `callback(future)` in the producer's event loop, soon after the message is stored or
+        """Call `callback(future)` in the producer's event loop soon after the message is stored or
         given up.
         """
         listeners = self._batch.listeners
@@ -115,8 +111,8 @@ class SendFuture:
                 else:
                     listeners[key] = times - 1
                 callback(self)
-            else:  # the batch's future is done before the outcome of this message is known
-                self._batch.waited_for(self._index).add_done_callback(settled)
+            else:  # the batch's future may be done before this message is settled
+                self._batch.message_future(self._index).add_done_callback(settled)
 
         if self.done():
             self._batch.loop.call_soon(settled)
@@ -124,9 +120,7 @@ class SendFuture:
             settled()
 
     def remove_done_callback(self, callback: Callable[[SendFuture], object]) -> int:
-        """Stop calling `callback`, as `asyncio.wait` does at its end, and return how often it was
-        added.
-        """
+        """Remove `callback`, and return how often it had been added."""
         return self._batch.listeners.pop((self._index, callback), 0)
 
     def exception(self) -> KeylaneError | None:
@@ -143,20 +137,20 @@ class SendFuture:
         return None
 
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
-        """Raise InvalidRequestError, which names what to pickle instead."""
+        """Refuse to be pickled. Always raises InvalidRequestError."""
         raise InvalidRequestError(NO_COPY)
 
     def __copy__(self) -> NoReturn:
-        """Raise InvalidRequestError, as pickling does."""
+        """Refuse to be copied. Always raises InvalidRequestError."""
         raise InvalidRequestError(NO_COPY)
 
     @property
     def cancel(self) -> NoReturn:
-        """Raise AttributeError, which names what to use instead; `hasattr` is False."""
+        """Raise AttributeError with advice; `hasattr` returns False."""
         raise AttributeError(NO_CANCEL)
 
     def cancelled(self) -> bool:
-        """Return False: a message that was sent is not withdrawn."""
+        """Return False: a sent message cannot be withdrawn."""
         return False
 
     def __repr__(self) -> str:
@@ -164,8 +158,8 @@ class SendFuture:
 
 
 class BatchFuture(SendFuture, msgspec.Struct, frozen=True, gc=False):
-    """The future of the message at an index of a batch. One is made for each message, so it has
-    only two fields.
+    """The future of one message, by batch and index; a small struct, because each message has
+    one.
     """
 
     _batch: OutgoingBatch
@@ -173,7 +167,7 @@ class BatchFuture(SendFuture, msgspec.Struct, frozen=True, gc=False):
 
 
 class OverLimitFuture(BatchFuture, frozen=True, gc=True):
-    """The future of a message that `task` queued over the limit of `budget`."""
+    """The future of a message that `task` queued while `budget` was full."""
 
     budget: SendBudget
     task: object

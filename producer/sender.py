@@ -1,15 +1,15 @@
-"""Hands the messages of a subject to executors by its route, and holds messages that have no
-partition now.
+"""Dispatches the messages of a subject to executors by its route, and holds messages without a
+partition.
 
     send() ─▶ table[logical partition] ─▶ executor
     held: batches of messages without a partition
 
 Invariants
     The messages of a key are in one executor at a time, in the order of their `send` calls. When
-    messages leave a partition, older ones are sent first. Newer ones are held until there is a
-    newer route, and until the old partition has answered or refused every message that was sent to
-    it. The table has None where messages are held; when an entry is filled, its held messages are
-    released, the oldest first.
+    messages leave a partition, older ones are sent first; newer ones are held until there is a
+    newer route, and until the old partition has acked or refused all of its messages. A None in the
+    table means that messages are held; when the entry gets an executor, they are released, the
+    oldest first.
 """
 
 from __future__ import annotations
@@ -46,24 +46,22 @@ from .halts import Halts
 from .held import HeldMessages
 from .identity import Identity
 from .outgoing_batch import REORDERED, OutgoingBatch
-from .placing import Place, QueueStarts
+from .placing import Destination, QueueStarts
 from .send_budget import SendBudget
 from .send_future import BatchFuture, SendFuture
 from .settings import ProducerSettings
-from .trying.tries import failure_of, keep_trying
+from .trying.tries import retry_until_done, to_keylane_error
 from .waiting import NO_PARTITION, OLDER_ROUTE, WaitCause, route_cause
 
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
-_OLDER = "older"
-"""The key, among the troubles of a sender, for routes that are older than the followed one."""
+_OLDER_ROUTE = "older"
+"""The key, in the failure log, for routes that are older than the current one."""
 URGENT_WAIT_MS = 500
 EXPIRE_MS_MIN, EXPIRE_MS_MAX = 10, 1_000
-NOWHERE: list[Executor | None] = [None] * LOGICAL_PARTITIONS
+NO_EXECUTORS: list[Executor | None] = [None] * LOGICAL_PARTITIONS
 EXPIRE_SHARE = 10
-"""The divisor for late time-outs: a message is given up late by at most its time-out divided by
-this number.
-"""
+"""A message is given up at most this fraction of its time-out late: a tenth."""
 CLOSED = "the producer was closed before this message was acked"
 CLOSED_HINT = (
     "Send it again, unless its fate is unknown: it may be stored. Await `send` before the "
@@ -72,7 +70,7 @@ CLOSED_HINT = (
 
 
 class SubjectSender:
-    """The executors of a subject, and the tables in which its messages find them."""
+    """Dispatches the messages of one subject; owns its executors and its held messages."""
 
     def __init__(
         self,
@@ -87,21 +85,22 @@ class SubjectSender:
         rng: random.Random,
         budget: SendBudget,
         turn: Turn,
-        on_dead: Callable[[SubjectSender], None],
+        on_abort: Callable[[SubjectSender], None],
     ) -> None:
         self.subject = subject
         self.table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
-        """The executor of messages with a key, by logical partition; None where they are held."""
-        self.keyless = self.table
-        """The table for messages without a key, in which partitions that do not answer are replaced
-        by others.
+        """The executor for messages with a key, by logical partition; None if they are held."""
+        self.keyless_table = self.table
+        """The table for messages without a key, in which unavailable executors are replaced by
+        others.
         """
         self.message_bytes_max = MESSAGE_BYTES_MAX
-        """The limit of the followed route: the bytes of key, value and properties of one message.
+        """The size limit of a message: key, value and properties, in bytes; from the current
+        route.
         """
-        self.plain = self.table
-        """The table for plain messages in `send`; an entry is None also where `send` has to check
-        further, and all are None while `careful`.
+        self.plain_table = self.table
+        """The table for plain messages in `send`; all entries are None while `send` must check each
+        message.
         """
         self._careful = False
         self._order_strategy = order_strategy
@@ -113,53 +112,58 @@ class SubjectSender:
         self._rng = rng
         self._budget = budget
         self._turn = turn
-        self._on_dead = on_dead
+        self._on_abort = on_abort
         self._route: Route | None = None
-        self._troubles = LogFilter()
+        self._failure_log = LogFilter()
         self._executors: dict[int, Executor] = {}
         self._epochs = itertools.count()
         self.held = HeldMessages(
-            subject, settings=settings, clock=clock, budget=budget, said=self._said
+            subject,
+            settings=settings,
+            clock=clock,
+            budget=budget,
+            broker_cause=self._refusing_broker_cause,
         )
         self._halts = Halts(subject, clock, budget)
         self.queue_starts = QueueStarts(subject)
         self._partition_ids: list[int] = []
-        self._home_table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
-        self._away: dict[int, Executor] = {}
-        """The executor that takes the messages of a partition until its own broker answers again,
-        by partition id.
+        self._primary_table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
+        self._fallbacks: dict[int, Executor] = {}
+        """By partition id, the executor that gets a partition's messages until the partition's own
+        broker answers again.
         """
-        self._refresh = asyncio.Event()
-        self._routed = asyncio.Event()
+        self._refresh_requested = asyncio.Event()
+        self._route_known = asyncio.Event()
         self._refusal: KeylaneError | None = None
         self._closing = False
-        self._expiring: asyncio.TimerHandle | None = None
+        self._expiry_timer: asyncio.TimerHandle | None = None
         self._expire_ms = EXPIRE_MS_MAX
-        """The interval, in milliseconds, between two searches for overdue messages."""
+        """The interval between two searches for overdue messages, in milliseconds."""
         self._pauses = settings.backoff.pauses(rng)
-        trying = keep_trying(self._follow, self._failed, self._pauses, self._failure)
-        self._task = start_task(trying, name=f"route {subject}")
-        # This is not done in the task, because a task that is cancelled before its first step never
-        # runs.
-        self._task.add_done_callback(self._ended)
+        retries = retry_until_done(
+            self._follow_next_route, self._handle_failure, self._pauses, self._to_keylane_error
+        )
+        self._task = start_task(retries, name=f"route {subject}")
+        # A `finally` in the task would not do: a task cancelled before its first step never runs.
+        self._task.add_done_callback(self._warn_if_unclosed)
 
     @property
     def careful(self) -> bool:
-        """Return True while messages go to other partitions than their own, or a key is halted;
-        `send` then calls `check`.
+        """True while messages go to other partitions than their own, or a key is halted; `send`
+        must then call `check`.
         """
         return self._careful
 
     @careful.setter
     def careful(self, careful: bool) -> None:
         self._careful = careful
-        self._choose_plain()
+        self._update_plain_table()
 
-    def _choose_plain(self) -> None:
-        """Make `send` check each message while some messages do not go to their own logical
-        partition's executor.
-        """
-        self.plain = NOWHERE if self._careful or self.keyless is not self.table else self.table
+    def _update_plain_table(self) -> None:
+        """Set `plain_table`: empty while `send` must check each message."""
+        self.plain_table = (
+            NO_EXECUTORS if self._careful or self.keyless_table is not self.table else self.table
+        )
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
     def hold(
@@ -169,39 +173,44 @@ class SubjectSender:
         packed_properties: bytes,
         sent_at_ns: int,
         timeout_ms: int,
-        place: Place | None,
+        destination: Destination | None,
     ) -> SendFuture:
-        """Hold a message that has no partition now; `place` is the place that its sender chose.
-        Raises KeyHaltedError.
+        """
+        Hold a message that has no partition at present.
+
+        Args:
+            destination: the destination that the sender chose; None: the key decides.
+
+        Raises:
+            KeyHaltedError: the key is halted; nothing was queued.
         """
         if key:
             self._halts.check(key)
         batch, index = self.held.add(key, value, packed_properties, sent_at_ns)
-        if place is not None:
-            batch.set_place(index, place)
+        if destination is not None:
+            batch.set_destination(index, destination)
         if timeout_ms:
             self.annotate(batch, index, reordered=False, timeout_ms=timeout_ms)
         return BatchFuture(batch, index)
 
-    async def routed(self) -> None:
+    async def wait_for_route(self) -> None:
         """
         Wait for the first route.
 
         Raises:
-            KeylaneError: the metaserver refuses the route.
+            KeylaneError: the metaserver refused the route.
         """
-        await self._routed.wait()
+        await self._route_known.wait()
         self.check_alive()
 
     def check_alive(self) -> None:
-        """Raise the KeylaneError that explains why nothing is sent any more, if there is one."""
+        """Raise the KeylaneError that stopped this sender, if there is one."""
         if self._refusal is not None:
             raise self._refusal.copy(Fate.NOT_DONE)
 
-    def check(self, executor: Executor, key: bytes, logical: int) -> bool:
+    def check(self, executor: Executor, key: bytes, logical_id: int) -> bool:
         """
-        Return True if a message of this logical partition is reordered because it goes to
-        `executor`.
+        Return True if a message of this logical partition is reordered by sending it to `executor`.
 
         Raises:
             KeyHaltedError: the key is halted; nothing was queued.
@@ -209,30 +218,34 @@ class SubjectSender:
         if not key:
             return False
         self._halts.check(key)
-        return executor is not self._home_table[logical]
+        return executor is not self._primary_table[logical_id]
 
     def annotate(
         self, batch: OutgoingBatch, index: int, *, reordered: bool, timeout_ms: int
     ) -> None:
-        """Mark a message that was just queued as reordered, or set its time-out (0: none)."""
+        """Mark a queued message as reordered, and set its time-out (0: none)."""
         if reordered:
             batch.mark(index, REORDERED)
         if timeout_ms:
             batch.set_deadline(index, self._clock.boot_ms() + timeout_ms, timeout_ms)
-            self._expire_often(timeout_ms)
+            self._schedule_expiry(timeout_ms)
 
-    def _expire_often(self, timeout_ms: int) -> None:
-        """Search for overdue messages often enough for this time-out."""
+    def _schedule_expiry(self, timeout_ms: int) -> None:
+        """Make sure that overdue messages are searched often enough for this time-out."""
         every_ms = min(EXPIRE_MS_MAX, max(EXPIRE_MS_MIN, timeout_ms // EXPIRE_SHARE))
-        if self._expiring is None or every_ms < self._expire_ms:
+        if self._expiry_timer is None or every_ms < self._expire_ms:
             self._expire_ms = every_ms
-            if self._expiring is not None:
-                self._expiring.cancel()
-            self._expiring = asyncio.get_running_loop().call_later(every_ms / 1000, self._expire)
+            if self._expiry_timer is not None:
+                self._expiry_timer.cancel()
+            self._expiry_timer = asyncio.get_running_loop().call_later(
+                every_ms / 1000, self._expire
+            )
 
     def _expire(self) -> None:
         """Give up overdue messages, and halt their keys."""
-        self._expiring = asyncio.get_running_loop().call_later(self._expire_ms / 1000, self._expire)
+        self._expiry_timer = asyncio.get_running_loop().call_later(
+            self._expire_ms / 1000, self._expire
+        )
         executors = self.executors
         waiting = [
             (batch, executor.waiting_for) for executor in executors for batch in executor.batches
@@ -241,30 +254,32 @@ class SubjectSender:
         if not self._halts.expire(waiting):
             return
         withdraw = self._halts.withdraw
-        waits_for = self.held.cause.reason
-        held = [withdraw(batch, waits_for=waits_for) for batch in self.held.batches if len(batch)]
+        wait_reason = self.held.cause.reason
+        held = [
+            withdraw(batch, wait_reason=wait_reason) for batch in self.held.batches if len(batch)
+        ]
         self.held.replace(batch for batch in held if batch is not None)
         self.careful = True
         for executor in executors:
-            executor.sift(partial(withdraw, waits_for=executor.waiting_for))
+            executor.rewrite_unsent(partial(withdraw, wait_reason=executor.waiting_for))
 
     def resume(self, key: bytes) -> None:
-        """Allow messages of a halted key to be sent again."""
+        """Allow messages of a halted key again."""
         self._halts.resume(key)
-        self._refill()
+        self._reassign_messages()
 
     @property
     def executors(self) -> list[Executor]:
-        """Return the executors, sorted by partition id."""
+        """The executors, sorted by partition id."""
         return [self._executors[key] for key in sorted(self._executors)]
 
     def roll(self) -> None:
-        """Close the open batches, so that they are sent."""
+        """Close the open batches, which are then sent."""
         for executor in self._executors.values():
             executor.roll()
 
     # ── the route ─────────────────────────────────────────────────────────────────────────────────
-    def _ended(self, _task: asyncio.Task[None]) -> None:
+    def _warn_if_unclosed(self, _task: asyncio.Task[None]) -> None:
         """Log how many messages are lost if the event loop ended before the producer was closed."""
         batches = [batch for executor in self.executors for batch in executor.batches]
         unsent = len(self.held) + sum(map(len, batches))
@@ -276,16 +291,16 @@ class SubjectSender:
                 counted(unsent, "message was", "messages were"),
             )
 
-    async def _follow(self) -> bool:
-        """Follow the next route, and return True once all messages are given up because of a
-        refusal.
+    async def _follow_next_route(self) -> bool:
+        """Fetch and apply the next route. Returns True, which ends the loop, after a final refusal
+        and giving up all messages.
         """
         if self._refusal is not None:
-            await self._die(self._refusal)
+            await self._abort(self._refusal)
             return True
-        if self._apply(await self._ask()):
-            await self._seek_brokers()
-            if failures := self._troubles.over(self._clock.boot_ms(), None, _OLDER):
+        if self._apply(await self._fetch_route()):
+            await self._locate_unlisted_brokers()
+            if failures := self._failure_log.over(self._clock.boot_ms(), None, _OLDER_ROUTE):
                 log.info("route of %s is updated again, after %s", self.subject, failures)
             self._pauses.reset()
             self.held.report(NO_PARTITION)
@@ -294,42 +309,42 @@ class SubjectSender:
             await asyncio.sleep(self._pauses.next_ms() / 1000)
         return False
 
-    def _failure(self, raised: Exception) -> KeylaneError:
-        """Return the error that a try raised; an unforeseen exception is logged, and becomes an
+    def _to_keylane_error(self, raised: Exception) -> KeylaneError:
+        """Convert the exception of a try; an unexpected one is logged and becomes an
         InternalError.
         """
-        return failure_of(raised, f"route of {self.subject}", self._troubles, self._clock.boot_ms())
+        return to_keylane_error(
+            raised, f"route of {self.subject}", self._failure_log, self._clock.boot_ms()
+        )
 
-    async def _failed(self, raised: Exception) -> bool:
-        """Note why no newer route is followed, and return True if none ever will be, which the next
-        try acts on.
+    async def _handle_failure(self, raised: Exception) -> bool:
+        """Record why there is no newer route. Returns True, for a retry without a pause, if the
+        refusal is final.
         """
-        error = self._failure(raised)
+        error = self._to_keylane_error(raised)
         if error is raised:
             if error.retry is RetryRule.NEVER and (self._route is None or _is_final(error)):
                 self._refusal = error
                 return True
-            if line := self._troubles.met(error.message, self._clock.boot_ms()):
+            if line := self._failure_log.met(error.message, self._clock.boot_ms()):
                 log.info("route of %s: %s", self.subject, line)
         self.held.report(route_cause(error))
         return False
 
-    async def _ask(self) -> Route:
+    async def _fetch_route(self) -> Route:
         """
-        Wait for a newer route, at most PULL_WAIT_MS_MAX, and return the known route if there is
-        none.
+        Wait up to PULL_WAIT_MS_MAX for a newer route, and return the current one if there is none.
 
-        While a broker is missing the calls are short, so that a new call soon follows the next
-        failure.
+        While a broker is missing the calls are short, so a new call soon follows the next failure.
         """
         known = self._route
-        urgent = self._refresh.is_set() or self._lacks_a_broker()
-        self._refresh.clear()
+        urgent = self._refresh_requested.is_set() or self._is_broker_missing()
+        self._refresh_requested.clear()
         if known is None:
             return await self._meta.route_to_send(
                 self.subject, wait_ms=URGENT_WAIT_MS, order_strategy=self._order_strategy
             )
-        ask = partial(
+        fetch = partial(
             self._meta.route,
             self.subject,
             known_version=known.version,
@@ -337,50 +352,50 @@ class SubjectSender:
             subject_id=known.subject_id,
         )
         if urgent:
-            return await ask(wait_ms=URGENT_WAIT_MS)
+            return await fetch(wait_ms=URGENT_WAIT_MS)
         async with Race() as race:
-            call = race.start(ask(wait_ms=PULL_WAIT_MS_MAX))
-            race.start(self._refresh.wait())
+            call = race.start(fetch(wait_ms=PULL_WAIT_MS_MAX))
+            race.start(self._refresh_requested.wait())
             await race.first()
             return call.result() if call.done() else known
 
-    def _said(self) -> WaitCause:
-        """Return the cause reported by the broker of an open partition that takes nothing;
-        NO_PARTITION if there is none.
+    def _refusing_broker_cause(self) -> WaitCause:
+        """Return the error cause of an open partition whose broker refuses messages; NO_PARTITION
+        if there is none.
         """
-        refusing = (each for each in self.executors if each.state.refuses and not each.state.left)
-        return next((each.cause for each in refusing if each.waiting_for), NO_PARTITION)
+        for executor in self.executors:
+            state = executor.state
+            if state.refuses and not state.closed and executor.waiting_for:
+                return executor.cause
+        return NO_PARTITION
 
-    def _lacks_a_broker(self) -> bool:
-        """Return True while some range has no partition, or the broker of a partition fails."""
-        return None in self._home_table or not all(map(_answers, self._executors.values()))
+    def _is_broker_missing(self) -> bool:
+        """Return True if a range has no partition, or the broker of a partition fails."""
+        return None in self._primary_table or not all(map(_answers, self._executors.values()))
 
-    async def _die(self, error: KeylaneError) -> None:
-        self._on_dead(self)
+    async def _abort(self, error: KeylaneError) -> None:
+        self._on_abort(self)
         await self._give_up_all(error)
         self._executors.clear()
 
     def _apply(self, route: Route) -> bool:
-        """Follow a route, and return False if it is older than the followed one and therefore
-        ignored.
+        """Apply a route to the executors; return False, and ignore it, if it is older than the
+        current one.
         """
         if self._route is not None and route.version < self._route.version:
             text = (
-                f"the metaserver's is version {route.version}, older than "
-                f"{self._route.version}, which "
-                "is followed here: its database was restored from a copy, or "
-                "rebuilt. Until it has a "
-                "newer one nothing of it is followed; a producer that is started "
-                "again takes what the "
-                "metaserver has"
+                f"ignoring version {route.version} of the metaserver, which is older than "
+                f"{self._route.version}: its database was restored from a copy, or rebuilt. The "
+                "producer continues with its own version until the metaserver has a newer one; "
+                "a restart makes it use the metaserver's"
             )
-            if line := self._troubles.met(text, self._clock.boot_ms(), _OLDER):
+            if line := self._failure_log.met(text, self._clock.boot_ms(), _OLDER_ROUTE):
                 log.warning("route of %s: %s", self.subject, line)
             return False
         self._route = route
         self.message_bytes_max = route.message_bytes_max
         self.queue_starts.follow(route)
-        self._routed.set()
+        self._route_known.set()
         open_ids = {partition.partition_id for partition in route.open_partitions()}
         self._partition_ids = [partition.partition_id for partition in route_table(route)]
         for partition in route.open_partitions():
@@ -390,33 +405,34 @@ class SubjectSender:
         listed = {partition.partition_id for partition in route.partitions}
         for partition_id, executor in list(self._executors.items()):
             if partition_id in open_ids:
-                executor.heard(ExecutorEvent.OPEN_IN_ROUTE)
+                executor.apply_event(ExecutorEvent.OPEN_IN_ROUTE)
                 continue
             closed = partition_id in listed
-            executor.heard(ExecutorEvent.CLOSED_IN_ROUTE if closed else ExecutorEvent.NOT_IN_ROUTE)
+            executor.apply_event(
+                ExecutorEvent.CLOSED_IN_ROUTE if closed else ExecutorEvent.NOT_IN_ROUTE
+            )
             if executor.idle:
                 self._retire(executor)
-        self._refill()
+        self._reassign_messages()
         return True
 
-    async def _seek_brokers(self) -> None:
+    async def _locate_unlisted_brokers(self) -> None:
         """
-        Ask for the addresses of brokers that do not answer and whose partitions the route no longer
-        lists.
+        Fetch the addresses of unavailable brokers whose partitions the route no longer lists.
 
-        Only these brokers know whether a batch that was sent to them is stored.
+        Only they know whether a batch that was sent to them is stored.
         """
         states = [executor.state for executor in self._executors.values()]
-        if any(state.gone and not state.available for state in states):
-            await self.ask_history()
+        if any(state.unlisted and not state.available for state in states):
+            await self.fetch_history()
 
-    async def ask_history(self) -> set[str]:
+    async def fetch_history(self) -> set[str]:
         """
-        Ask the metaserver which partitions are lost and where their brokers are now, and notify the
-        executors.
+        Fetch the lost partitions and the current broker addresses from the metaserver, and update
+        the executors.
 
         Returns:
-            The names of the broker groups that are silent.
+            The names of the silent broker groups.
 
         Raises:
             KeylaneError: the call failed.
@@ -425,7 +441,7 @@ class SubjectSender:
         for entry in history.partitions:
             executor = self._executors.get(entry.partition.partition_id)
             if executor is not None and entry.lost:
-                executor.heard(ExecutorEvent.LOSS_ACCEPTED)
+                executor.apply_event(ExecutorEvent.LOSS_ACCEPTED)
         self._follow_brokers(entry.partition for entry in history.partitions)
         return {
             entry.partition.broker_group
@@ -434,9 +450,7 @@ class SubjectSender:
         }
 
     def _follow_brokers(self, partitions: Iterable[Partition]) -> None:
-        """Give executors the present addresses of their broker groups, including executors of
-        partitions that are not open.
-        """
+        """Update the broker addresses of all executors, including those of closed partitions."""
         addresses = {
             partition.broker_group: partition.address
             for partition in partitions
@@ -445,17 +459,17 @@ class SubjectSender:
         for executor in self._executors.values():
             address = addresses.get(executor.partition.broker_group)
             if address is not None and address != executor.partition.address:
-                executor.moved(address, self._broker_at(address))
+                executor.follow_broker(address, self._broker_at(address))
 
     def _retire(self, executor: Executor) -> None:
-        """Close the executor of a partition that is not open; its messages are settled, or held."""
+        """Close the executor of a closed partition, which has no messages any longer."""
         if self._executors.pop(executor.partition.partition_id, None) is not None:
             start_task(executor.close())
 
-    def emptied(self, executor: Executor) -> None:
-        """Close an executor that has no message left, and send the newer messages of its range."""
+    def on_emptied(self, executor: Executor) -> None:
+        """Close an executor without messages, and release the newer messages of its range."""
         self._retire(executor)
-        self._refill()
+        self._reassign_messages()
 
     def _new_executor(self, partition: Partition, route: Route) -> Executor:
         address = partition.address
@@ -477,25 +491,26 @@ class SubjectSender:
         )
 
     # ── leaving a partition ───────────────────────────────────────────────────────────────────────
-    def availability_changed(self) -> None:
-        """Ask for a newer route, and keep messages without a key away from partitions that do not
-        answer.
+    def on_availability_changed(self) -> None:
+        """Request a newer route, and move messages without a key away from unavailable
+        executors.
         """
-        self._refresh.set()
-        self._refill()
+        self._refresh_requested.set()
+        self._reassign_messages()
 
-    def _refill(self) -> None:
-        self._fill_table()
+    def _reassign_messages(self) -> None:
+        self._update_tables()
         self._release_held()
-        self._pass_over()
+        self._move_unbound()
 
-    def _fill_table(self) -> None:
+    def _update_tables(self) -> None:
         """
-        Find the executor of each logical partition.
+        Set the executor of each logical partition in the tables.
 
         Messages are held (None) while their partition is sealed or has refused them and there is no
-        newer route, and also while an earlier partition of their range still has messages. A range
-        whose messages went elsewhere (BEST_TRIED) goes there until its own partition answers again.
+        newer route, and while an earlier partition of their range still has messages. A range whose
+        messages were rerouted (BEST_TRIED) uses its fallback until its own partition answers
+        again.
         """
         route = self._route
         if route is None:
@@ -506,104 +521,103 @@ class SubjectSender:
             for partition_id, executor in self._executors.items()
             if executor.state.in_use
         }
-        self._home_table = [usable.get(partition_id) for partition_id in self._partition_ids]
-        spare = self._spare()
-        self._renew_stand_ins(usable, spare)
-        self.careful = bool(self._away or self._halts.keys)
-        taker: dict[int, Executor | None] = {}
-        for partition_id, home in usable.items():
-            there = self._away.get(partition_id, home)
-            taker[partition_id] = None if home.state.refuses or there.state.refuses else there
-        table = [taker.get(partition_id) for partition_id in self._partition_ids]
+        self._primary_table = [usable.get(partition_id) for partition_id in self._partition_ids]
+        spare = self._spare_executors()
+        self._update_fallbacks(usable, spare)
+        self.careful = bool(self._fallbacks or self._halts.keys)
+        targets: dict[int, Executor | None] = {}
+        for partition_id, primary in usable.items():
+            fallback = self._fallbacks.get(partition_id, primary)
+            targets[partition_id] = (
+                None if primary.state.refuses or fallback.state.refuses else fallback
+            )
+        table = [targets.get(partition_id) for partition_id in self._partition_ids]
         for executor in self._executors.values():
-            if executor.state.left:
-                left = executor.partition
-                width = left.range_end - left.range_start
-                table[left.range_start : left.range_end] = [None] * width
-        self.table = self.keyless = table
-        if spare and not all(map(_answers, taker.values())):
-            self.keyless = [
-                executor if _answers(executor) else spare[logical % len(spare)]
-                for logical, executor in enumerate(table)
+            if executor.state.closed:
+                start, end = executor.partition.range_start, executor.partition.range_end
+                table[start:end] = [None] * (end - start)
+        self.table = self.keyless_table = table
+        if spare and not all(map(_answers, targets.values())):
+            self.keyless_table = [
+                executor if _answers(executor) else spare[logical_id % len(spare)]
+                for logical_id, executor in enumerate(table)
             ]
-        self._choose_plain()
+        self._update_plain_table()
 
-    def _renew_stand_ins(self, usable: dict[int, Executor], spare: list[Executor]) -> None:
-        for partition_id, there in list(self._away.items()):
-            home = usable.get(partition_id)
-            if home is None or home.state.available:
-                del self._away[partition_id]
+    def _update_fallbacks(self, usable: dict[int, Executor], spare: list[Executor]) -> None:
+        for partition_id, fallback in list(self._fallbacks.items()):
+            primary = usable.get(partition_id)
+            if primary is None or primary.state.available:
+                del self._fallbacks[partition_id]
             elif (
-                not there.state.in_use
-                or there.state.left
-                or (there.idle and not there.state.available)
+                not fallback.state.in_use
+                or fallback.state.closed
+                or (fallback.idle and not fallback.state.available)
             ):
-                # No older message of this range waits there.
-                del self._away[partition_id]
+                # The fallback has no older messages of this range.
+                del self._fallbacks[partition_id]
                 if spare:
-                    self._away[partition_id] = self._rng.choice(spare)
+                    self._fallbacks[partition_id] = self._rng.choice(spare)
 
-    def _pass_over(self) -> None:
-        """Move messages without a key away from partitions that do not answer, unless they were
-        already sent there.
+    def _move_unbound(self) -> None:
+        """Move unsent messages without a key or destination from unavailable executors to
+        others.
         """
-        spare = self._spare()
+        spare = self._spare_executors()
         if not spare:
             return
 
-        def sieve(batch: OutgoingBatch) -> OutgoingBatch | None:
-            if not batch.free:
+        def move_unbound(batch: OutgoingBatch) -> OutgoingBatch | None:
+            if not batch.has_unbound:
                 return batch
-            taken, rest = batch.divided(batch.is_free)
-            self._budget.replaced(batch, taken, rest)
-            if taken is not None:
-                self._rng.choice(spare).take_over([taken])
-            return rest
+            unbound, others = batch.split_by(batch.is_unbound)
+            self._budget.replaced(batch, unbound, others)
+            if unbound is not None:
+                self._rng.choice(spare).take_over([unbound])
+            return others
 
         for executor in self.executors:
             if not executor.state.available:
-                executor.sift(sieve)
+                executor.rewrite_unsent(move_unbound)
 
-    def _spare(self) -> list[Executor]:
-        """Return the executors that may take messages of other partitions, sorted by
-        partition id.
-        """
-        return [executor for executor in self.executors if executor.state.spare]
+    def _spare_executors(self) -> list[Executor]:
+        """Return the executors that may take over messages of others, sorted by partition id."""
+        return [executor for executor in self.executors if executor.state.can_take_over]
 
     def has_spare(self, executor: Executor) -> bool:
-        """Return True if batches of `executor` may go elsewhere under BEST_TRIED."""
-        return bool(self._others(executor))
+        """Return True if batches of `executor` can be rerouted under BEST_TRIED."""
+        return bool(self._spare_others(executor))
 
-    def _others(self, executor: Executor) -> list[Executor]:
-        """Return the executors to which batches of `executor` may go under BEST_TRIED."""
-        return [spare for spare in self._spare() if spare is not executor]
+    def _spare_others(self, executor: Executor) -> list[Executor]:
+        """Return the executors to which batches of `executor` may be rerouted under BEST_TRIED."""
+        return [spare for spare in self._spare_executors() if spare is not executor]
 
     def take_back(self, executor: Executor, batches: list[OutgoingBatch], step: Step) -> None:
-        """Hand batches that left their partition to another executor, or hold them until there is a
-        newer route.
+        """Reroute batches that left their partition to another executor, or hold them until there
+        is a newer route.
         """
-        if step is Step.ELSEWHERE:
-            there = self._rng.choice(self._others(executor))
-            for partition_id, stand_in in self._away.items():
-                if stand_in is executor:
-                    self._away[partition_id] = there
-            self._away[executor.partition.partition_id] = there
+        if step is Step.REROUTE:
+            fallback = self._rng.choice(self._spare_others(executor))
+            for partition_id, current in self._fallbacks.items():
+                if current is executor:
+                    self._fallbacks[partition_id] = fallback
+            self._fallbacks[executor.partition.partition_id] = fallback
             for batch in batches:
                 batch.mark_reordered()
-            there.take_over(batches)
-            self._refill()
+            fallback.take_over(batches)
+            self._reassign_messages()
             return
         # Newer messages of the range wait after these until there is a newer route.
         self.held.put_first(batches)
-        self._refresh.set()
-        self._refill()
+        self._refresh_requested.set()
+        self._reassign_messages()
 
     def _release_held(self) -> None:
-        """Hand held messages to their executors, the oldest first; messages without an executor
-        stay held.
+        """Pass held messages to their executors, the oldest first; those without an executor stay
+        held.
         """
         held = self.held.take_sendable(self.queue_starts, self.message_bytes_max)
-        adopting: dict[int, Executor] = {}
+        receiving: dict[int, Executor] = {}
         still_held: OutgoingBatch | None = None
         for batch in held:
             self._budget.leave(batch)
@@ -611,26 +625,28 @@ class SubjectSender:
                 if batch.expired and batch.is_withdrawn(index):
                     continue
                 size = len(batch.values[index])
-                place = batch.place_of(index)
-                if place is not None:
-                    logical = self.queue_starts.logical(place)
+                destination = batch.destination_of(index)
+                if destination is not None:
+                    logical_id = self.queue_starts.logical_partition(destination)
                 else:
-                    logical = logical_partition(key) if key else self._rng.getrandbits(10)
-                executor = (self.keyless if batch.is_free(index) else self.table)[logical]
+                    logical_id = logical_partition(key) if key else self._rng.getrandbits(10)
+                executor = (self.keyless_table if batch.is_unbound(index) else self.table)[
+                    logical_id
+                ]
                 if executor is None:
-                    still_held = self.held.keep(still_held, batch, index)
+                    still_held = self.held.hold_again(still_held, batch, index)
                     continue
-                if id(executor) not in adopting or self.held.is_full(executor.open, size):
-                    adopting[id(executor)] = executor
+                if id(executor) not in receiving or self.held.is_full(executor.open, size):
+                    receiving[id(executor)] = executor
                     executor.roll()
                 executor.open.adopt(batch, index)
-                if key and executor is not self._home_table[logical]:
+                if key and executor is not self._primary_table[logical_id]:
                     executor.open.mark(len(executor.open) - 1, REORDERED)
-        for executor in adopting.values():
+        for executor in receiving.values():
             executor.roll()
 
     async def close(self) -> None:
-        """Stop all executors, and give up the messages that are not settled."""
+        """Stop all executors, and give up the unsettled messages."""
         self._closing = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -640,15 +656,15 @@ class SubjectSender:
 
     async def _give_up_all(self, error: KeylaneError) -> None:
         self._refusal = error
-        self._routed.set()
-        if self._expiring is not None:
-            self._expiring.cancel()
-        left: list[OutgoingBatch] = []
+        self._route_known.set()
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+        unsettled: list[OutgoingBatch] = []
         try:
             for executor in self.executors:
-                left += await executor.close()
+                unsettled += await executor.close()
         finally:
-            self.held.put_first(left)
+            self.held.put_first(unsettled)
         self.held.give_up(error)
 
 
@@ -657,7 +673,7 @@ def _answers(executor: Executor | None) -> TypeGuard[Executor]:
 
 
 def _is_final(error: KeylaneError) -> bool:
-    """Return True if a refused route means that no message of the subject can be sent: its order
-    strategy was changed, or it was deleted.
+    """Return True if the refusal of a known subject's route is final: the subject was deleted, or
+    its order strategy was changed.
     """
     return isinstance(error, SubjectDeletedError) or error.reason is Reason.ORDER_STRATEGY

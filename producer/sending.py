@@ -3,9 +3,9 @@
     send() ─▶ a plain message: looked up and added
            ─▶ any other: `_send_carefully`, which checks one condition after another
 
-A message is plain if it has only a value and perhaps a key, and nothing interferes: there is no
-codec, partitioner, time-out or halted key, the queue is not full, the thread is the right one, and
-the message needs no batch of its own.
+A message is plain if it has only a value and perhaps a key, and needs no special handling: there is
+no codec, partitioner, time-out or halted key, the queue is not full, the thread is the right one,
+and the message does not need a batch of its own.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from .executor import Executor
 from .flight import Turn
 from .identity import Identity
 from .outgoing_batch import OutgoingBatch
-from .placing import LogicQueue, Place, chosen_place
-from .scheduled.sending import LaterSending, ScheduledCancels, ScheduledFuture
+from .placing import Destination, LogicQueue, choose_destination
+from .scheduled.sending import ScheduledCancels, ScheduledFuture, ScheduledSender
 from .send_budget import SendBudget
 from .send_future import BatchFuture, OverLimitFuture, SendFuture
-from .sender import NOWHERE, SubjectSender
+from .sender import NO_EXECUTORS, SubjectSender
 from .settings import (
     ProducerSettings,
     checked_partitioner,
@@ -49,31 +49,30 @@ from .settings import (
     checked_timeout,
 )
 
-UNREAD = -1
-"""The value for a clock that was not read in this turn of the event loop."""
+CLOCK_NOT_READ = -1
+"""The time of a turn of the event loop in which the clock has not been read."""
 NOT_OPEN = "the producer is not open"
 _hash = xxhash.xxh3_64_intdigest
 _TUPLE, _BYTES = {tuple}, {bytes}
 
 
 def _columns() -> tuple[list[bytes], list[bytes]]:
-    """Return empty columns of keys and values."""
+    """Return empty columns for keys and values."""
     return [], []
 
 
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def named_only(positional: int) -> Callable[[F], F]:
+def keyword_only_after(positional: int) -> Callable[[F], F]:
     """
-    Show the parameters of a method after the first `positional` ones as keyword-only, although
-    Python does not enforce it.
+    Make the signature of a method show the parameters after the first `positional` ones as
+    keyword-only, which Python does not enforce.
 
-    The parameter that follows the positional ones is not shown: the method refuses any value that
-    is passed there.
+    The parameter after the positional ones is hidden; the method must refuse any value for it.
     """
 
-    def show(method: F) -> F:
+    def decorate(method: F) -> F:
         signature = inspect.signature(method)
         by_position, others = [], []
         for number, parameter in enumerate(signature.parameters.values()):
@@ -81,17 +80,17 @@ def named_only(positional: int) -> Callable[[F], F]:
                 by_position.append(parameter)
             elif number > positional + 1:
                 others.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-        shown = signature.replace(parameters=[*by_position, *others])
-        method.__signature__ = shown  # type: ignore[attr-defined]  # inspect looks there
+        public_signature = signature.replace(parameters=[*by_position, *others])
+        method.__signature__ = public_signature  # type: ignore[attr-defined]  # inspect looks there
         return method
 
-    return show
+    return decorate
 
 
 class _NoSender:
-    """The sender of a subject to which nothing was sent yet: no message is plain."""
+    """A placeholder for subjects without a sender: no message is plain."""
 
-    plain = NOWHERE
+    plain_table = NO_EXECUTORS
     message_bytes_max = 0
 
 
@@ -99,7 +98,7 @@ _NO_SENDER = cast(SubjectSender, _NoSender())
 
 
 class Sending(ScheduledCancels, Generic[V]):
-    """The part of a producer that takes messages."""
+    """The part of a producer that accepts messages."""
 
     def __init__(
         self,
@@ -122,10 +121,10 @@ class Sending(ScheduledCancels, Generic[V]):
         self._batch_count = self._settings.batch_count
         self._large_bytes = self._settings.large_bytes
         self._plain_bytes = min(KEY_BYTES_MAX, self._large_bytes)
-        """The largest message, in bytes, that needs neither a check of its key's size nor a batch
+        """Up to this size, in bytes, a message needs neither a check of its key's size nor a batch
         of its own.
         """
-        self._given = environment
+        self._environment = environment
         self._connections = Connections(
             None if environment is None else environment.network,
             timeout_ms=self._settings.call_timeout_ms,
@@ -137,41 +136,39 @@ class Sending(ScheduledCancels, Generic[V]):
         self._home = self._connections.home
         self._clock = environment_of(environment).clock
         self._now_ns = self._clock.wall_ns
-        self._turn_ns = UNREAD
+        self._turn_ns = CLOCK_NOT_READ
         self._turn_number = 0
         self._open = False
-        self._here: Callable[[], bool] = nowhere
-        """A callable that is True in the thread of the opening, if messages can be plain: there is
-        no codec, partitioner or time-out.
+        self._may_send_plain: Callable[[], bool] = nowhere
+        """Returns True in the thread that opened the producer, if there is no codec, partitioner or
+        time-out.
         """
         self._meta: MetaClient | None = None
         self._identity: Identity | None = None
-        self._touched: list[OutgoingBatch] = []
-        """The batches with messages of this turn."""
+        self._turn_batches: list[OutgoingBatch] = []
+        """The batches to which messages were added in this turn."""
         self._senders: dict[str, SubjectSender] = {}
-        self._plain = self._senders
-        """The senders in `_senders` that plain messages find; empty while the queue is full."""
-        self._budget = SendBudget(self._settings.queue_bytes, self._when_full)
+        self._plain_senders = self._senders
+        """The senders for plain messages: `_senders`, or none while the queue is full."""
+        self._budget = SendBudget(self._settings.queue_bytes, self._on_full_changed)
 
     def _begin(self, meta: MetaClient) -> None:
-        """Set the state of a new opening; no state of an earlier opening is kept, and none that a
-        fork copied.
-        """
+        """Reset all state for a new opening, including any that a fork copied."""
         self._meta = meta
         self._loop = asyncio.get_running_loop()
         self._end_turn()
         self._turn = Turn(self._loop, self._end_turn)
         plain = self._codec is None and self._partitioner is None and not self._timeout_ms
-        self._here = thread_check() if plain else nowhere
-        environment = environment_of(self._given)
+        self._may_send_plain = thread_check() if plain else nowhere
+        environment = environment_of(self._environment)
         self._clock = environment.clock
         self._now_ns = self._clock.wall_ns
         self._rng: random.Random = environment.new_rng()
         self._draw = self._rng.getrandbits
         self._identity = Identity(environment.draw_identity)
         self._take_senders()
-        self._budget = SendBudget(self._settings.queue_bytes, self._when_full)
-        self._scheduled = LaterSending(
+        self._budget = SendBudget(self._settings.queue_bytes, self._on_full_changed)
+        self._scheduled = ScheduledSender(
             meta,
             encode=self._encoded,
             broker_at=self._connections.broker_at,
@@ -208,7 +205,7 @@ class Sending(ScheduledCancels, Generic[V]):
         queue: int | None = None,
         timeout_ms: int | None = None,
     ) -> ScheduledFuture: ...
-    @named_only(2)
+    @keyword_only_after(2)
     def send(  # noqa: PLR0917 - passed by name; see `named_only`
         self,
         subject: str,
@@ -225,36 +222,35 @@ class Sending(ScheduledCancels, Generic[V]):
         Queue a message after the earlier messages of its key.
 
         Args:
-            subject: an existing subject, or one that the metaserver creates for its first message
+            subject: an existing subject, or one that the metaserver creates on first use
                 (`auto_create`).
-            value: bytes, or a value for the codec; with key and properties no larger than the
-                subject allows (1 MiB).
-            key: the order key, up to 1,024 bytes; none means any partition, and no order.
-            deliver_at: the time until which a broker keeps the message: a datetime with a time
-                zone, or milliseconds since 1970, at most 366 days ahead. Only a message without a
-                key may have it. The future gives a ScheduledReceipt.
-            properties: text to text or bytes, up to 64 KiB packed.
-            tags: texts without commas, which `message.tags` returns; they count as the property
+            value: bytes, or a value for the codec. Value, key and properties together may not
+                exceed the subject's limit (1 MiB by default).
+            key: the order key, up to 1,024 bytes; b"" means any partition, and no order.
+            deliver_at: when the message is delivered; a broker keeps it until then. A datetime with
+                a time zone, or milliseconds since 1970, at most 366 days ahead. Only for messages
+                without a key. The future returns a ScheduledReceipt.
+            properties: a mapping from text to text or bytes, up to 64 KiB encoded.
+            tags: texts without commas, which `message.tags` returns; they are sent as the property
                 "keylane.tags".
-            queue: the logic queue of a static subject in which the message is stored, whatever its
-                key. The messages of a queue are stored in the order of their `send` calls; those
-                of a key that is sent to several queues have no order. None: the key, or the
-                producer's partitioner, decides.
+            queue: store the message in this logic queue of a static subject, whatever its key. The
+                messages of a queue are stored in the order of their `send` calls; a key that is
+                sent to several queues has no order. None: the key, or the producer's partitioner,
+                decides.
             timeout_ms: milliseconds after which a message that is not acked is given up with a
                 DeliveryTimeoutError; no newer message of its key is sent until `resume`. None:
                 `delivery_timeout_ms` of the settings.
 
         Returns:
-            A future: `await` it for the Receipt. An unknown subject, or a limit that was not known
-            yet, is raised there.
+            A future: `await` it for the Receipt. An unknown subject, or a limit that was not yet
+            known, raises there.
 
         Raises:
-            MessageTooLargeError, InvalidRequestError, CodecError: the message cannot be sent;
+            MessageTooLargeError, CodecError: the message cannot be sent; nothing was queued.
+            InvalidRequestError: an argument is invalid, or a message with a key has `deliver_at`;
                 nothing was queued.
-            InvalidRequestError: `deliver_at` is impossible, or the message has a key; nothing was
-                sent.
-            NotFoundError, ConflictError: there is no such logic queue; nothing was queued. The
-                future of a message that is sent before the first route raises it.
+            NotFoundError, ConflictError: there is no such logic queue; nothing was queued. Before
+                the first route is known, the future raises this instead.
             QueueFullError: the call was not awaited while the queue is full; nothing was queued.
                 `await producer.drain()` first.
             KeyHaltedError: an older message of the key timed out; nothing was queued. Call
@@ -262,13 +258,14 @@ class Sending(ScheduledCancels, Generic[V]):
             ClosedError, UsageError: the producer is not open, or not open in this process and event
                 loop.
         """
-        # The parameters are not keyword-only, because Python looks up the default of such a
-        # parameter at each call.
+        # The parameters are not keyword-only, because such defaults are slower: Python looks them
+        # up at each call.
         try:
-            sender = self._plain[subject]
+            sender = self._plain_senders[subject]
         except (KeyError, TypeError, ValueError):  # the first message, a full queue, or not a name
             sender = _NO_SENDER
-        here = self._here  # called as a method it would be looked up in the class first
+        # A call through `self` would be looked up in the class first.
+        may_send_plain = self._may_send_plain
         if (
             properties is not None
             or tags
@@ -276,7 +273,7 @@ class Sending(ScheduledCancels, Generic[V]):
             or queue is not None
             or deliver_at is not None
             or unnamed is not None
-            or not here()
+            or not may_send_plain()
             or type(value) is not bytes
             or type(key) is not bytes
         ):
@@ -288,7 +285,7 @@ class Sending(ScheduledCancels, Generic[V]):
             size > self._large_bytes or size > sender.message_bytes_max or len(key) > KEY_BYTES_MAX
         ):
             return self._send_carefully(subject, value, None, key)
-        executor = sender.plain[_hash(key) & 1023 if key else self._draw(10)]
+        executor = sender.plain_table[_hash(key) & 1023 if key else self._draw(10)]
         if executor is None:
             return self._send_carefully(subject, value, None, key)
         batch = executor.open
@@ -296,22 +293,22 @@ class Sending(ScheduledCancels, Generic[V]):
             return BatchFuture(batch, batch.put(key, value, size))
         batch = self._open_batch(executor)
         index = batch.put(key, value, size)
-        self._look(executor, batch)
+        self._send_if_full(executor, batch)
         return BatchFuture(batch, index)
 
     def _queue_chunk(self, subject: str, chunk: Sequence[tuple[bytes, V]]) -> int:
         """
-        Queue messages as `send` does, but without a future for each; queue none unless all of them
-        are plain, small and routed.
+        Queue messages as `send` does, but without futures. Queues nothing unless all of them are
+        plain, small and routed.
 
-        This gives `send_all` 60 % more throughput than a `send` for each message; it would be
-        needless if a future cost nothing.
+        This gives `send_all` 60 % more throughput than a `send` for each message, because it saves
+        the futures.
 
         Returns:
-            Their bytes, including their overhead in batches; 0 if nothing was queued.
+            The bytes queued, including the overhead in batches; 0 if nothing was queued.
         """
-        sender = self._plain.get(subject)
-        if sender is None or not self._here() or set(map(type, chunk)) != _TUPLE:
+        sender = self._plain_senders.get(subject)
+        if sender is None or not self._may_send_plain() or set(map(type, chunk)) != _TUPLE:
             return 0
         try:
             keys, values = cast(
@@ -321,18 +318,22 @@ class Sending(ScheduledCancels, Generic[V]):
             return 0
         if set(map(type, keys)) != _BYTES or set(map(type, values)) != _BYTES:
             return 0
-        plain, draw = sender.plain, self._draw
+        plain, draw = sender.plain_table, self._draw
         executors = [plain[_hash(key) & 1023 if key else draw(10)] for key in keys]
         columns: defaultdict[Executor | None, tuple[list[bytes], list[bytes]]] = defaultdict(
             _columns
         )
-        its_columns = map(columns.__getitem__, executors)
-        for key, value, (its_keys, its_values) in zip(keys, values, its_columns, strict=True):
-            its_keys.append(key)
-            its_values.append(value)
+        message_columns = map(columns.__getitem__, executors)
+        for key, value, (group_keys, group_values) in zip(
+            keys, values, message_columns, strict=True
+        ):
+            group_keys.append(key)
+            group_values.append(value)
         sizes = [
-            sum(map(len, its_keys)) + sum(map(len, its_values)) + BYTES_PER_MESSAGE * len(its_keys)
-            for its_keys, its_values in columns.values()
+            sum(map(len, group_keys))
+            + sum(map(len, group_values))
+            + BYTES_PER_MESSAGE * len(group_keys)
+            for group_keys, group_values in columns.values()
         ]
         size = sum(sizes)
         if (
@@ -343,43 +344,43 @@ class Sending(ScheduledCancels, Generic[V]):
             or max(map(len, keys)) > KEY_BYTES_MAX
         ):
             return 0
-        for (executor, (its_keys, its_values)), its_size in zip(
+        for (executor, (group_keys, group_values)), group_size in zip(
             columns.items(), sizes, strict=True
         ):
             assert executor is not None
-            if len(executor.open.values) + len(its_keys) > self._batch_count:
+            if len(executor.open.values) + len(group_keys) > self._batch_count:
                 executor.roll()
             batch = self._open_batch(executor)
-            batch.extend(its_keys, its_values, its_size)
-            self._look(executor, batch)
+            batch.extend(group_keys, group_values, group_size)
+            self._send_if_full(executor, batch)
         return size
 
     def _open_batch(self, executor: Executor) -> OutgoingBatch:
-        """Return the open batch of an executor, for messages of this turn of the event loop."""
+        """Return the open batch of an executor, prepared for messages of the current turn."""
         batch = executor.open
         if batch.turn != self._turn_number:
             is_new = not batch.values
-            if is_new and self._turn_ns != UNREAD:
+            if is_new and self._turn_ns != CLOCK_NOT_READ:
                 self._home.check()
-                batch.at(self._now_ns())  # its own time, which the others do not take over
+                batch.at(self._now_ns())  # a fresh time, which the other batches do not share
             else:
                 batch.at(self._time_ns())
             if is_new:
-                executor.started()
+                executor.on_first_message()
             batch.turn = self._turn_number
-            self._touched.append(batch)
+            self._turn_batches.append(batch)
         return batch
 
-    def _look(self, executor: Executor, batch: OutgoingBatch) -> None:
-        """Send the open batch if it is full; otherwise grant the room that it has."""
-        count_left = self._batch_count - len(batch.values)
-        bytes_left = self._batch_bytes - batch.size
-        if count_left > 0 and bytes_left > 0:
-            batch.grant(min(bytes_left, count_left * BYTES_PER_MESSAGE))
+    def _send_if_full(self, executor: Executor, batch: OutgoingBatch) -> None:
+        """Send the open batch if it is full; otherwise grant it the remaining room."""
+        count_remaining = self._batch_count - len(batch.values)
+        bytes_remaining = self._batch_bytes - batch.size
+        if count_remaining > 0 and bytes_remaining > 0:
+            batch.grant(min(bytes_remaining, count_remaining * BYTES_PER_MESSAGE))
         else:
-            executor.filled()
+            executor.on_full()
 
-    def _send_carefully(  # noqa: PLR0917 - those of `send`, in its order
+    def _send_carefully(  # noqa: PLR0917 - the parameters of `send`, in its order
         self,
         subject: str,
         value: Any,
@@ -393,11 +394,13 @@ class Sending(ScheduledCancels, Generic[V]):
         *,
         over_limit: bool = False,
     ) -> SendFuture | ScheduledFuture:
-        """Send any message, as `send` does; with `over_limit`, also while the queue is full."""
+        """Send a message with all checks; with `over_limit`, even while the queue is full."""
         if unnamed is not None:
-            raise TypeError("send takes subject and value by position; the others by name, as key=")
+            raise TypeError(
+                "pass only subject and value to send by position, the others by name: key="
+            )
         if deliver_at is not None or (self._budget.full and not over_limit):
-            return self._send_aside(
+            return self._send_scheduled_or_over_limit(
                 deliver_at,
                 subject,
                 value,
@@ -409,11 +412,11 @@ class Sending(ScheduledCancels, Generic[V]):
             )
         try:
             sender = self._senders.get(subject)
-        except (TypeError, ValueError):  # not a text at all
+        except (TypeError, ValueError):  # not a string
             sender = None
-        if sender is None:  # outside the `except`, so that its errors are not shown as two
+        if sender is None:  # outside the `except`, to avoid chained errors
             sender = self._new_sender(subject)
-        if not self._here():  # two threads would corrupt a batch; or no message is plain
+        if not self._may_send_plain():  # two threads would corrupt a batch; or no message is plain
             value = self._encoded(subject, value)
         if type(value) is not bytes or type(key) is not bytes:
             refuse_text(value=value, key=key)
@@ -422,41 +425,43 @@ class Sending(ScheduledCancels, Generic[V]):
         if size > KEY_BYTES_MAX and (size > sender.message_bytes_max or len(key) > KEY_BYTES_MAX):
             check_message_size(len(key), len(value), len(packed), sender.message_bytes_max)
         timeout_ms = self._timeout_ms if timeout_ms is None else checked_timeout(timeout_ms)
-        place: Place | None = None
+        destination: Destination | None = None
         if queue is not None or self._partitioner is not None:
-            place = chosen_place(queue, self._partitioner, key)
-            logical = sender.queue_starts.logical(place)
-            executor = sender.table[logical]
+            destination = choose_destination(queue, self._partitioner, key)
+            logical_id = sender.queue_starts.logical_partition(destination)
+            executor = sender.table[logical_id]
         elif key:
-            logical = _hash(key) & 1023
-            executor = sender.table[logical]
+            logical_id = _hash(key) & 1023
+            executor = sender.table[logical_id]
         else:
-            logical = self._rng.getrandbits(10)
-            executor = sender.keyless[logical]
+            logical_id = self._rng.getrandbits(10)
+            executor = sender.keyless_table[logical_id]
         if executor is None:
-            return sender.hold(key, value, packed, self._time_ns(), timeout_ms, place)
-        reordered = sender.careful and sender.check(executor, key, logical)
+            return sender.hold(key, value, packed, self._time_ns(), timeout_ms, destination)
+        reordered = sender.careful and sender.check(executor, key, logical_id)
         if size > self._large_bytes:
             self._home.check()
             executor.roll()
         batch = self._open_batch(executor)
         index = batch.add(key, value, packed, batch.sent_at_ns)
-        if place is not None:
-            batch.set_place(index, place)
+        if destination is not None:
+            batch.set_destination(index, destination)
         if reordered or timeout_ms:
             sender.annotate(batch, index, reordered=reordered, timeout_ms=timeout_ms)
-        self._look(executor, batch)
+        self._send_if_full(executor, batch)
         return BatchFuture(batch, index)
 
     def _encoded(self, subject: str, value: Any) -> Any:
-        """Return the bytes of a value for a subject with a codec, or the value itself for other
-        subjects. Raises CodecError.
+        """Encode a value by the subject's codec; without a codec, return it unchanged.
+
+        Raises:
+            CodecError: the codec failed.
         """
         self._home.check_thread()
         return encode_for(self._codec, subject, value)
 
     def _send_encoded(self, subject: str, data: bytes, *, key: bytes) -> SendFuture:
-        """Send bytes that no codec shall encode, as `send` does."""
+        """Send bytes that are encoded already, bypassing the codec."""
         codec = self._codec
         self._codec = None
         try:
@@ -465,25 +470,25 @@ class Sending(ScheduledCancels, Generic[V]):
             self._codec = codec
 
     def _time_ns(self) -> int:
-        """Return the time of this turn of the event loop. The clock is read once for each turn, and
-        for each batch.
+        """Return the time of the current turn of the event loop, for which the clock is read only
+        once.
         """
-        self._home.check()  # not for each message, because it costs a third of a send
-        if self._turn_ns == UNREAD:
+        self._home.check()  # too slow for each message: a third of a send
+        if self._turn_ns == CLOCK_NOT_READ:
             self._turn_ns = self._now_ns()
             self._turn.begin()
         return self._turn_ns
 
     def _end_turn(self) -> None:
-        self._turn_ns = UNREAD
+        self._turn_ns = CLOCK_NOT_READ
         self._turn_number += 1
-        touched = self._touched
-        self._touched = []
-        for batch in touched:  # no room is granted any more: the next message has another time
+        batches = self._turn_batches
+        self._turn_batches = []
+        for batch in batches:  # revoke the grant: the next message has another time
             batch.full_size -= batch.room
             batch.room = 0
 
-    def _send_aside(
+    def _send_scheduled_or_over_limit(
         self,
         deliver_at: datetime | int | None,
         subject: str,
@@ -492,8 +497,10 @@ class Sending(ScheduledCancels, Generic[V]):
         key: bytes,
         **named: Any,
     ) -> SendFuture | ScheduledFuture:
-        """Send a message for later, or queue one over the limit. Raises QueueFullError if this task
-        may not.
+        """Send a scheduled message, or queue one over the limit.
+
+        Raises:
+            QueueFullError: the current task may not exceed the limit.
         """
         self._home.check()
         if deliver_at is not None:
@@ -509,6 +516,7 @@ class Sending(ScheduledCancels, Generic[V]):
         return OverLimitFuture(future._batch, future._index, budget, task)
 
     def _new_sender(self, subject: str) -> SubjectSender:
+        """Create the sender for a subject, if the producer is open and the name is valid."""
         self._home.check()
         if not self._open or self._meta is None or self._identity is None:
             raise ClosedError(NOT_OPEN)
@@ -524,21 +532,21 @@ class Sending(ScheduledCancels, Generic[V]):
             rng=self._rng,
             budget=self._budget,
             turn=self._turn,
-            on_dead=self._forget,
+            on_abort=self._remove_sender,
         )
         return sender
 
     def _take_senders(self) -> dict[str, SubjectSender]:
-        """Take all senders out, so that `send` finds none from here on."""
+        """Remove and return all senders."""
         senders = self._senders
         self._senders = {}
-        self._plain = self._senders
+        self._plain_senders = self._senders
         return senders
 
-    def _when_full(self) -> None:
-        """Make `send` check each message while the queue is full."""
-        self._plain = {} if self._budget.full else self._senders
+    def _on_full_changed(self) -> None:
+        """Disable plain sending while the queue is full."""
+        self._plain_senders = {} if self._budget.full else self._senders
 
-    def _forget(self, sender: SubjectSender) -> None:
+    def _remove_sender(self, sender: SubjectSender) -> None:
         if self._senders.get(sender.subject) is sender:
             del self._senders[sender.subject]

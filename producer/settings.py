@@ -1,7 +1,4 @@
-"""Settings of a producer, with the reasons for the defaults. Pure.
-
-Checks the arguments that a program passes to a producer.
-"""
+"""The settings of a producer with the reasons for the defaults; checks of its arguments. Pure."""
 
 from __future__ import annotations
 
@@ -47,44 +44,45 @@ _RANGES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerSettings:
     """
-    Everything that can be set for a producer.
+    The settings of a producer.
 
     Attributes:
-        batch_bytes: 1 to 559_104, default 131_072; the largest size of a batch in bytes. A batch
-            of this size is sent at once; frames of 64 to 256 KiB are the fastest.
-        batch_count: 1 to 65_536, default 4_096; the largest number of messages of a batch.
-        linger_ms: 0 to 10_000, default 0; milliseconds that a batch which is not full waits while
-            nothing is in flight. While a batch is in flight, the next one fills until the answer
-            arrives, so a longer wait costs latency and gains little.
+        batch_bytes: 1 to 559_104, default 131_072; the maximum size of a batch in bytes. A batch
+            of this size is sent immediately; frames of 64 to 256 KiB are the fastest.
+        batch_count: 1 to 65_536, default 4_096; the maximum number of messages in a batch.
+        linger_ms: 0 to 10_000, default 0; milliseconds for which a batch that is not full waits
+            while nothing is in flight. While a batch is in flight, the next one fills until the
+            reply arrives anyway, so lingering costs latency and gains little.
         in_flight_max: 1 to 8, default 5; batches in flight per partition; their sequences keep the
-            order. A broker recognizes repeats of no more than these.
+            order. Brokers do not recognize repeats of more batches than 8.
         queue_bytes: 1_048_576 to 1_099_511_627_776, default 67_108_864; bytes of memory for
-            messages queued and in flight, 160 for each besides its key and value. At this size the
-            queue is full: `await send(…)` waits, and `send` without an `await` raises
+            messages queued and in flight: key, value, and 160 bytes for each message. At this size
+            the queue is full: `await send(…)` waits, and `send` without an `await` raises
             QueueFullError.
-        call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for one call of a broker or a
-            metaserver.
-        leave_after_ms: 0 to 3_600_000, default 5_000; milliseconds for which messages of a
-            BEST_TRIED subject stay with a partition that fails, counted from its first failure. A
-            broker that restarts within this time causes no reordering. After it, all messages that
-            wait there go to another partition, in order.
+        call_timeout_ms: 10 to 600_000, default 5_000; the time-out of one call to a broker or a
+            metaserver, in milliseconds.
+        leave_after_ms: 0 to 3_600_000, default 5_000; milliseconds, counted from the first failure,
+            for which messages of a BEST_TRIED subject stay in a failing partition. A broker that
+            restarts within this time causes no reordering. Afterwards all messages that wait for
+            the partition go to another one, in order.
         give_up_after_ms: 0 to 86_400_000, default 60_000; milliseconds after its first failure at
-            which BEST_TRIED gives a batch up, if it failed at least `tries_min` times.
-        tries_min: 1 to 1_000, default 10; failed tries before BEST_TRIED gives a batch up.
+            which a batch of a BEST_TRIED subject is given up, if it failed at least `tries_min`
+            times.
+        tries_min: 1 to 1_000, default 10; failed tries before a batch of a BEST_TRIED subject may
+            be given up.
         delivery_timeout_ms: 0 to 9_007_199_254_740_992, default 0; milliseconds after which a
-            message that is not acked is given up, unless `send` was passed a `timeout_ms`; 0:
-            never.
+            message that is not acked is given up, unless `send` got a `timeout_ms`; 0: never.
         close_timeout_ms: 0 to 3_600_000, default 30_000; milliseconds for which `close` waits for
-            messages to be stored, before it gives the rest up.
-        compression: default none; how batches are packed: "none", "zstd" or "lz4". A batch that
-            gets no shorter, or 64 times as short, is sent as it is. The sizes here and the limits
-            of messages and batches are those before packing. Brokers, consumers and Spark jobs of
-            versions without it cannot read packed batches: upgrade them first.
+            messages to be stored before it gives up the others.
+        compression: default none; the compression of batches: "none", "zstd" or "lz4". A batch
+            that does not become smaller, or becomes 64 times smaller, is sent uncompressed. All
+            sizes and limits apply before compression. Brokers, consumers and Spark jobs of versions
+            without compression cannot read compressed batches: upgrade them first.
         backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing
             call.
 
     Raises:
-        ConfigError: values are out of their range, or cannot work together; the text names all of
+        ConfigError: values are out of range or do not work together; the text lists all of
             them.
     """
 
@@ -114,8 +112,8 @@ class ProducerSettings:
 
     @property
     def large_bytes(self) -> int:
-        """Return the message size, in bytes, above which a message begins a new batch, so that no
-        batch exceeds the limit of a frame.
+        """The message size, in bytes, above which a message starts a new batch; no batch then
+        exceeds the frame limit.
         """
         return self.batch_bytes // 2
 
@@ -130,14 +128,18 @@ ARGUMENT_HINTS = {
     "acks": "leave it out: a receipt always means that the message is on the disk",
     "enable_idempotence": "leave it out: a batch sent again is stored once",
 }
-"""Names that producer arguments have in other systems, with the name or action to use here."""
+"""Argument names of other systems, with what to use in keylane instead."""
 
 
 TIMEOUT_MS_MAX = 1_000_000_000_000
 
 
 def checked_strategy(strategy: OrderStrategy | str | None) -> OrderStrategy | None:
-    """Return the order strategy that the text names. Raises ConfigError."""
+    """Parse an order strategy.
+
+    Raises:
+        ConfigError: there is no such strategy.
+    """
     try:
         return None if strategy is None else OrderStrategy(strategy)
     except ValueError:
@@ -146,14 +148,22 @@ def checked_strategy(strategy: OrderStrategy | str | None) -> OrderStrategy | No
 
 
 def checked_partitioner(partitioner: Partitioner | None) -> Partitioner | None:
-    """Return the partitioner. Raises ConfigError if it is not callable."""
+    """Return the partitioner.
+
+    Raises:
+        ConfigError: it is not callable.
+    """
     if partitioner is not None and not callable(partitioner):
         raise ConfigError(f"partitioner must be callable, not {partitioner!r:.40}")
     return partitioner
 
 
 def checked_settings(settings: ProducerSettings | None) -> ProducerSettings:
-    """Return the settings, or the defaults if there are none. Raises ConfigError."""
+    """Return the settings, or the defaults for None.
+
+    Raises:
+        ConfigError: the settings have another type.
+    """
     if settings is None:
         return ProducerSettings()
     if not isinstance(settings, ProducerSettings):
@@ -162,7 +172,11 @@ def checked_settings(settings: ProducerSettings | None) -> ProducerSettings:
 
 
 def checked_timeout(timeout_ms: int) -> int:
-    """Return the time-out. Raises InvalidRequestError if it is out of range."""
+    """Return the time-out.
+
+    Raises:
+        InvalidRequestError: it is out of range.
+    """
     if not is_within(timeout_ms, 1, TIMEOUT_MS_MAX):
         raise InvalidRequestError(range_problem("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX))
     return timeout_ms

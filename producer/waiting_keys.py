@@ -1,8 +1,8 @@
-"""Lists the keys whose messages wait at a producer: how many messages, since when, why, and what
-helps. It also makes the producer's counts.
+"""Lists the keys whose messages wait at a producer, with number, age, reason and advice; also
+builds the producer's statistics.
 
-A key has one entry, at the partition for which its oldest message waits. Messages without a key
-have no order, and have one entry for each partition; scheduled messages have entries of their own.
+Each key has one entry, at the partition for which its oldest message waits. Messages without a key
+have one entry for each partition; scheduled messages have separate entries.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ class WaitingKey:
 
     subject: str
     key: bytes
-    """The key; b"" for messages without a key."""
+    """b"" for messages without a key."""
     messages: int
     size_bytes: int
-    """The size of keys, values and properties, in bytes."""
+    """The size of keys, values and properties in bytes."""
     sent_at_ns: int
-    """The time of the oldest message's `send`, in nanoseconds since 1970 by this machine's
-    calendar.
+    """When the oldest message was sent, in nanoseconds since 1970, by the wall clock of this
+    machine.
     """
     partition: str | None
-    """The name of the partition for which the oldest message waits; None while the route has no
-    partition for it, and for scheduled messages.
+    """The name of the partition for which the oldest message waits; None for scheduled messages,
+    and while the route has no partition for it.
     """
     broker_group: str | None
-    """The broker group of that partition; for scheduled messages, the broker group that may already
-    keep them.
+    """The partition's broker group; for scheduled messages, the broker group that may already keep
+    them.
     """
     reason: str
-    """The reason why the oldest message waits, for people."""
+    """Why the oldest message waits, as a text for people."""
     advice: str
-    """The advice on what helps, for people; empty while no try has failed."""
+    """What to do about it, as a text for people; empty while no try has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ class WaitingMessages:
     messages: int
     size_bytes: int
     keys: tuple[WaitingKey, ...]
-    """The keys whose oldest messages wait longest, the longest wait first."""
+    """The keys whose oldest messages have waited longest, in that order."""
     more_keys: int
-    """The number of further keys that wait; `messages` and `size_bytes` include their messages."""
+    """The number of keys not listed; `messages` and `size_bytes` include their messages."""
 
 
 class _Entry:
-    """The messages of one key while they are counted."""
+    """Accumulates the messages of one key."""
 
     __slots__ = ("batch", "executor", "key", "messages", "sender", "sent_at_ns", "size_bytes")
 
@@ -81,13 +81,14 @@ class _Entry:
         self.batch = batch
 
     def waiting_key(self) -> WaitingKey:
+        """Return the public entry, with the reason for the oldest message's wait."""
         executor, cause = self.executor, self.sender.held.cause
         if executor is None and self.key:
-            executor = _blocking(self.sender.executors, self.key)
+            executor = _blocking_executor(self.sender.executors, self.key)
         partition: Partition | None = None
         if executor is not None:
             partition = executor.partition
-            text = NO_ANSWER if executor is not self.executor or self.batch.sends else NOT_SENT
+            text = NO_ANSWER if executor is not self.executor or self.batch.send_count else NOT_SENT
             cause = executor.cause if executor.waiting_for else WaitCause(text)
         return WaitingKey(
             self.sender.subject,
@@ -102,29 +103,29 @@ class _Entry:
         )
 
 
-def _blocking(executors: Iterable[Executor], key: bytes) -> Executor | None:
-    """Return the executor whose older messages must be settled before held messages of this key are
-    sent; None if there is none.
+def _blocking_executor(executors: Iterable[Executor], key: bytes) -> Executor | None:
+    """Return the executor whose messages must settle before held messages of this key are sent, or
+    None.
     """
     logical = logical_partition(key)
     for executor in executors:
         partition = executor.partition
-        closed = executor.state.left or executor.state.refuses
+        closed = executor.state.closed or executor.state.refuses
         if closed and partition.range_start <= logical < partition.range_end:
             return executor
     return None
 
 
 def waiting_messages(
-    senders: Iterable[SubjectSender], limit: int, *, later: Iterable[WaitingKey] = ()
+    senders: Iterable[SubjectSender], limit: int, *, scheduled: Iterable[WaitingKey] = ()
 ) -> WaitingMessages:
     """
-    Count the messages of all `senders` by key, and list the `limit` keys that wait longest.
+    Count the messages of all `senders` by key, and list the `limit` keys that have waited longest.
 
     Args:
-        later: entries of scheduled messages, which have no sender.
+        scheduled: entries of scheduled messages, which have no sender.
     """
-    entries: list[_Entry | WaitingKey] = [*later]
+    entries: list[_Entry | WaitingKey] = [*scheduled]
     for sender in senders:
         keyed: dict[bytes, _Entry] = {}
         keyless: dict[Executor | None, _Entry] = {}
@@ -132,7 +133,7 @@ def waiting_messages(
             (executor, batch) for executor in sender.executors for batch in executor.batches
         ]
         for executor, batch in [*queued, *((None, batch) for batch in sender.held.batches)]:
-            for key, size, sent_at_ns in batch.unsettled():
+            for key, size, sent_at_ns in batch.iter_unsettled():
                 entry = keyed.get(key) if key else keyless.get(executor)
                 if entry is None:
                     entry = _Entry(sender, key, sent_at_ns, executor, batch)
@@ -159,23 +160,21 @@ def waiting_messages(
 def producer_stats(
     budget: SendBudget, senders: Collection[SubjectSender], *, throttled_ms: int = 0
 ) -> ProducerStats:
-    """Return the counts of a producer, and why its messages wait."""
+    """Return the statistics of a producer."""
     executors = [executor for sender in senders for executor in sender.executors]
-    gathering = sum(len(executor.open) for executor in executors)
+    open_messages = sum(len(executor.open) for executor in executors)
     return ProducerStats(
-        sent=budget.acked + budget.failed + budget.messages + gathering,
+        sent=budget.acked + budget.failed + budget.messages + open_messages,
         acked=budget.acked,
         failed=budget.failed,
         retries=budget.retries,
-        waiting={name: why for sender in senders for name, why in _reasons(sender).items()},
+        waiting={name: reason for sender in senders for name, reason in _reasons(sender).items()},
         throttled_ms=throttled_ms,
     )
 
 
 def _reasons(sender: SubjectSender) -> dict[str, str]:
-    """Return why messages wait, by the name of their partition, and why they are held, by the name
-    of the subject.
-    """
+    """Return the reasons for waits by partition name, and for held messages by subject name."""
     reasons = {
         executor.group.partition_name: executor.waiting_for
         for executor in sender.executors

@@ -1,4 +1,4 @@
-"""Calls for operators and migrations, which take an engine or the URL of a database and ask no
+"""Functions for operators and migrations, which take an engine or a database URL and need no
 metaserver. I/O: SQL.
 """
 
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PREFIX) -> None:
     """
-    Create the tables of fenced effects; a repeated call changes nothing.
+    Create the tables of fenced effects. Does nothing if they exist.
 
     Raises:
-        SchemaError: the tables exist, and another version of keylane made them.
-        ConfigError: the engine, the URL or the prefix cannot be used.
-        StorageError: the database answered with an error.
+        SchemaError: the tables exist, and belong to another version of keylane.
+        ConfigError: the engine, the URL or the prefix is invalid.
+        StorageError: the database reported an error.
     """
     tables = SinkTables(prefix)
     await make_tables(lambda: _run(engine_or_url, tables, tables.create))
@@ -34,18 +34,18 @@ async def forget(
     engine_or_url: EngineOrUrl, subject: str, group: str, *, prefix: str = DEFAULT_PREFIX
 ) -> int:
     """
-    Forget which effects of a consumer group are done, so that messages that are delivered again
-    have their effects again.
+    Forget which effects of a consumer group are done; redelivered messages then have their effects
+    again.
 
-    Call it while the group has no consumers: before a `group reset` that is meant to repeat
+    Call this while the group has no consumers: before a `group reset` that is meant to repeat
     effects, or after the group or the subject was deleted.
 
     Returns:
         The number of partitions that had effects.
 
     Raises:
-        SchemaError, InvalidRequestError, ConfigError,
-        StorageError
+        InvalidRequestError: the name of the subject or the group is invalid.
+        SchemaError, ConfigError, StorageError: as `create_tables`.
     """
     check_name("subject", subject)
     check_name("consumer group", group)
@@ -54,13 +54,13 @@ async def forget(
     def work(connection: Connection) -> int:
         tables.check(connection)
         fences, done = tables.fences, tables.done
-        here = (fences.c.subject == subject) & (fences.c.consumer_group == group)
-        locked = sa.select(fences.c.id).where(here).with_for_update()
+        condition = (fences.c.subject == subject) & (fences.c.consumer_group == group)
+        locked = sa.select(fences.c.id).where(condition).with_for_update()
         partitions = len(connection.execute(locked).all())
-        # By a query: PostgreSQL takes 32,767 parameters, and a group has a fence for each partition
-        # of its life.
-        mine = sa.select(fences.c.id).where(here)
-        connection.execute(sa.delete(done).where(done.c.fence_id.in_(mine)))
+        # A subquery, because PostgreSQL allows 32,767 parameters, and a group has a fence for each
+        # partition that it ever consumed.
+        fence_ids = sa.select(fences.c.id).where(condition)
+        connection.execute(sa.delete(done).where(done.c.fence_id.in_(fence_ids)))
         return partitions
 
     return await _run(engine_or_url, tables, work)
@@ -69,7 +69,7 @@ async def forget(
 async def _run(
     engine_or_url: EngineOrUrl, tables: SinkTables, work: Callable[[Connection], T]
 ) -> T:
-    """Return what `work` returns in a transaction of its own."""
+    """Run `work` in a transaction of its own, and return its result."""
     database = UserDatabase(engine_or_url, tables.missing_error)
     try:
         return await database.run(work)

@@ -22,24 +22,20 @@ class SinkUpgrade(MigrateOperation):
         operations.invoke(cls(prefix))
 
     def reverse(self) -> MigrateOperation:
-        """Return the operation that undoes this one."""
+        """Return the operation that reverses this one."""
         return SinkDrop(self.prefix)
 
 
 @Operations.register_operation("keylane_sink_drop")
 class SinkDrop(MigrateOperation):
-    """Drop the tables of fenced effects; messages that are delivered again then have their effects
-    again.
-    """
+    """Drop the tables of fenced effects; redelivered messages then have their effects again."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
 
     @classmethod
     def keylane_sink_drop(cls, operations: Operations, prefix: str = DEFAULT_PREFIX) -> None:
-        """Drop the tables of fenced effects; messages that are delivered again then have their
-        effects again.
-        """
+        """Drop the tables of fenced effects; redelivered messages then have their effects again."""
         operations.invoke(cls(prefix))
 
 

@@ -1,4 +1,4 @@
-"""Finds offsets in ranges whose effects are done, and plans merges of such ranges. Pure."""
+"""Finds offsets whose effects are not done, and plans merges of the ranges that are. Pure."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ from dataclasses import dataclass
 from ..protocol.offsets import Range
 
 
-def not_in(ranges: Sequence[Range], offsets: Iterable[int]) -> list[int]:
-    """Return the `offsets` that are in none of the half-open `ranges`, which are disjoint and
-    sorted.
-    """
+def offsets_not_in(ranges: Sequence[Range], offsets: Iterable[int]) -> list[int]:
+    """Return the `offsets` outside all `ranges`, which are half-open, disjoint and sorted."""
     firsts = [first for first, _ in ranges]
-    left = []
+    missing = []
     for offset in offsets:
         index = bisect_right(firsts, offset) - 1
         if index < 0 or offset >= ranges[index][1]:
-            left.append(offset)
-    return left
+            missing.append(offset)
+    return missing
 
 
 def ranges_of(offsets: Iterable[int]) -> list[Range]:
-    """Return the half-open ranges that contain exactly these offsets, which are sorted and
-    distinct.
-    """
+    """Return half-open ranges that contain exactly these sorted, distinct offsets."""
     ranges: list[Range] = []
     for offset in offsets:
         if ranges and ranges[-1][1] == offset:
@@ -37,8 +33,8 @@ def ranges_of(offsets: Iterable[int]) -> list[Range]:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Rows that become one: the row at `first_offset` is extended to `next_offset`, and the rows
-    between are deleted.
+    """A merge of rows: extend the row at `first_offset` to `next_offset`, and delete the rows in
+    between.
     """
 
     first_offset: int
@@ -46,8 +42,8 @@ class Merge:
 
 
 def plan_merges(ranges: Sequence[Range]) -> list[Merge]:
-    """Return the merges after which no two ranges are adjacent; `ranges` are half-open, disjoint
-    and sorted.
+    """Return the merges that join all adjacent `ranges`, which are half-open, disjoint and
+    sorted.
     """
     merges: list[Merge] = []
     start = 0

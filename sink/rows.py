@@ -1,21 +1,20 @@
-"""The rows of one partition: read when a handler's block begins, locked and written when it ends.
-I/O: SQL.
+"""Statements on the rows of one partition, which are read when a handler's block begins, and locked
+and written when it ends. I/O: SQL.
 
-    look      one SELECT without a lock: the token, and which messages are done
-    record    lock the fence ─▶ check that its token is not above ours ─▶ insert our offsets
+    read_state   one SELECT without a lock: the token, and which messages are done
+    record       lock the fence ─▶ check that its token is not above ours ─▶ insert our offsets
 
-The fence is locked shared while its token is ours, so that lanes of one owner do not wait for each
-other. An owner that raises it locks it exclusively, once for each token. It is locked at the end
-of the block, so that an owner that is suspended in the middle of a handler holds no lock of ours.
+The lock on the fence is shared while its token is ours, so lanes of one owner do not wait for each
+other. An owner that raises the token locks the fence exclusively, once. The lock is taken at the
+end of the block, so an owner that is suspended during its handler holds no lock.
 
 Invariants
-    A transaction that recorded under a token never commits after another has raised the fence above
-    that token: each holds the lock until its commit.
-    After raising a fence, an owner checks again which offsets earlier owners have done, before it
-    records anything.
+    A transaction that recorded under a token cannot commit after another has raised the fence above
+    that token, because both hold the lock until they commit.
+    After raising a fence, an owner checks again which offsets are done before it records any.
     An offset is in at most one row of `done`.
-    Only offsets below the cursor are merged; they are delivered again only after a reset. A block
-    of another try of the message that began before the merge is refused: after its INSERT it looks
+    Only offsets below the cursor are merged; they are redelivered only after a reset. A concurrent
+    block for the same message that began before the merge is refused: after its INSERT it checks
     for other rows that contain one of its offsets.
 """
 
@@ -31,40 +30,40 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from ..protocol.errors import EffectDoneError, InvalidRequestError, LeaseLostError, Reason
 from ..protocol.offsets import Range
-from .done_ranges import not_in, plan_merges, ranges_of
+from .done_ranges import offsets_not_in, plan_merges, ranges_of
 from .tables import SinkTables
 
 MERGE_ROWS_MAX = 2_000
-"""Number of rows that one merge reads at most."""
-MERGE_BACK_ROWS = 4_000
+"""The maximum number of rows that one merge reads."""
+FIRST_MERGE_ROWS = 4_000
 """
-Number of rows below the cursor at which the first merge of an owner begins. If it began at the
-lowest row, an owner that is soon replaced would never reach its own rows, because messages that
-were not fenced leave gaps, and so unmerged rows, for years.
+The first merge of an owner starts this many rows below the cursor. From the lowest row, an owner
+that is soon replaced would never reach its own rows, because messages that were not fenced leave
+gaps, and so years of rows that cannot be merged.
 """
 _MYSQL = ("mysql", "mariadb")
 DIALECTS = ("sqlite", "postgresql", *_MYSQL)
 
 
 class Source(NamedTuple):
-    """The partition that messages are from, and the token under which they were delivered."""
+    """The partition of messages, and the token under which they were delivered."""
 
     subject: str
     group: str
     partition_id: int
     token: int
     leased_id: int
-    """The partition whose lease has the token: a child partition, for parked messages of an
+    """The partition whose lease has the token; a child partition for parked messages of an
     ancestor.
     """
 
     @property
-    def borrowed(self) -> bool:
-        """True if the token is that of another partition, with whose fence it is compared."""
+    def uses_child_lease(self) -> bool:
+        """True if the token belongs to a child partition, with whose fence it is compared."""
         return self.leased_id != self.partition_id
 
     def fenced(self, current_token: int, offset: int) -> LeaseLostError:
-        """Return the error of a message whose owner was replaced by another."""
+        """Return the error for a message whose owner has been replaced."""
         return LeaseLostError(
             Reason.EFFECT_FENCED,
             f"message {offset} of partition {self.partition_id} was delivered under token "
@@ -77,20 +76,23 @@ class Source(NamedTuple):
         )
 
 
-class Look(NamedTuple):
-    """The state of some messages of a source in the database."""
+class SourceState(NamedTuple):
+    """The state of a source in the database, for some of its messages."""
 
     token: int
-    """The highest token that has committed effects; 0 if none has."""
-    left: list[int]
-    """Offsets whose effects are not done."""
+    """The highest token with committed effects; 0 if there is none."""
+    pending: list[int]
+    """The offsets whose effects are not done."""
 
 
 class Rows:
-    """Statements on the rows of one source, executed on a connection of the user."""
+    """Executes statements on the rows of one source, on the user's connection."""
 
     def __init__(self, connection: Connection, tables: SinkTables, source: Source) -> None:
-        """Raise InvalidRequestError if the database is of an unsupported kind."""
+        """
+        Raises:
+            InvalidRequestError: the database is not supported.
+        """
         self._dialect = connection.dialect.name
         if self._dialect not in DIALECTS:
             raise InvalidRequestError(
@@ -100,57 +102,58 @@ class Rows:
         self._tables = tables
         self._source = source
         fences = tables.fences
-        self._here = sa.and_(
+        self._fence_condition = sa.and_(
             fences.c.subject == source.subject,
             fences.c.consumer_group == source.group,
             fences.c.partition_id == source.partition_id,
         )
 
-    def look(self, offsets: Sequence[int]) -> Look:
+    def read_state(self, offsets: Sequence[int]) -> SourceState:
         """
         Return the fence's token, and which of the sorted `offsets` are not done.
 
         Raises:
             LeaseLostError: a newer owner has committed effects.
-            SchemaError
+            SchemaError: the tables are missing.
         """
         fences, done = self._tables.fences, self._tables.done
-        near = sa.and_(done.c.fence_id == fences.c.id, self._around(fences.c.id, offsets))
-        ask = (
+        near_rows = sa.and_(
+            done.c.fence_id == fences.c.id, self._near_condition(fences.c.id, offsets)
+        )
+        query = (
             sa.select(fences.c.token, done.c.first_offset, done.c.next_offset)
-            .select_from(fences.outerjoin(done, near))
-            .where(self._here)
+            .select_from(fences.outerjoin(done, near_rows))
+            .where(self._fence_condition)
             .order_by(done.c.first_offset)
         )
         try:
-            found_rows = self._connection.execute(ask).all()
+            found = self._connection.execute(query).all()
         except SQLAlchemyError as error:
             raise self._tables.missing_error(error) or error from error
-        if not found_rows:
-            return Look(0, list(offsets))
-        token = found_rows[0][0]
-        if token > self._source.token and not self._source.borrowed:
+        if not found:
+            return SourceState(0, list(offsets))
+        token = found[0][0]
+        if token > self._source.token and not self._source.uses_child_lease:
             raise self._source.fenced(token, offsets[0])
-        ranges = [(first, end) for _, first, end in found_rows if first is not None]
-        known = 0 if self._source.borrowed else token  # owners of several children may be at work
-        return Look(known, not_in(ranges, offsets))
+        ranges = [(first, end) for _, first, end in found if first is not None]
+        known = 0 if self._source.uses_child_lease else token  # several children may have owners
+        return SourceState(known, offsets_not_in(ranges, offsets))
 
-    def record(self, look: Look) -> int:
+    def record(self, state: SourceState) -> int:
         """
-        Record that the effects of the messages that `look` has left are done; return the id of the
-        fence.
+        Record the effects of the pending messages in `state` as done; return the fence's id.
 
         Raises:
             LeaseLostError, EffectDoneError: this transaction must not commit.
         """
-        offsets, token = look.left, self._source.token
-        if self._source.borrowed:
-            own = self._source._replace(partition_id=self._source.leased_id)
-            Rows(self._connection, self._tables, own).raise_fence(0, offsets[0])
-            fence_id, _ = self._locked(shared=False)
+        offsets, token = state.pending, self._source.token
+        if self._source.uses_child_lease:
+            child_source = self._source._replace(partition_id=self._source.leased_id)
+            Rows(self._connection, self._tables, child_source).raise_fence(0, offsets[0])
+            fence_id, _ = self._lock_fence(shared=False)
         else:
-            fence_id = self.raise_fence(look.token, offsets[0])
-        if look.token != token:
+            fence_id = self.raise_fence(state.token, offsets[0])
+        if state.token != token:
             self._check_not_done(fence_id, offsets)
         rows = [
             {"fence_id": fence_id, "first_offset": first, "next_offset": end}
@@ -159,37 +162,38 @@ class Rows:
         try:
             self._connection.execute(sa.insert(self._tables.done), rows)
         except IntegrityError as error:
-            raise self._done(offsets[0]) from error
+            raise self._already_done_error(offsets[0]) from error
         return fence_id
 
-    def check_not_merged(self, fence_id: int, look: Look) -> None:
+    def check_not_merged(self, fence_id: int, state: SourceState) -> None:
         """
-        Check that no other try of a recorded message was merged with its neighbours since `look`.
+        Check that no concurrent block has recorded the same message, and had it merged, since
+        `read_state`.
 
         A merged row no longer begins at the message's offset, so the INSERT does not conflict with
-        it. An owner that has checked under the lock (`record`) cannot have such a concurrent try.
+        it. This cannot happen to an owner that has checked under the lock in `record`.
 
         Raises:
             EffectDoneError: this transaction must not commit.
         """
-        if look.token != self._source.token:
+        if state.token != self._source.token:
             return
-        offsets = look.left
+        offsets = state.pending
         latest = 0
         for first, end in self._locked_ranges(fence_id, offsets[0] - 1, offsets[-1]):
             if first < latest:
-                raise self._done(first)
+                raise self._already_done_error(first)
             latest = end
 
     def raise_fence(self, known_token: int, offset: int) -> int:
         """
-        Lock the fence until the end of the transaction, and raise it to our token; return its id.
+        Lock the fence until the transaction ends, raise it to our token, and return its id.
 
         Raises:
             LeaseLostError: the fence is above our token.
         """
         token = self._source.token
-        fence_id, current = self._locked(shared=known_token == token)
+        fence_id, current = self._lock_fence(shared=known_token == token)
         if current > token:
             raise self._source.fenced(current, offset)
         if current < token:
@@ -200,17 +204,17 @@ class Rows:
 
     def merge(self, fence_id: int, mark: int | None, cursor: int) -> int:
         """
-        Merge rows of offsets in `[mark, cursor)`; return the mark of the next merge.
+        Merge the rows of offsets in `[mark, cursor)`, and return the mark for the next merge.
 
         Rows that another transaction is merging are skipped.
 
         Args:
-            mark: where the merge begins; None in the first merge of an owner.
+            mark: the offset at which the merge starts; None for the first merge of an owner.
         """
         done = self._tables.done
         if mark is None:
             mark = self._first_mark(fence_id, cursor)
-        ask = (
+        query = (
             sa.select(done.c.first_offset, done.c.next_offset)
             .where(
                 done.c.fence_id == fence_id,
@@ -222,15 +226,15 @@ class Rows:
             .limit(MERGE_ROWS_MAX)
             .with_for_update(skip_locked=True)
         )
-        ranges: list[Range] = [(first, end) for first, end in self._connection.execute(ask)]
+        ranges: list[Range] = [(first, end) for first, end in self._connection.execute(query)]
         merges = plan_merges(ranges)
         if merges:
             here = done.c.fence_id == fence_id
             first: Any = sa.bindparam("first")
             end: Any = sa.bindparam("end")
             edges = [{"first": merge.first_offset, "end": merge.next_offset} for merge in merges]
-            behind = sa.and_(here, done.c.first_offset > first, done.c.first_offset < end)
-            self._connection.execute(sa.delete(done).where(behind), edges)
+            rows_after = sa.and_(here, done.c.first_offset > first, done.c.first_offset < end)
+            self._connection.execute(sa.delete(done).where(rows_after), edges)
             self._connection.execute(
                 sa.update(done).where(here, done.c.first_offset == first).values(next_offset=end),
                 edges,
@@ -245,57 +249,59 @@ class Rows:
         return max(mark, last_of_run)
 
     def _first_mark(self, fence_id: int, cursor: int) -> int:
-        """Return where the first merge of an owner begins: MERGE_BACK_ROWS below the cursor, or at
+        """Return the offset for an owner's first merge: FIRST_MERGE_ROWS rows below the cursor, or
         the lowest row.
         """
         done = self._tables.done
-        back = (
+        query = (
             sa.select(done.c.first_offset)
             .where(done.c.fence_id == fence_id, done.c.first_offset < cursor)
             .order_by(done.c.first_offset.desc())
             .limit(1)
-            .offset(MERGE_BACK_ROWS)
+            .offset(FIRST_MERGE_ROWS)
         )
-        mark: int | None = self._connection.execute(back).scalar()
+        mark: int | None = self._connection.execute(query).scalar()
         return mark or 0
 
     # ── statements ────────────────────────────────────────────────────────────────────────────────
-    def _around(self, fence_id: Any, offsets: Sequence[int]) -> Any:
-        """Return the condition of rows that may contain one of `offsets`: they begin among the
-        offsets, or are the last before them.
+    def _near_condition(self, fence_id: Any, offsets: Sequence[int]) -> Any:
+        """Return the SQL condition of rows that may contain one of `offsets`: those that begin
+        among them, and the last row before.
         """
         done = self._tables.done
-        before = done.alias("before")
+        earlier = done.alias("earlier")
         low, high = offsets[0], offsets[-1]
         nearest = (
-            sa.select(sa.func.max(before.c.first_offset))
-            .where(before.c.fence_id == fence_id, before.c.first_offset <= low)
+            sa.select(sa.func.max(earlier.c.first_offset))
+            .where(earlier.c.fence_id == fence_id, earlier.c.first_offset <= low)
             .scalar_subquery()
         )
         return sa.and_(
             done.c.first_offset >= sa.func.coalesce(nearest, low), done.c.first_offset <= high
         )
 
-    def _locked(self, *, shared: bool) -> tuple[int, int]:
-        """Create the fence if it is missing, lock it until the end of the transaction, and return
-        its id and token.
+    def _lock_fence(self, *, shared: bool) -> tuple[int, int]:
+        """Create the fence if it is missing, lock it until the transaction ends, and return its id
+        and token.
         """
         fences = self._tables.fences
-        if (
-            self._dialect == "sqlite"
-        ):  # a write locks the database; a SELECT may not even begin a transaction
+        if self._dialect == "sqlite":  # only a write locks the database
             self._connection.execute(
-                sa.update(fences).where(self._here).values(token=fences.c.token)
+                sa.update(fences).where(self._fence_condition).values(token=fences.c.token)
             )
-        ask = sa.select(fences.c.id, fences.c.token).where(self._here).with_for_update(read=shared)
-        row = self._connection.execute(ask).first()
+        query = (
+            sa.select(fences.c.id, fences.c.token)
+            .where(self._fence_condition)
+            .with_for_update(read=shared)
+        )
+        row = self._connection.execute(query).first()
         if row is None:
             self._connection.execute(self._insert_fence())
-            row = self._connection.execute(ask).one()
+            row = self._connection.execute(query).one()
         return row[0], row[1]
 
     def _insert_fence(self) -> Any:
-        """Return an INSERT that does nothing if another lane has just inserted the row."""
+        """Return an INSERT that does nothing if the row exists."""
         fences, source = self._tables.fences, self._source
         values = {
             "subject": source.subject,
@@ -311,23 +317,24 @@ class Rows:
 
     def _check_not_done(self, fence_id: int, offsets: Sequence[int]) -> None:
         """
-        Check `offsets` again under the lock: an earlier owner may have done one of them since
-        `look`.
+        Check under the lock that no earlier owner has done one of `offsets` since `read_state`.
 
-        The rows are locked, because in a transaction with an older snapshot only a locking read
-        sees the newest commits, or fails.
+        The rows are locked, because with an older snapshot only a locking read sees the latest
+        commits, or fails.
 
         Raises:
-            EffectDoneError
+            EffectDoneError: the effect of a message is done.
         """
-        left = set(not_in(self._locked_ranges(fence_id, offsets[0], offsets[-1]), offsets))
+        pending = set(
+            offsets_not_in(self._locked_ranges(fence_id, offsets[0], offsets[-1]), offsets)
+        )
         for offset in offsets:
-            if offset not in left:
-                raise self._done(offset)
+            if offset not in pending:
+                raise self._already_done_error(offset)
 
     def _locked_ranges(self, fence_id: int, low: int, high: int) -> list[Range]:
-        """Lock the rows that begin in `(low, high]` and the last row before them shared, and return
-        their ranges.
+        """Take shared locks on the rows that begin in `(low, high]` and on the last row before, and
+        return their ranges.
         """
         done = self._tables.done
         rows = (
@@ -335,14 +342,14 @@ class Rows:
             .where(done.c.fence_id == fence_id)
             .with_for_update(read=True)
         )
-        # Without a subquery: MariaDB would read it in the old snapshot.
+        # No subquery, which MariaDB would read in the old snapshot.
         nearest = rows.where(done.c.first_offset <= low).order_by(done.c.first_offset.desc())
-        behind = rows.where(done.c.first_offset > low, done.c.first_offset <= high)
+        rows_after = rows.where(done.c.first_offset > low, done.c.first_offset <= high)
         return [
             (first, end)
-            for ask in (nearest.limit(1), behind.order_by(done.c.first_offset))
-            for first, end in self._connection.execute(ask)
+            for query in (nearest.limit(1), rows_after.order_by(done.c.first_offset))
+            for first, end in self._connection.execute(query)
         ]
 
-    def _done(self, offset: int) -> EffectDoneError:
+    def _already_done_error(self, offset: int) -> EffectDoneError:
         return EffectDoneError(partition_id=self._source.partition_id, offset=offset)

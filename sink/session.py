@@ -1,5 +1,5 @@
-"""Blocks whose effects are committed once for each message: in a transaction of the user, or in one
-of their own.
+"""Blocks whose effects are committed once for each message, in a transaction of the user or in
+their own.
 
     enter ─▶ is it done? ─▶ the user's statements ─▶ exit: write fence and offset ─▶ commit
              └──────────────────────── one transaction ────────────────────────────────┘
@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 from ..protocol.errors import InvalidRequestError
 from ..protocol.message import Delivery, Message
 from ..user_database.autocommit import check_transaction
-from .rows import Look, Rows, Source
+from .rows import Rows, Source, SourceState
 from .tables import DEFAULT_PREFIX, SinkTables, tables_of
 
 T = TypeVar("T")
@@ -44,10 +44,10 @@ MERGE_EVERY = 256
 """Number of offsets between two merges of rows."""
 
 _checked: WeakKeyDictionary[SinkTables, WeakSet[Engine]] = WeakKeyDictionary()
-"""Engines whose tables were checked and have the right version."""
+"""The engines whose tables were found to have the right version."""
 _marks: WeakKeyDictionary[Delivery, int] = WeakKeyDictionary()
-"""Offsets at which the next merge of a partition begins. If a mark is lost, or is that of a
-transaction that was rolled back, rows only stay unmerged longer.
+"""The offset at which a partition's next merge starts. If it is lost, or its transaction was rolled
+back, rows only stay unmerged longer.
 """
 
 
@@ -67,9 +67,9 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         self._messages = messages
         self._todo = todo
         self._transaction: object = None
-        self._guarded: Connection | None = None
+        self._guarded_connection: Connection | None = None
         self._commit_refused = False
-        self._looks: list[tuple[Source, Look]] = []
+        self._states: list[tuple[Source, SourceState]] = []
         self._deliveries = {_source_of(message): message.delivery for message in messages}
         self._by_source: dict[Source, dict[int, Message[Any]]] = {}
         for message in messages:
@@ -77,10 +77,12 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
 
     def __enter__(self) -> T:
         """
-        Return whether there is something to do, or the messages to handle.
+        Return True if the effect must be done; for `fenced_batch`, the messages to handle.
 
         Raises:
-            InvalidRequestError, LeaseLostError, SchemaError
+            InvalidRequestError: the session or connection cannot be used, or has no transaction.
+            LeaseLostError: a newer owner has committed effects.
+            SchemaError: the tables are missing, or have another version.
         """
         if not isinstance(self._target, Session | Connection):
             raise InvalidRequestError(
@@ -100,14 +102,14 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
 
         Raises:
             LeaseLostError, EffectDoneError: the caller must roll the transaction back.
-            InvalidRequestError: the transaction of the beginning has ended, or the transaction has
-                two databases.
+            InvalidRequestError: the block's transaction was ended inside it, or spans two
+                databases.
         """
         assert isinstance(self._target, Session | Connection)
         self._end(self._target, error)
 
     async def __aenter__(self) -> T:
-        """Do what `__enter__` does."""
+        """Enter the block; see `__enter__`."""
         if not isinstance(self._target, AsyncSession | AsyncConnection):
             raise InvalidRequestError(
                 f"`async with` takes an AsyncSession or an AsyncConnection, not "
@@ -122,7 +124,7 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Do what `__exit__` does."""
+        """Exit the block; see `__exit__`."""
         assert isinstance(self._target, AsyncSession | AsyncConnection)
         await self._target.run_sync(self._end, error)
 
@@ -138,20 +140,24 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         self._commit_refused = False
         check_transaction(connection)
         self._check_tables(connection)
-        self._looks = [
-            (source, Rows(connection, self._tables, source).look(sorted(self._by_source[source])))
+        self._states = [
+            (
+                source,
+                Rows(connection, self._tables, source).read_state(sorted(self._by_source[source])),
+            )
             for source in sorted(self._by_source)
         ]
-        left = [
-            self._by_source[source][offset] for source, look in self._looks for offset in look.left
+        pending = [
+            self._by_source[source][offset]
+            for source, state in self._states
+            for offset in state.pending
         ]
-        # The transaction must not end without the offset: its effects would be committed again at
-        # each try.
+        # A commit without the offset must be prevented: each redelivery would repeat the effects.
         for name, listener in self._listeners().items():
             event.listen(connection, name, listener)
-        self._guarded = connection
-        todo: Any = bool(left) if self._todo is bool else left
-        return todo  # type: ignore[no-any-return]  # its type was given by the caller
+        self._guarded_connection = connection
+        todo: Any = bool(pending) if self._todo is bool else pending
+        return todo  # type: ignore[no-any-return]  # the caller chose the type
 
     def _listeners(self) -> dict[str, Callable[..., None]]:
         return {
@@ -162,47 +168,45 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
 
     def _refuse_commit(self, connection: Connection) -> None:
         self._commit_refused = True
-        # SQLAlchemy takes the transaction for ended: without this the next commit of the connection
+        # SQLAlchemy considers the transaction ended; without this, the connection's next commit
         # would write its effects.
         connection.connection.rollback()
-        raise _ended_inside()
+        raise _transaction_ended_error()
 
     def _refuse_prepare(self, _connection: Connection, _xid: object) -> None:
-        """Refuse to prepare: a session with `twophase` prepares before it commits, and rolls back
-        if it cannot.
-        """
+        """Refuse to prepare, which makes a session with `twophase` roll back."""
         self._commit_refused = True
-        raise _ended_inside()
+        raise _transaction_ended_error()
 
     def _refuse_unprepared(self, connection: Connection, xid: object, _is_prepared: bool) -> None:
-        """Refuse a commit without preparation, which a connection may do after `begin_twophase`."""
+        """Refuse a commit without preparation, which `begin_twophase` allows."""
         self._commit_refused = True
         connection.dialect.do_rollback_twophase(connection, xid, is_prepared=False)
-        raise _ended_inside()
+        raise _transaction_ended_error()
 
     def _end(self, target: Session | Connection, error: BaseException | None) -> None:
-        guarded, self._guarded = self._guarded, None
+        guarded, self._guarded_connection = self._guarded_connection, None
         if guarded is not None:
             for name, listener in self._listeners().items():
                 event.remove(guarded, name, listener)
         if error is not None:
             return
         if self._commit_refused or target.get_transaction() is not self._transaction:
-            raise _ended_inside()
+            raise _transaction_ended_error()
         if isinstance(target, Session):
             target.flush()
         connection = _connection_of(target)
-        for source, look in self._looks:
-            if not look.left:
+        for source, state in self._states:
+            if not state.pending:
                 continue
             rows = Rows(connection, self._tables, source)
-            fence_id = rows.record(look)
+            fence_id = rows.record(state)
             delivery = self._deliveries[source]
-            # Asked behind the INSERT: with the cursor at or below a message, no merge took away the
-            # row that it met.
-            if delivery is not None and (delivery.is_copied or look.left[0] < delivery.cursor):
-                rows.check_not_merged(fence_id, look)
-            if delivery is not None and _passes_a_merge(look.left):
+            # Check after the INSERT. While the cursor is at or below a message, its row cannot have
+            # been merged.
+            if delivery is not None and (delivery.is_copied or state.pending[0] < delivery.cursor):
+                rows.check_not_merged(fence_id, state)
+            if delivery is not None and _crosses_merge_boundary(state.pending):
                 mark = _marks.get(delivery)
                 _marks[delivery] = rows.merge(fence_id, mark, delivery.cursor)
 
@@ -215,16 +219,16 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
 
 class FencedSession(Fenced[bool]):
     """
-    A block with a transaction of its own, which commits the effect of a message once.
+    A block with its own transaction, which commits the effect of a message once.
 
         async def handle(message: keylane.Message) -> None:
             async with AsyncSession(engine) as session, FencedSession(session, message) as todo:
                 if todo:
                     session.add(Entry(account=message.key, amount=message.value))
 
-    The block begins a transaction, and at its end commits it together with the message's offset and
-    fencing token. The transaction is rolled back if the block fails, and also if the effect was
-    already done (`todo` is False).
+    The block begins a transaction, and commits it at the end with the message's offset and fencing
+    token. The transaction is rolled back if the block fails, or if the effect was already done
+    (`todo` is False).
     """
 
     def __init__(
@@ -240,15 +244,15 @@ class FencedSession(Fenced[bool]):
             prefix: the prefix of the tables' names.
 
         Raises:
-            InvalidRequestError: an argument is no session or connection, or no such message.
-            ConfigError: the prefix cannot be used.
+            InvalidRequestError: the target or the message is not of the described kind.
+            ConfigError: the prefix is invalid.
         """
-        super().__init__(_checked_target(target), [_checked_message(message)], bool, prefix)
-        self._own: Any = None
+        super().__init__(_check_target(target), [_check_message(message)], bool, prefix)
+        self._own_transaction: Any = None
 
     def _begin(self, target: Session | Connection) -> bool:
         try:
-            self._own = target.begin()
+            self._own_transaction = target.begin()
         except TransactionError as error:
             raise InvalidRequestError(
                 f"FencedSession begins a transaction of its own; in one of yours "
@@ -257,26 +261,26 @@ class FencedSession(Fenced[bool]):
         try:
             return super()._begin(target)
         except BaseException:
-            self._own.rollback()
+            self._own_transaction.rollback()
             raise
 
     def _end(self, target: Session | Connection, error: BaseException | None) -> None:
-        own = self._own
+        own_transaction = self._own_transaction
         try:
             super()._end(target, error)
-            if error is None and self._looks[0][1].left:
-                own.commit()
+            if error is None and self._states[0][1].pending:
+                own_transaction.commit()
         finally:
-            if own.is_active or target.get_transaction() is own:
-                own.rollback()
+            if own_transaction.is_active or target.get_transaction() is own_transaction:
+                own_transaction.rollback()
 
 
 def fenced(
     target: Target, message: Message[Any] | MessageHolder, *, prefix: str = DEFAULT_PREFIX
 ) -> Fenced[bool]:
     """
-    Return a block in a transaction that has begun: its `todo` is True if the effect of the message
-    has to be done, False if it was already done.
+    Return a block for a transaction that has begun. Its `todo` is True if the effect of the message
+    must be done, and False if it was already done.
 
         async with session.begin():
             async with fenced(session, message) as todo:
@@ -292,10 +296,10 @@ def fenced(
         prefix: the prefix of the tables' names.
 
     Raises:
-        InvalidRequestError: an argument is no session or connection, or no such message.
-        ConfigError: the prefix cannot be used.
+        InvalidRequestError: the target or the message is not of the described kind.
+        ConfigError: the prefix is invalid.
     """
-    return Fenced(_checked_target(target), [_checked_message(message)], bool, prefix)
+    return Fenced(_check_target(target), [_check_message(message)], bool, prefix)
 
 
 def fenced_batch(
@@ -305,8 +309,8 @@ def fenced_batch(
     prefix: str = DEFAULT_PREFIX,
 ) -> Fenced[list[Message[Any]]]:
     """
-    Return a block for many messages in one transaction, which yields the list of messages whose
-    effects have to be done, each once.
+    Return a block for many messages in one transaction; it yields the list of distinct messages
+    whose effects must be done.
 
     The list is sorted by partition and offset, so messages of one key keep their order. If one
     message is refused, nothing is committed.
@@ -317,16 +321,16 @@ def fenced_batch(
         prefix: the prefix of the tables' names.
 
     Raises:
-        InvalidRequestError: an argument is no session or connection, or no list of such messages.
-        LeaseLostError: two messages were delivered by different owners of the same partition.
-        ConfigError: the prefix cannot be used.
+        InvalidRequestError: the target or the messages are not of the described kind.
+        LeaseLostError: two messages were delivered to different owners of the same partition.
+        ConfigError: the prefix is invalid.
     """
     if isinstance(messages, Message) or not isinstance(messages, Iterable):
         raise InvalidRequestError(
             f"fenced_batch takes a list of messages, not "
             f"{type(messages).__name__}: fenced takes one"
         )
-    checked = [_checked_message(message) for message in messages]
+    checked = [_check_message(message) for message in messages]
     leases: dict[tuple[str, str, int], Source] = {}
     for message in checked:
         source = _source_of(message)
@@ -334,33 +338,34 @@ def fenced_batch(
         if other.token != source.token:
             oldest, newest = sorted((other, source), key=attrgetter("token"))
             raise oldest.fenced(newest.token, message.offset)
-    return Fenced(_checked_target(target), checked, list, prefix)
+    return Fenced(_check_target(target), checked, list, prefix)
 
 
-def _ended_inside() -> InvalidRequestError:
+def _transaction_ended_error() -> InvalidRequestError:
     return InvalidRequestError(
-        "the transaction was ended inside of the block, so its effects are not fenced: commit "
+        "the transaction was ended inside the block, so its effects are not fenced: commit "
         "after the block"
     )
 
 
-def _passes_a_merge(offsets: list[int]) -> bool:
+def _crosses_merge_boundary(offsets: list[int]) -> bool:
     return offsets[-1] // MERGE_EVERY != (offsets[0] - 1) // MERGE_EVERY
 
 
 def _source_of(message: Message[Any]) -> Source:
     delivery = message.delivery
     assert delivery is not None
-    where = (message.partition_id, message.fencing_token, delivery.leased_id)
-    return Source(message.subject, message.group, *where)
+    lease_fields = (message.partition_id, message.fencing_token, delivery.leased_id)
+    return Source(message.subject, message.group, *lease_fields)
 
 
 def _connection_of(target: Session | Connection) -> Connection:
     """
-    Return the connection of the transaction.
+    Return the connection of the current transaction.
 
     Raises:
-        InvalidRequestError: the session is bound to no database, or its transaction has two.
+        InvalidRequestError: the session is not bound to one database, or its transaction spans
+            two.
     """
     if isinstance(target, Connection):
         return target
@@ -381,7 +386,7 @@ def _connection_of(target: Session | Connection) -> Connection:
     return connection
 
 
-def _checked_target(target: object) -> Any:
+def _check_target(target: object) -> Any:
     if not isinstance(target, AsyncSession | AsyncConnection | Session | Connection):
         raise InvalidRequestError(
             f"effects are fenced in a session or a connection of SQLAlchemy, not in a "
@@ -390,10 +395,10 @@ def _checked_target(target: object) -> Any:
     return target
 
 
-def _checked_message(given: object) -> Message[Any]:
-    message = given if isinstance(given, Message) else getattr(given, "message", given)
+def _check_message(value: object) -> Message[Any]:
+    message = value if isinstance(value, Message) else getattr(value, "message", value)
     if not isinstance(message, Message):
-        raise InvalidRequestError(f"a message is to be fenced, not {type(message).__name__}")
+        raise InvalidRequestError(f"fenced effects need a Message, not {type(message).__name__}")
     delivery = message.delivery
     if delivery is None or not delivery.group or message.fencing_token <= 0:
         raise InvalidRequestError(

@@ -1,6 +1,6 @@
 """The tables of fenced effects in the user's database.
 
-keylane_sink           a row for each partition of a consumer group: the highest token that has
+keylane_sink           a row for each partition of a consumer group: the highest token with
                        committed effects
 keylane_sink_done      disjoint ranges of offsets whose effects are committed: a row for each
                        effect, later merged
@@ -22,10 +22,10 @@ from ..protocol.ids import NAME_CHARS_MAX
 
 DEFAULT_PREFIX = "keylane_sink"
 VERSION = 1
-"""The version of these tables."""
+"""The version of the tables' schema."""
 VERSION_ROW = {"id": 1, "version": VERSION}
 _PREFIX = re.compile(r"[a-z][a-z0-9_]{0,39}")
-_LONG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # there only an INTEGER counts up
+_LONG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # SQLite increments only an INTEGER
 _TEXT: dict[str, Any] = {
     "mysql_engine": "InnoDB",
     "mysql_charset": "utf8mb4",
@@ -38,9 +38,12 @@ class SinkTables:
     """The tables whose names begin with `prefix`."""
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
-        """Raise ConfigError if the prefix is no lower-case name of at most 40 characters."""
+        """
+        Raises:
+            ConfigError: the prefix is not a lower-case name of at most 40 characters.
+        """
         if not isinstance(prefix, str) or _PREFIX.fullmatch(prefix) is None:
-            raise ConfigError(f"a prefix of tables matches {_PREFIX.pattern}, not {prefix!r:.60}")
+            raise ConfigError(f"a table prefix must match {_PREFIX.pattern}, not {prefix!r:.60}")
         self.metadata = sa.MetaData()
         self.fences = sa.Table(
             prefix,
@@ -53,7 +56,7 @@ class SinkTables:
             sa.UniqueConstraint(
                 "partition_id", "consumer_group", "subject", name=f"{prefix}_by_partition"
             ),
-            sqlite_autoincrement=True,  # an id is never used again
+            sqlite_autoincrement=True,  # ids are never reused
             **_TEXT,
         )
         self.done = sa.Table(
@@ -74,10 +77,10 @@ class SinkTables:
 
     def create(self, connection: Connection) -> None:
         """
-        Create the tables that are missing.
+        Create the missing tables.
 
         Raises:
-            SchemaError
+            SchemaError: existing tables have another version.
         """
         self.metadata.create_all(connection)
         if connection.execute(sa.select(self.version.c.id)).first() is None:
@@ -86,10 +89,10 @@ class SinkTables:
 
     def check(self, connection: Connection) -> None:
         """
-        Check that the tables exist and have this version.
+        Check that the tables exist and have the right version.
 
         Raises:
-            SchemaError
+            SchemaError: they are missing, or have another version.
         """
         try:
             version = connection.execute(sa.select(self.version.c.version)).scalar_one_or_none()
@@ -109,15 +112,19 @@ class SinkTables:
             )
 
     def missing_error(self, error: SQLAlchemyError) -> SchemaError | None:
-        """Return the typed error if `error` says that a table does not exist."""
+        """Return a SchemaError if `error` is about a missing table, else None."""
         cause = getattr(error, "orig", None)
-        said = f"{getattr(cause, 'sqlstate', '')} {cause}"
-        if not any(state in said for state in _MISSING_STATES):
+        text = f"{getattr(cause, 'sqlstate', '')} {cause}"
+        if not any(state in text for state in _MISSING_STATES):
             return None
         return SchemaError(Reason.SINK_MISSING, table=self.fences.name)
 
 
 @lru_cache(maxsize=64)
 def tables_of(prefix: str) -> SinkTables:
-    """Return the tables of a prefix, which are built once; raise ConfigError for a bad prefix."""
+    """Return the tables of a prefix, cached.
+
+    Raises:
+        ConfigError: the prefix is invalid.
+    """
     return SinkTables(prefix)

@@ -1,12 +1,13 @@
-"""A cluster in memory with virtual time: the real metaserver, real brokers, and the programs of a
+"""A cluster in memory with virtual time: the real metaserver and brokers, and the programs of a
 test.
 
-    story(cluster) ─▶ clients, made as always with cluster.address
+    story(cluster) ─▶ clients, created as usual with cluster.address
                    ─▶ cluster.start(function, …)   separate programs, which can be killed
-                   ─▶ faults, and `await asyncio.sleep(600)`, which takes no time
+                   ─▶ faults, and `await asyncio.sleep(600)`, which takes no real time
 
-The test, each program and each server run as processes of one event loop. The seed decides which
-of them runs first where two could, and the delays of the network: the same seed gives the same run.
+The test, the programs and the servers run as simulated processes of one event loop. The seed
+decides the order of processes that are ready, and the network delays, so the same seed repeats the
+run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from .programs import (
     ClientProgram,
     MetaserverProgram,
     StoryProgram,
-    awaited,
+    call_async,
     check_story,
 )
 from .real_world import refused_here
@@ -51,37 +52,37 @@ from .waiting import waiting_lines
 P = ParamSpec("P")
 T = TypeVar("T")
 TEST = "test"
-"""Name of the program that is the story itself."""
+"""The name of the program that runs the story itself."""
 BROKERS_MAX = 100
 LIMIT_S_MAX = 1e100
-"""Longest limit; a whole number may be larger than every float. Infinity means no limit."""
+"""The maximum finite limit, in seconds; infinity means no limit."""
 POLL_S = 0.01
 EVERY_S_MIN = 0.000_001
-"""Shortest pause of `until`; without one, virtual time would not pass."""
+"""The minimum pause of `until`, in seconds; without one, virtual time would not pass."""
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Switch garbage collection off, because a finalizer would run at a moment that no seed
-    decides.
+    """Disable garbage collection, because finalizers would run at times that the seed does not
+    determine.
     """
-    collects = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
 class _Test(StoryProgram):
-    """The story itself as a program, which has a place in the network, and ends with the run."""
+    """The story itself as a program of the network; it ends with the run."""
 
     async def _main(self) -> None:
         raise AssertionError("the cluster runs it")
 
     def begin(self) -> Process:
-        """Return its process."""
+        """Start the story's process, and return it."""
         process = self._process = Process(self.name, context=copy_context())
         process.context.run(AMBIENT.set, self._environment(process))
         return process
@@ -92,11 +93,11 @@ class VirtualCluster:
     A cluster in memory, for one story.
 
     Attributes:
-        address: address of the metaserver, for `Producer(cluster.address)`; no machine has it, and
-            only the story reaches it.
-        seed: number that determines the run.
+        address: the metaserver's address, for `Producer(cluster.address)`; only the story can reach
+            it.
+        seed: determines the run.
         metaserver, brokers: the servers, which run when the story begins.
-        test: the story itself, which `cut` takes as a program.
+        test: the story itself as a program, for `cut`.
     """
 
     def __init__(
@@ -109,18 +110,18 @@ class VirtualCluster:
         real_limit_s: float = 60.0,
     ) -> None:
         """
-        Make a cluster, in which `run` runs a story.
+        Create a cluster, in which `run` runs a story.
 
         Args:
-            brokers: number of brokers, each a broker group of its own, "g0", "g1", …
-            seed: number that determines the run; None draws one, which a failure prints.
-            auto_create: "off", or a pattern of subjects that their first message creates.
-            limit_s: most virtual seconds that the story may take.
-            real_limit_s: most seconds of real time that it may take; a story whose code never
-                awaits is not ended.
+            brokers: the number of brokers, each with its own broker group, "g0", "g1", …
+            seed: determines the run; None draws one, which a failure prints.
+            auto_create: "off", or a pattern for subjects that are created by their first message.
+            limit_s: the maximum duration of the story, in virtual seconds.
+            real_limit_s: its maximum duration in real seconds; not enforced while code does not
+                await.
 
         Raises:
-            ConfigError: an argument is out of its range.
+            ConfigError: an argument is out of range.
         """
         _check(brokers, seed, limit_s=limit_s, real_limit_s=real_limit_s)
         self.seed = random.SystemRandom().getrandbits(32) if seed is None else seed
@@ -133,8 +134,7 @@ class VirtualCluster:
             data=Path("metaserver"),
             auto_create=auto_create,
             insecure_network=True,  # brokers have names
-            # The only metaserver hears of every change by itself, so what looks for changes looks
-            # seldom.
+            # The only metaserver makes every change itself, so it rarely needs to poll for changes.
             broker_heartbeat_ms=15_000,
             broker_ttl_ms=30_000,
             heartbeat_ms_max=10_000,
@@ -143,24 +143,24 @@ class VirtualCluster:
             expire_ms=300_000,
         )
         self.metaserver = MetaserverProgram(
-            *self._place("metaserver"), address=self.address, settings=settings
+            *self._program_arguments("metaserver"), address=self.address, settings=settings
         )
         self.brokers = tuple(
             BrokerProgram(
-                *self._place(f"broker {index}"),
+                *self._program_arguments(f"broker {index}"),
                 group=f"g{index}",
                 address=f"g{index}{VIRTUAL_DOMAIN}:8000",
                 meta=self.address,
             )
             for index in range(brokers)
         )
-        self.test: StoryProgram = _Test(*self._place(TEST))
+        self.test: StoryProgram = _Test(*self._program_arguments(TEST))
         self._clients: list[ClientProgram] = []
 
-    def _rng(self, what: str) -> random.Random:
-        return random.Random(f"{self.seed} {what}")
+    def _rng(self, purpose: str) -> random.Random:
+        return random.Random(f"{self.seed} {purpose}")
 
-    def _place(self, name: str) -> tuple[Internet, str, str]:
+    def _program_arguments(self, name: str) -> tuple[Internet, str, str]:
         return self._internet, name, f"{self.seed} {name}"
 
     def __repr__(self) -> str:
@@ -172,15 +172,14 @@ class VirtualCluster:
     # ── running ───────────────────────────────────────────────────────────────────────────────────
     def run(self, story: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """
-        Run an async function in virtual time, once, and return its result; all programs end with
+        Run an async function in virtual time, once, and return its result. All programs end with
         it.
 
         Raises:
-            The error of the story, with a note of the seed and of programs that had failed.
-            StoryError: a program ended with an exception that no `wait` raised.
-            StoryError: the story did not end within the limits.
-            StoryError: the story used a real sleep, thread or socket.
-            StoryError: the cluster has already run a story, or another event loop is running.
+            The story's exception, with notes about the seed and failed programs.
+            StoryError: a program ended with an exception that no `wait` raised; the story exceeded
+                a limit, or used a real sleep, thread or socket; the cluster has already run a
+                story, or another event loop is running.
             InvalidRequestError: `story` is not an async function.
         """
         check_story(story, "cluster.run(story)")
@@ -199,7 +198,7 @@ class VirtualCluster:
 
     def _check_first(self) -> None:
         if self._ran:
-            raise StoryError("a cluster has one story: make another cluster")
+            raise StoryError("a cluster has one story: create another cluster")
         if asyncio._get_running_loop() is not None:
             raise StoryError(
                 "an event loop is running here: call `run` from a plain function, or have the "
@@ -228,12 +227,12 @@ class VirtualCluster:
                 return len((await admin.list_brokers()).brokers) == len(self.brokers)
 
             await self.until(ready, every_s=POLL_S)
-        result: T = await awaited(story)
+        result: T = await call_async(story)
         return result
 
     def _break(self, error: StoryError) -> None:
-        """Note the error for the loop, because code under test may swallow it, or try again for
-        ever.
+        """Make the loop end with the error, because code under test may swallow it, or retry
+        forever.
         """
         self._loop.broken = error
 
@@ -272,15 +271,13 @@ class VirtualCluster:
             )
 
     def close(self) -> None:
-        """Release everything, if no story was run."""
+        """Release all resources, if no story was run."""
         if not self._ran:
             self._ran = True
             self._dispose()
 
     def _dispose(self) -> None:
-        """End everything where it stands. Programs that are cut off would log errors, so logging
-        is off.
-        """
+        """End all tasks immediately, with logging disabled because they may log errors."""
         disabled = logging.root.manager.disable
         logging.disable(logging.CRITICAL)
         try:
@@ -293,9 +290,9 @@ class VirtualCluster:
         self, function: Callable[P, Awaitable[Any]], /, *args: P.args, **kwargs: P.kwargs
     ) -> ClientProgram:
         """
-        Start an async function as a separate program, on a machine of its own.
+        Start an async function as a separate program, on its own machine.
 
-        Its name is that of its function; the second program with one function is "work 2".
+        The program is named after its function; the second one with the same name is "work 2".
 
         Raises:
             InvalidRequestError: `function` is not a function. A plain function ends the program
@@ -306,26 +303,25 @@ class VirtualCluster:
         taken = {program.name for program in self._clients}
         names = (base if number == 1 else f"{base} {number}" for number in range(1, len(taken) + 2))
         name = next(name for name in names if name not in taken)
-        program = ClientProgram(*self._place(name), partial(function, *args, **kwargs))
+        program = ClientProgram(*self._program_arguments(name), partial(function, *args, **kwargs))
         self._clients.append(program)
         program.start()
         return program
 
     def cut(self, program: StoryProgram, *others: StoryProgram) -> None:
         """
-        Cut a program off from others, or from all, in both directions: nothing arrives until
+        Cut a program off from `others`, or from all, in both directions; nothing arrives until
         `heal`.
 
         Raises:
-            InvalidRequestError: one of them is not a program of this cluster; nothing is cut.
+            InvalidRequestError: an argument is not a program of this cluster; nothing is cut.
         """
         known = self._programs()
         for target in (program, *others):
             if not any(target is other for other in known):
                 raise InvalidRequestError(
-                    "programs are cut off, as cluster.brokers[0], cluster.test or what "
-                    "cluster.start returned, "
-                    f"not {target!r:.60}"
+                    "cut takes programs, such as cluster.brokers[0], cluster.test or the result of "
+                    f"cluster.start, not {target!r:.60}"
                 )
         for other in others or self._programs():
             if other is not program:
@@ -333,7 +329,7 @@ class VirtualCluster:
                 self._internet.cut_link(other.name, program.name)
 
     def heal(self) -> None:
-        """Heal every cut: some messages in flight arrive late, and some connections break."""
+        """Heal all cuts. Some messages in flight arrive late, and some connections break."""
         self._internet.heal()
 
     def _programs(self) -> list[StoryProgram]:
@@ -342,12 +338,12 @@ class VirtualCluster:
     # ── time ──────────────────────────────────────────────────────────────────────────────────────
     @property
     def now_s(self) -> float:
-        """Virtual seconds since the cluster was made."""
+        """The virtual seconds since the cluster was created."""
         return self._loop.now
 
     def now(self) -> datetime:
-        """Return the calendar of every program of the cluster, which `deliver_at` and a reader's
-        `start=` use.
+        """Return the wall-clock time of the cluster's programs, for `deliver_at` and a reader's
+        `start=`.
         """
         wall_ms = self.test.clock.wall_ms()
         return datetime.fromtimestamp(wall_ms / 1000, UTC)
@@ -356,14 +352,14 @@ class VirtualCluster:
         self, condition: Callable[[], Any], *, within_s: float = 60.0, every_s: float = 0.05
     ) -> Any:
         """
-        Wait until `condition()` is true, and return its result; it may be an async function.
+        Wait until `condition()` is true, and return its result. It may be an async function.
 
         Args:
-            within_s: most virtual seconds to wait.
-            every_s: virtual seconds between two calls.
+            within_s: the maximum wait, in virtual seconds.
+            every_s: the pause between two calls, in virtual seconds.
 
         Raises:
-            StoryError: it did not become true.
+            StoryError: the condition did not become true in time.
             InvalidRequestError: the condition is not a function, or a time is not a number of
                 seconds.
         """

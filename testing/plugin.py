@@ -1,11 +1,11 @@
-"""The plugin for pytest: a test with the argument `keylane_cluster` gets its own cluster, and runs
-in virtual time.
+"""The pytest plugin: a test with the argument `keylane_cluster` gets its own cluster, and runs in
+virtual time.
 
     @pytest.mark.keylane(brokers=2)
     async def test_order_survives_a_broker(keylane_cluster): ...
 
-An `async def` test runs as the cluster's story, in no other plugin's event loop; a plain one calls
-`keylane_cluster.run`. Other tests are not affected.
+An `async def` test runs as the cluster's story, not in another plugin's event loop; a plain one
+calls `keylane_cluster.run`. Other tests are not affected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MARKER = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add an option for the seed, so that a failing test can be run again."""
+    """Add an option for the seed, with which a failing test can be repeated."""
     parser.getgroup("keylane").addoption(
         "--keylane-seed",
         metavar="N",
@@ -74,9 +74,7 @@ def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
 
 
 def _check_examples(test: object) -> None:
-    """Raise StoryError if hypothesis would run this async test once for each example, in real
-    time.
-    """
+    """Raise StoryError for an async hypothesis test: each example would need a cluster."""
     inner = getattr(getattr(test, "hypothesis", None), "inner_test", None)
     if inspect.iscoroutinefunction(inner):
         raise StoryError(
@@ -87,7 +85,7 @@ def _check_examples(test: object) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
-    """Refuse an async fixture that takes the cluster, because another plugin would run it in real
+    """Refuse async fixtures that use the cluster, because another plugin would run them in real
     time.
     """
     fixture = inspect.unwrap(fixturedef.func)
@@ -119,8 +117,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     """
     cluster: Any = pyfuncitem.funcargs.get(FIXTURE)
     owner = pyfuncitem.instance or pyfuncitem.module
-    # The test as it is written, because a plugin for asyncio may have replaced it by a plain
-    # function.
+    # Look up the original test, which an asyncio plugin may have replaced by a plain function.
     test = getattr(owner, pyfuncitem.originalname, None)
     if cluster is None or not inspect.iscoroutinefunction(test):
         return (yield)

@@ -1,10 +1,10 @@
-"""The programs of a virtual cluster: a metaserver, brokers, and users' own. Each can be stopped,
-killed and started.
+"""The programs of a virtual cluster: the metaserver, brokers, and the user's programs. Each can be
+stopped, killed and restarted.
 
-    start ─▶ running ─▶ ended by itself, or by stop (SIGTERM), kill (SIGKILL), or crash (with its
-        machine) ─▶ start …
+    start ─▶ running ─▶ ended, also by stop (SIGTERM), kill (SIGKILL), or crash (with its machine)
+        ─▶ start …
 
-Each runs on its own machine, with its own clock and name; a paused program (SIGSTOP) does nothing
+Each runs on its own machine, with its own clock and name. A paused program (SIGSTOP) does nothing
 until it is resumed.
 """
 
@@ -40,25 +40,25 @@ from .machines.machine import Machine, SimStopSignals, send_stop
 from .machines.network import Internet, Listener, SimNetwork
 
 BOOT_S = 10.0
-"""Seconds that a machine has been up when its program starts."""
+"""The uptime of a machine, in seconds, when its program starts."""
 
 
 def check_story(function: object, call: str) -> None:
-    """Raise InvalidRequestError if the function cannot be called; a coroutine is the result of an
-    async function.
-    """
+    """Raise InvalidRequestError if `function` is not callable, with a hint if it is a coroutine."""
     if inspect.iscoroutine(function):
         function.close()
         raise InvalidRequestError(
-            f"{call} takes the async function itself, and its arguments after it: it calls it"
+            f"{call} takes the async function itself, followed by its arguments, and calls it"
         )
     if not callable(function):
         raise InvalidRequestError(f"{call} takes an async function, not {function!r:.60}")
 
 
-async def awaited(function: Callable[[], Any]) -> Any:
-    """Return the result of an async function. Raises InvalidRequestError for a plain function,
-    after calling it.
+async def call_async(function: Callable[[], Any]) -> Any:
+    """Call an async function, and return its result.
+
+    Raises:
+        InvalidRequestError: it is a plain function, which has been called nevertheless.
     """
     returned = function()
     if not inspect.isawaitable(returned):
@@ -71,7 +71,7 @@ async def awaited(function: Callable[[], Any]) -> Any:
 
 
 class Killed(SystemExit):
-    """A program has killed itself: no code of it runs any more."""
+    """Raised in a program that kills itself, so that none of its code continues."""
 
 
 class StoryProgram(ABC):
@@ -79,8 +79,8 @@ class StoryProgram(ABC):
     One program of a virtual cluster.
 
     Attributes:
-        name: name of the program in `cut` and in errors.
-        error: exception with which it ended; None: it runs, was ended from outside, or has
+        name: the name of the program, also in errors.
+        error: the exception with which it ended; None if it runs, was ended from outside, or
             returned.
     """
 
@@ -95,8 +95,8 @@ class StoryProgram(ABC):
         self._process.alive = False
         self._starts = 0
         self._lives: list[tuple[Process, asyncio.Task[Any]]] = []
-        """Process and task of every start, kept because nothing of a killed program may be
-        destroyed before the story is over.
+        """The process and task of each start, kept so that nothing of a killed program is destroyed
+        during the story.
         """
         self._raised = False
         """True if `wait` has raised the error."""
@@ -113,25 +113,25 @@ class StoryProgram(ABC):
 
     @property
     def running(self) -> bool:
-        """True from `start` to its end; a paused program is running."""
+        """True while the program runs, even if it is paused."""
         return self._process.alive
 
     @property
     def clock(self) -> Machine:
-        """Clocks of its machine."""
+        """The clocks of the program's machine."""
         return self._machine
 
     @property
     def unraised_error(self) -> BaseException | None:
-        """Exception with which it ended, if `wait` has not raised it."""
+        """The exception with which the program ended, unless `wait` has raised it."""
         return None if self._raised else self.error
 
     def start(self) -> None:
         """
-        Start it, or start it again with the disk that it left, and without its memory.
+        Start the program, or restart it with its old disk and empty memory.
 
         Raises:
-            StoryError: it is running.
+            StoryError: the program is running.
         """
         if self.running:
             raise StoryError(f"{self.name} is running")
@@ -162,7 +162,7 @@ class StoryProgram(ABC):
 
     @abstractmethod
     async def _main(self) -> Any:
-        """Run the program."""
+        """Run the program's code."""
 
     def _returned(self, process: Process, task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -172,10 +172,10 @@ class StoryProgram(ABC):
 
     async def wait(self) -> Any:
         """
-        Wait for its end, and return the result of its function; None if it was killed.
+        Wait until the program ends, and return its function's result; None if it was killed.
 
         Raises:
-            The exception with which it ended.
+            The exception with which the program ended.
         """
         await self._over.wait()
         if self.error is not None:
@@ -183,8 +183,8 @@ class StoryProgram(ABC):
             raise self.error
 
     async def stop(self) -> None:
-        """Ask it to stop, like SIGTERM, and wait for its end; a program that does not listen ends
-        at once.
+        """Send SIGTERM, and wait until the program ends; without a handler it ends
+        immediately.
         """
         if self.running:
             if not send_stop(self._process):
@@ -192,27 +192,25 @@ class StoryProgram(ABC):
             await self._over.wait()
 
     def kill(self) -> None:
-        """End it at once, like SIGKILL: it releases nothing, and its connections break."""
+        """Kill the program, like SIGKILL: it releases nothing, and its connections break."""
         self._end_now(machine_down=False)
 
     def crash(self) -> None:
-        """End it together with its machine: its peers are not notified, and its disk may lose what
-        was not synced.
+        """Crash the program with its machine: peers are not notified, and the disk may lose
+        unsynced data.
         """
         self._end_now(machine_down=True)
 
     def pause(self) -> None:
-        """Stop it at once, like SIGSTOP: it does nothing until `resume`, while its clock
-        continues.
-        """
+        """Pause the program, like SIGSTOP, until `resume`; its clock continues."""
         self._process.paused = True
 
     def resume(self) -> None:
-        """Let a paused program continue."""
+        """Resume a paused program."""
         self._loop.resume(self._process)
 
     def exited(self, error: SystemExit) -> None:
-        """Note that its code has called sys.exit; any status but 0 is an error."""
+        """End the program after its code called sys.exit; a status other than 0 is an error."""
         if error.code:
             self.error = error
         self._end(machine_down=False)
@@ -235,7 +233,7 @@ class StoryProgram(ABC):
 
 
 class ClientProgram(StoryProgram):
-    """A program of the user: an async function with its arguments."""
+    """A program of the user: an async function and its arguments."""
 
     def __init__(
         self, internet: Internet, name: str, seed: str, function: Callable[[], Awaitable[Any]]
@@ -246,7 +244,7 @@ class ClientProgram(StoryProgram):
 
     async def _main(self) -> None:
         self._result = None
-        self._result = await awaited(self._function)
+        self._result = await call_async(self._function)
 
     async def wait(self) -> Any:
         """See `StoryProgram.wait`."""
@@ -255,13 +253,13 @@ class ClientProgram(StoryProgram):
 
 
 USUAL_ADDRESS = "127.0.0.1:7000"
-"""Address of `keylane dev`, which a program under test may have as its default; in a story the
-metaserver listens there too.
+"""The address of `keylane dev`, which a program under test may use by default; the metaserver of a
+story listens there too.
 """
 
 
 class MetaserverProgram(StoryProgram):
-    """The metaserver; its database outlives it."""
+    """The metaserver, whose database survives a restart."""
 
     def __init__(
         self,
@@ -278,8 +276,8 @@ class MetaserverProgram(StoryProgram):
         self._database: MemoryDatabase | None = None
 
     async def _main(self) -> None:
-        # Not before the story begins: a process has one such database, which its clusters use in
-        # turn.
+        # Created only when the story begins, because all clusters of a process share one database
+        # in turn.
         self._database = self._database or MemoryDatabase(self._machine)
         self._database.transact(
             adopt_boot,
@@ -292,17 +290,17 @@ class MetaserverProgram(StoryProgram):
         listener = Listener(self._process, self._machine, services.routes)
         for address in (self.address, USUAL_ADDRESS):
             self._internet.listen(address, listener)
-        attending = asyncio.create_task(services.periodic_tasks.run())
+        periodic = asyncio.create_task(services.periodic_tasks.run())
         with SimStopSignals() as stop:
             await stop.event.wait()
         services.close()
-        attending.cancel()
-        await asyncio.wait([attending])
+        periodic.cancel()
+        await asyncio.wait([periodic])
         await services.operations.stop()
 
 
 async def _in_place(function: Callable[..., Any], /, *args: Any) -> Any:
-    """Run blocking code in place, in its turn."""
+    """Run blocking code in the event loop, after other ready tasks."""
     await asyncio.sleep(0)
     return function(*args)
 
@@ -348,11 +346,11 @@ IN_PLACE = Pools(_in_place, _in_place, _in_place, _in_place, SyncsInTasks(_in_pl
 
 class BrokerProgram(StoryProgram):
     """
-    A broker with its disk, which outlives it.
+    A broker, whose disk survives a restart.
 
     Attributes:
-        group: name of its broker group.
-        address: its address, host:port.
+        group: the name of its broker group.
+        address: its address, `host:port`.
     """
 
     def __init__(
@@ -362,15 +360,15 @@ class BrokerProgram(StoryProgram):
         self.group = group
         self.address = address
         self._disk = SimDisk()
-        self._disk.total = self._disk.free_bytes()  # empty enough that the broker keeps no reserve
+        self._disk.total = self._disk.free_bytes()  # so empty that the broker needs no reserve
         self._settings = BrokerSettings(group=group, data=Path(name), meta=(meta,))
 
     def fill_disk(self) -> None:
-        """Leave no space on its disk: messages are refused until `empty_disk`."""
+        """Fill the disk, so messages are refused until `empty_disk`."""
         self._disk.room = 0
 
     def empty_disk(self) -> None:
-        """Free the space on its disk again."""
+        """Free the disk's space again."""
         self._disk.room = None
 
     async def _main(self) -> None:

@@ -1,8 +1,8 @@
-"""Calls that virtual time cannot wait for, refused while a story runs: real sleeps, new threads,
+"""Refuses calls for which virtual time cannot wait while a story runs: real sleeps, new threads and
 sockets.
 
-The functions are replaced in their modules for as long as the story runs, and only for its thread;
-code that has copied one earlier, such as `from time import sleep`, still reaches the machine.
+The functions are patched in their modules during the story, for its thread only. Code that imported
+one earlier, as with `from time import sleep`, still calls the original.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ REFUSED: tuple[tuple[Any, str, str], ...] = (
     (socket.socket, "bind", "virtual time cannot wait for a socket"),
     (socket, "getaddrinfo", "virtual time cannot wait for a name server"),
 )
-"""Module or class, name of the function, and why it is refused."""
+"""The owner of each refused function, its name, and the reason."""
 _running: list[int] = []
-"""Thread of the running story, if there is one."""
+"""The id of the running story's thread, if there is one."""
 
 
 def _refusing(
@@ -54,11 +54,11 @@ def _refusing(
 @contextmanager
 def refused_here(report: Callable[[StoryError], None]) -> Iterator[None]:
     """
-    Refuse these calls in this thread with a StoryError, which `report` gets too, because their
-    caller may swallow it.
+    Refuse these calls in this thread with a StoryError, which is also passed to `report`, because
+    callers may swallow it.
 
     Raises:
-        StoryError: another story runs in this process.
+        StoryError: another story is running in this process.
     """
     if _running:
         raise StoryError("another story runs in this process")

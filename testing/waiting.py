@@ -1,6 +1,4 @@
-"""Finds what each program of a story waits for: the innermost await of each task in users'
-files.
-"""
+"""Shows what the programs of a story wait for: the innermost await of each task in user code."""
 
 from __future__ import annotations
 
@@ -15,13 +13,13 @@ LINES_MAX = 20
 
 
 def waiting_lines(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
-    """Return a line for each task that runs users' code: its name, the place, and the awaited
-    code.
+    """Return a line for each task with user code: its name, the file and line, and the source
+    line.
     """
     lines = []
     for task in tasks:
         frames = list(_frames(task.get_coro()))
-        users = [frame for frame in frames if not _is_ours(frame)]
+        users = [frame for frame in frames if not _is_library_code(frame)]
         if task.done() or not users:
             continue
         frame = users[-1]
@@ -38,7 +36,7 @@ def waiting_lines(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
 
 
 def _frames(awaited: Any) -> Iterator[FrameType]:
-    """Yield the frames of a coroutine and of what it awaits, outermost first."""
+    """Yield the frames of a coroutine and its awaited coroutines, outermost first."""
     while awaited is not None:
         for kind in ("cr", "ag", "gi"):
             frame = getattr(awaited, f"{kind}_frame", None)
@@ -51,7 +49,7 @@ def _frames(awaited: Any) -> Iterator[FrameType]:
             return
 
 
-def _is_ours(frame: FrameType) -> bool:
-    """Return whether the code is keylane's own, or asyncio's."""
+def _is_library_code(frame: FrameType) -> bool:
+    """Return True if the code belongs to keylane or asyncio."""
     module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     return module in {PACKAGE, "asyncio", "contextlib"}

@@ -1,1 +1,1 @@
-"""Messages for a later delivery: they are sent to brokers that keep them, and canceled there."""
+"""Scheduled messages: sending them to brokers that keep them, and canceling them."""

@@ -1,8 +1,7 @@
-"""Sends messages for a later delivery: each goes to a broker, which keeps it until its time, and a
-cancel goes to that broker.
+"""Sends and cancels scheduled messages, each of which one broker keeps until its delivery time.
 
-If a broker did not answer, the message is sent to the same broker again under the same id, so it is
-kept once.
+If a broker does not answer, the message is sent to the same broker again under the same id, so it
+is kept only once.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ from ..waiting_keys import WaitingKey
 
 ID_BYTES = 16
 ROUTES_MAX = 1_000
-"""The number of routes that are kept besides those of waiting messages."""
+"""The maximum number of cached routes besides those of waiting messages."""
 CALLS_MAX = 1_000
-"""The number of messages that are sent to one broker at once, so that the messages of a burst do
-not time out, and are not sent again, while the broker takes the others.
+"""The maximum number of concurrent calls to one broker; without it, messages of a burst would time
+out and be sent again while the broker handles the others.
 """
 
 
@@ -64,7 +63,7 @@ class ScheduledFuture:
     The future outcome of a `send` with `deliver_at`: `await future` returns the ScheduledReceipt,
     or raises.
 
-    A cancelled wait does not withdraw the message, and the future has no `cancel`: use
+    Cancelling a wait does not withdraw the message, and the future has no `cancel`; use
     `producer.cancel(receipt)`.
     """
 
@@ -74,9 +73,7 @@ class ScheduledFuture:
         self._task = task
         self._reported = False
         self._given_up: GivenUp | None = None
-        """The outcome under which the message counts as given up; None if it was not given up, or
-        its error was reported.
-        """
+        """The unreported outcome of a message that was given up; otherwise None."""
         self._listeners: dict[Callable[[ScheduledFuture], object], list[Callable[..., object]]] = {}
 
     def __await__(self) -> Generator[Any, None, ScheduledReceipt]:
@@ -87,7 +84,7 @@ class ScheduledFuture:
             raise error.copy() from error.__cause__
 
     def _report(self) -> None:
-        """Note that the outcome is reported to the caller."""
+        """Record that the caller gets the outcome."""
         self._reported = True
         given_up = self._given_up
         self._given_up = None
@@ -95,16 +92,16 @@ class ScheduledFuture:
             given_up.reported(unknown=given_up.doubtful)
 
     def _give_up(self, error: BaseException, summary: Unreported) -> None:
-        """Note that the message was given up."""
+        """Count the message as given up, unless the caller awaits it."""
         if not self._reported:
             if not isinstance(error, KeylaneError):
-                error = InternalError(f"the producer met {error!r:.200}")
+                error = InternalError(f"unexpected error in the producer: {error!r:.200}")
             given_up = GivenUp(error, summary, doubtful=error.fate is Fate.UNKNOWN)
             given_up.count(1, given_up.doubtful)
             self._given_up = given_up
 
     def done(self) -> bool:
-        """Return True once the message is kept by a broker, or given up."""
+        """Return True if a broker keeps the message, or it was given up."""
         return self._task.done()
 
     def result(self) -> ScheduledReceipt:
@@ -120,8 +117,8 @@ class ScheduledFuture:
         return self._task.result()
 
     def add_done_callback(self, callback: Callable[[ScheduledFuture], object]) -> None:
-        """Call `callback(future)` in the producer's event loop, soon after the message is kept or
-        given up.
+        """Call `callback(future)` in the producer's event loop soon after a broker keeps the
+        message, or it was given up.
         """
 
         def settled(_task: object) -> None:
@@ -131,9 +128,7 @@ class ScheduledFuture:
         self._task.add_done_callback(settled)
 
     def remove_done_callback(self, callback: Callable[[ScheduledFuture], object]) -> int:
-        """Stop calling `callback`, as `asyncio.wait` does at its end, and return how often it was
-        added.
-        """
+        """Remove `callback`, and return how often it had been added."""
         return sum(map(self._task.remove_done_callback, self._listeners.pop(callback, ())))
 
     def exception(self) -> BaseException | None:
@@ -149,21 +144,21 @@ class ScheduledFuture:
 
     @property
     def cancel(self) -> NoReturn:
-        """Raise AttributeError, which names the way to withdraw a message; `hasattr` is False."""
+        """Raise AttributeError with advice; `hasattr` returns False."""
         raise AttributeError(
-            "a scheduled message is canceled with its receipt: producer.cancel(await future)"
+            "cancel a scheduled message with its receipt: producer.cancel(await future)"
         )
 
     def cancelled(self) -> bool:
-        """Return False: `producer.cancel(receipt)` withdraws a message."""
+        """Return False: the future cannot be cancelled."""
         return False
 
     def __repr__(self) -> str:
         return f"<ScheduledFuture {'done' if self.done() else 'pending'}>"
 
 
-class LaterSending:
-    """The sending of scheduled messages during one opening of a producer."""
+class ScheduledSender:
+    """Sends scheduled messages during one opening of a producer."""
 
     def __init__(
         self,
@@ -177,7 +172,10 @@ class LaterSending:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """Args: encode: encodes a value for a subject to bytes."""
+        """
+        Args:
+            encode: converts a value for a subject to bytes.
+        """
         self._meta = meta
         self._encode = encode
         self._broker_at = broker_at
@@ -186,21 +184,19 @@ class LaterSending:
         self._settings = settings
         self._clock = clock
         self._rng = rng
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """Semaphores for the calls under way, by the address of the broker, so that a broker that
-        hangs holds back only its own messages.
+        self._call_slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """A limit of concurrent calls for each broker address, so a broker that hangs delays only
+        its own messages.
         """
         self._routes: dict[str, asyncio.Task[Route]] = {}
-        """The last request for the route of each subject, kept while its brokers answer."""
+        """The last route request of each subject, cached until a call fails."""
         self._health: asyncio.Task[Health] | None = None
-        """The last request for the addresses of brokers; messages that need them meanwhile share
-        it.
-        """
+        """The last request for broker addresses, which concurrent callers share."""
         self._bytes = 0
-        """The number of bytes of messages that no broker keeps yet."""
+        """The bytes of messages that no broker keeps yet."""
         self._pending: dict[ScheduledFuture, _Attempt] = {}
         self._unreported = Unreported("scheduled message")
-        """The messages that were given up since the last `unreported`."""
+        """Messages given up since the last call of `unreported`."""
 
     def send(
         self,
@@ -215,15 +211,15 @@ class LaterSending:
         timeout_ms: int | None = None,
     ) -> ScheduledFuture:
         """
-        Begin to send a message; with a time-out of 0, try until a broker keeps or refuses it.
+        Start sending a message; without a time-out, retry until a broker keeps or refuses it.
 
         Args:
-            timeout_ms: None: `delivery_timeout_ms` of the settings.
+            timeout_ms: None: `delivery_timeout_ms` of the settings, where 0 means no time-out.
 
         Raises:
-            InvalidRequestError, CodecError: the message has a logic queue, or is not bytes; nothing
-                is sent.
-            InvalidRequestError, MessageTooLargeError: the message cannot be sent; nothing is sent.
+            InvalidRequestError: the message has a key or a logic queue, is not bytes, or has an
+                invalid argument; nothing is sent.
+            CodecError, MessageTooLargeError: the message cannot be sent; nothing is sent.
             QueueFullError: too many bytes wait for brokers; nothing is sent.
         """
         check_name("subject", subject)
@@ -244,9 +240,11 @@ class LaterSending:
         if self._bytes >= self._settings.queue_bytes:
             raise QueueFullError(queued_bytes=self._bytes)
         attempt = _Attempt(subject, len(data) + len(packed), self._clock.wall_ns())
-        batch = _batch_of(data, packed, attempt.sent_at_ns)
+        batch = _encode_batch(data, packed, attempt.sent_at_ns)
         request = Schedule(subject, at_ms, self._draw(8 * ID_BYTES).to_bytes(ID_BYTES))
-        task = start_task(self._keep(request, batch, limit_ms, attempt), name="later delivery")
+        task = start_task(
+            self._send_until_kept(request, batch, limit_ms, attempt), name="send scheduled"
+        )
         future = ScheduledFuture(task)
         self._bytes += len(batch)
         self._pending[future] = attempt
@@ -261,7 +259,7 @@ class LaterSending:
         task.add_done_callback(ended)
         return future
 
-    async def _keep(
+    async def _send_until_kept(
         self, request: Schedule, batch: bytes, timeout_ms: int | None, attempt: _Attempt
     ) -> ScheduledReceipt:
         began_ms = self._clock.boot_ms()
@@ -288,20 +286,22 @@ class LaterSending:
         while True:
             group = ""
             try:
-                group, address = await self._broker(request.subject, attempt.doubtful)
-                turn = self._turns.get(address)
-                if turn is None:
-                    turn = self._turns[address] = asyncio.Semaphore(CALLS_MAX)
-                async with turn:
-                    if not attempt.doubtful and not self._names(request.subject, group, address):
-                        continue  # brokers have changed while it waited for its turn
-                    settled = attempt.doubtful
+                group, address = await self._choose_broker(request.subject, attempt.doubtful)
+                call_slots = self._call_slots.get(address)
+                if call_slots is None:
+                    call_slots = self._call_slots[address] = asyncio.Semaphore(CALLS_MAX)
+                async with call_slots:
+                    if not attempt.doubtful and not self._route_lists(
+                        request.subject, group, address
+                    ):
+                        continue  # the route changed while this waited for a slot
+                    previously_doubtful = attempt.doubtful
                     attempt.doubtful = group
                     try:
                         answer, _ = await self._broker_at(address).call(request, batch)
                     except KeylaneError as error:
                         if error.fate is Fate.NOT_DONE:
-                            attempt.doubtful = settled
+                            attempt.doubtful = previously_doubtful
                         raise
                 assert isinstance(answer, Scheduled)
                 return ScheduledReceipt(
@@ -313,62 +313,74 @@ class LaterSending:
                 )
             except KeylaneError as error:
                 self._routes.pop(request.subject, None)
-                again = isinstance(error, UnreachableError) or error.retry is not RetryRule.NEVER
+                may_retry = (
+                    isinstance(error, UnreachableError) or error.retry is not RetryRule.NEVER
+                )
                 if not group and isinstance(error, StorageError):
-                    again = True  # the metaserver's disk failed: no broker was asked
-                if not again or error.reason is Reason.SCHEDULE_FULL:
+                    may_retry = True  # the metaserver's disk failed; no broker was called
+                if not may_retry or error.reason is Reason.SCHEDULE_FULL:
                     raise
                 group = group or error.details.get("broker_group", "")
                 attempt.cause = broker_cause(error, group) if group else route_cause(error)
             await asyncio.sleep(pauses.next_ms() / 1000)
 
-    async def _broker(self, subject: str, doubtful: str) -> tuple[str, str]:
+    async def _choose_broker(self, subject: str, doubtful: str) -> tuple[str, str]:
         """
-        Return an available broker group with its address: `doubtful`, which may already keep the
-        message, or any.
+        Return the broker group to send to, and its address: `doubtful`, which may already keep the
+        message, or else any available one.
 
         Raises:
             KeylaneError: no broker group is available now, or the subject is refused.
         """
         if doubtful:
-            return doubtful, await self._address(doubtful)
-        asked = self._routes.get(subject)
-        if asked is None:
+            return doubtful, await self._broker_address(doubtful)
+        route_task = self._routes.get(subject)
+        if route_task is None:
             call = self._meta.route_to_send(subject, order_strategy=self._order_strategy)
-            asked = self._routes[subject] = start_task(call)
+            route_task = self._routes[subject] = start_task(call)
             if len(self._routes) > ROUTES_MAX + len(self._pending):
                 self._forget_routes()
-        route = await shared(asked, "the producer was closed")
+        route = await shared(route_task, "the producer was closed")
         available = _available(route)
         if not available:
-            still_open = route.open_partitions()
-            group = still_open[0].broker_group if still_open else ""
+            open_partitions = route.open_partitions()
+            group = open_partitions[0].broker_group if open_partitions else ""
             raise NotSentError(
                 f"no broker of subject {subject!r} is available now", broker_group=group
             )
         return self._rng.choice(available)
 
     def _forget_routes(self) -> None:
-        """Forget the routes of subjects without a waiting message, because a program may send to
-        new subjects for ever.
-        """
+        """Drop the cached routes of subjects without waiting messages, to bound the cache."""
         waiting = {attempt.subject for attempt in self._pending.values()}
-        for subject, asked in list(self._routes.items()):
-            if asked.done() and subject not in waiting:
+        for subject, route_task in list(self._routes.items()):
+            if route_task.done() and subject not in waiting:
                 del self._routes[subject]
 
-    def _names(self, subject: str, broker_group: str, address: str) -> bool:
-        """Return True while the last known route of a subject has the broker."""
-        asked = self._routes.get(subject)
-        if asked is None or not asked.done() or asked.cancelled() or asked.exception() is not None:
+    def _route_lists(self, subject: str, broker_group: str, address: str) -> bool:
+        """Return True if the cached route of a subject has the broker at this address."""
+        route_task = self._routes.get(subject)
+        if (
+            route_task is None
+            or not route_task.done()
+            or route_task.cancelled()
+            or route_task.exception() is not None
+        ):
             return False
-        return (broker_group, address) in _available(asked.result())
+        return (broker_group, address) in _available(route_task.result())
 
-    async def _address(self, broker_group: str) -> str:
-        """Return the address of a broker group. Raises NotSentError, NotFoundError, ClosedError."""
+    async def _broker_address(self, broker_group: str) -> str:
+        """
+        Fetch the address of a broker group.
+
+        Raises:
+            NotSentError: the broker group is not available.
+            NotFoundError: there is no such broker group.
+            ClosedError: the producer was closed during the call.
+        """
         if self._health is None or self._health.done():
             self._health = start_task(self._meta.health())
-        closed = "the producer was closed before a metaserver had said where the broker is"
+        closed = "the producer was closed before a metaserver sent the address of the broker"
         brokers = (await shared(self._health, closed)).details.get("brokers", [])
         for broker in brokers:
             if broker["broker_group"] == broker_group:
@@ -386,15 +398,15 @@ class LaterSending:
         try:
             scheduled_id = bytes.fromhex(receipt.scheduled_id)
         except ValueError:
-            raise InvalidRequestError(f"not a receipt of a broker: {receipt!r:.200}") from None
-        broker = self._broker_at(await self._address(receipt.broker_group))
+            raise InvalidRequestError(f"not a valid receipt: {receipt!r:.200}") from None
+        broker = self._broker_at(await self._broker_address(receipt.broker_group))
         answer, _ = await broker.call(CancelScheduled(scheduled_id))
         assert isinstance(answer, ScheduledCanceled)
         return CancelOutcome(answer.outcome)
 
     def waiting(self) -> list[WaitingKey]:
-        """Return the messages that no broker keeps yet: an entry for each subject, and one for each
-        broker that may keep some.
+        """List the messages that no broker keeps yet, with an entry for each pair of subject and
+        broker group that may already keep them.
         """
         entries: defaultdict[tuple[str, str], list[_Attempt]] = defaultdict(list)
         for attempt in self._pending.values():
@@ -402,9 +414,7 @@ class LaterSending:
         return [_waiting_key(attempts) for attempts in entries.values()]
 
     async def wait_for_room(self) -> None:
-        """Wait for room, as `SendBudget.wait_for_room` does, among the scheduled messages that wait
-        for brokers.
-        """
+        """Wait until the queue of scheduled messages has room; see `SendBudget.wait_for_room`."""
         if self._bytes * 4 < self._settings.queue_bytes * 3:
             return
         while self._bytes * 2 >= self._settings.queue_bytes:
@@ -412,19 +422,19 @@ class LaterSending:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
     @property
-    def empty(self) -> bool:
-        """Return True if no message waits to be kept."""
+    def is_empty(self) -> bool:
+        """Return True if no message waits for a broker."""
         return not self._pending
 
-    async def settled(self) -> None:
-        """Wait until every message is kept or given up."""
+    async def wait_until_settled(self) -> None:
+        """Wait until brokers keep all messages, or they are given up."""
         while self._pending:
             await asyncio.wait([future._task for future in self._pending])
             await asyncio.sleep(0)
 
     def unreported(self) -> GivenUpError | None:
-        """Return the error for messages that were given up and whose futures were not awaited; None
-        if there are none.
+        """Return the error for unawaited messages given up since the last call, if there are
+        any.
         """
         summary = self._unreported
         self._unreported = Unreported("scheduled message")
@@ -442,7 +452,7 @@ class LaterSending:
 
 
 def _available(route: Route) -> list[tuple[str, str]]:
-    """Return the broker groups with open partitions that are available, with their addresses."""
+    """Return the available broker groups with open partitions, and their addresses."""
     return [
         (partition.broker_group, partition.address)
         for partition in route.open_partitions()
@@ -450,8 +460,8 @@ def _available(route: Route) -> list[tuple[str, str]]:
     ]
 
 
-def _batch_of(value: bytes, packed: bytes, sent_at_ns: int) -> bytes:
-    """Return the batch of one message that the frame for a later delivery contains."""
+def _encode_batch(value: bytes, packed: bytes, sent_at_ns: int) -> bytes:
+    """Encode one scheduled message as the batch in its frame."""
     return encode_batch(
         partition_id=0,
         sent_at_ns=[sent_at_ns],
@@ -465,19 +475,19 @@ def _batch_of(value: bytes, packed: bytes, sent_at_ns: int) -> bytes:
 
 
 class _Attempt:
-    """The state of a message that is being sent."""
+    """The state of a scheduled message while it is being sent."""
 
     def __init__(self, subject: str, size_bytes: int, sent_at_ns: int) -> None:
         self.subject = subject
         self.size_bytes = size_bytes
         self.sent_at_ns = sent_at_ns
         self.doubtful = ""
-        """The broker group that may keep the message; "" if none may."""
+        """The broker group that may already keep the message, or ""."""
         self.cause = WaitCause(NO_ANSWER)
 
 
 def _waiting_key(attempts: list[_Attempt]) -> WaitingKey:
-    """Return the entry for messages of one subject; the first of them was sent first."""
+    """Return the entry for messages of one subject, given the oldest first."""
     oldest = attempts[0]
     return WaitingKey(
         oldest.subject,
@@ -496,23 +506,22 @@ class ScheduledCancels(LoopBoundClient):
     """The part of a producer that cancels scheduled messages."""
 
     _home: Home
-    _scheduled: LaterSending | None = None
+    _scheduled: ScheduledSender | None = None
 
     async def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
         """
-        Cancel, durably, a message that was sent with `deliver_at`, so that it is never delivered. A
-        repeat is harmless.
+        Cancel a message that was sent with `deliver_at`, durably. A repeated call is harmless.
 
         Returns:
-            CANCELED; DELIVERED if the message is in its subject; DROPPED if its subject was
-            deleted, or takes no message of its size.
+            CANCELED; DELIVERED if the message was already stored in its subject; DROPPED if its
+            subject was deleted, or does not accept messages of its size.
 
         Raises:
-            NotFoundError: the broker does not know the message, or knows it no longer.
-            BusyError: it is on its way to its subject, which does not answer; ask again.
-            NotSentError, OutcomeUnknownError: the broker that keeps it does not answer.
-            ClosedError, UsageError: the producer is not open, or not open in this process and event
-                loop; ClosedError also if it is closed meanwhile.
+            NotFoundError: the broker does not know the message, or no longer knows it.
+            BusyError: the message is being delivered to a subject that does not answer; try again.
+            NotSentError, OutcomeUnknownError: the broker that keeps the message does not answer.
+            ClosedError: the producer is not open, or was closed during the call.
+            UsageError: the producer is open in another process or event loop.
         """
         self._home.check()
         assert self._scheduled is not None

@@ -1,10 +1,10 @@
-"""Rows of Arrow data as messages: they are checked, hashed, grouped by partition and encoded by
-column, without a Python object for each row.
+"""Sends rows of Arrow data as messages: checks, hashes, groups and encodes them by column, without
+a Python object for each row.
 
     source ─▶ blocks of rows ─hash─▶ partition of each row ─stable sort─▶ batches of each executor
 
-Rows of a key keep their order: blocks are queued one after another, and the sort is stable. Rows
-with a halted key, or whose partition is not open now, are queued row by row, as `send` does.
+Rows of a key keep their order, because blocks are queued one after another and the sort is stable.
+Rows with a halted key, or without an open partition, are sent one by one, as by `send`.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from ..settings import ProducerSettings
 from .column_batch import ColumnBatch
 
 BLOCK_ROWS = 32_768
-"""The number of rows that are hashed and sorted at once, while other tasks wait for some
+"""The maximum number of rows that are hashed and sorted without a break; this takes some
 milliseconds.
 """
 BLOCK_BYTES = 8 << 20
 ROWS_NAMED = 100
-"""The number of rows that an error names."""
+"""The maximum number of rows listed in an error."""
 I64: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -56,25 +56,27 @@ class Column:
     """A column of byte strings: row i is `blob[edges[i]:edges[i + 1]]`."""
 
     def __init__(self, array: Any) -> None:
-        """Read `array`, which has the type binary, string, large_binary or large_string."""
+        """Read `array`, of type binary, string, large_binary or large_string."""
         self.nulls: npt.NDArray[np.intp] | None = None
-        """The rows that are null; their bytes are b""."""
+        """The indexes of null rows; their bytes are b""."""
         if array.null_count:
             self.nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
             array = array.cast(pa.large_binary()).fill_null(b"")
         self._array = array
         _, edges, blob = array.buffers()
         large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
-        kind = np.dtype(np.int64 if large else np.int32)
-        edges = np.frombuffer(edges, kind, len(array) + 1, kind.itemsize * array.offset)
+        column_type = np.dtype(np.int64 if large else np.int32)
+        edges = np.frombuffer(
+            edges, column_type, len(array) + 1, column_type.itemsize * array.offset
+        )
         self.edges: I64 = edges.astype(np.int64, copy=False)
         self.blob = np.frombuffer(blob, np.uint8) if blob is not None else np.empty(0, np.uint8)
         self.lengths: I64 = np.diff(self.edges)
 
     def take(self, rows: I64) -> Column:
-        """Return the column of these rows, in this order."""
-        # `pa.array(rows)` would import pandas where it is installed, which once costs a quarter of
-        # a second and 47 MB.
+        """Return a column of these rows, in this order."""
+        # `pa.array(rows)` would import pandas if it is installed, which takes a quarter of a second
+        # and 47 MB.
         indices = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
         return Column(self._array.take(indices))
 
@@ -88,12 +90,12 @@ class Column:
 
 
 class StreamFailedError(Exception):
-    """The error for a stream of record batches that raised an exception, which is the cause."""
+    """A stream of record batches raised an exception, which is the cause of this one."""
 
 
 class ArrowSource:
     """
-    Arrow data, cut into blocks of a key column and a value column.
+    Arrow data, split into blocks of a key column and a value column.
 
     Raises:
         InvalidRequestError: the source is not Arrow data, or a column is missing or holds neither
@@ -102,32 +104,32 @@ class ArrowSource:
 
     def __init__(self, source: Any, *, key: str | None, value: str) -> None:
         self.in_memory = not isinstance(source, pa.RecordBatchReader)
-        self._wrong: dict[int, str] = {}
-        """The problems of rows of a source that is not Arrow data yet, by row number."""
+        self._problems: dict[int, str] = {}
+        """The problems found while converting Python objects to Arrow, by row number."""
         if self.in_memory:
             names = (value,) if key is None else (value, key)
-            source = _in_memory(source, names, self._wrong)
+            source = _in_memory(source, names, self._problems)
         self._source = source
-        self._key = None if key is None else _checked(self._source.schema, key)
-        self._value = _checked(self._source.schema, value)
+        self._key = None if key is None else _column_index(self._source.schema, key)
+        self._value = _column_index(self._source.schema, value)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks of a source in memory; this may be called again."""
+        """Yield the blocks of a source in memory; may be called repeatedly."""
         row = 0
         for batch in self._source.to_batches():
             for block in self._blocks(batch):
-                if self._wrong:
-                    block.note_wrong(self._wrong, row)
+                if self._problems:
+                    block.add_problems(self._problems, row)
                 yield block
                 row += len(block)
 
     async def stream(self) -> AsyncIterator[list[Block]]:
         """
-        Yield the blocks of one record batch after another. A stream may block, so it is read in a
-        thread.
+        Yield the blocks of each record batch. The stream is read in a thread, because it may
+        block.
 
         Raises:
-            StreamFailedError: the source raised.
+            StreamFailedError: the source raised an exception.
         """
         try:
             batches = iter(self._source)
@@ -148,8 +150,8 @@ class ArrowSource:
 
 
 async def _next_of(batches: Iterator[Any]) -> Any:
-    """Return the next record batch, or None at the end; Python starts no thread for it once the
-    main thread has ended.
+    """Return the next record batch, or None at the end. Reads it in a thread, unless the main
+    thread has ended, after which Python starts none.
     """
     if not threading.main_thread().is_alive():
         return next(batches, None)
@@ -157,51 +159,51 @@ async def _next_of(batches: Iterator[Any]) -> Any:
 
 
 class Block:
-    """Some rows: their keys (None: no key) and their values."""
+    """A number of rows: their values, and their keys or None."""
 
     def __init__(self, keys: Column | None, values: Column) -> None:
         self.keys = keys
         self.values = values
-        self._wrong: dict[int, str] = {}
+        self._problems: dict[int, str] = {}
 
-    def note_wrong(self, wrong: dict[int, str], first_row: int) -> None:
-        """Note the problems of rows, by row number; the block begins with `first_row`."""
-        self._wrong = {
-            row - first_row: wrong[row]
+    def add_problems(self, problems: dict[int, str], first_row: int) -> None:
+        """Store the problems of the block's rows; `first_row` is the number of its first row."""
+        self._problems = {
+            row - first_row: problems[row]
             for row in range(first_row, first_row + len(self))
-            if row in wrong
+            if row in problems
         }
 
     def __len__(self) -> int:
         return len(self.values.lengths)
 
     def refused(self, limit_bytes: int) -> dict[int, str]:
-        """Return why rows cannot be sent, by their index; a null cannot be a value, and a null key
-        means no key.
+        """Return the indexes of rows that cannot be sent, with the reasons. A null value cannot be
+        sent; a null key means no key.
         """
         values, keys = self.values, self.keys
         sizes = values.lengths if keys is None else values.lengths + keys.lengths
-        why: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         if int(sizes.max(initial=0)) > limit_bytes:
             for row in np.flatnonzero(sizes > limit_bytes).tolist():
-                why[row] = f"{sizes[row]} bytes, over {limit_bytes}"
+                reasons[row] = f"{sizes[row]} bytes, over {limit_bytes}"
         if keys is not None and int(keys.lengths.max(initial=0)) > KEY_BYTES_MAX:
             for row in np.flatnonzero(keys.lengths > KEY_BYTES_MAX).tolist():
-                why[row] = f"a key of {keys.lengths[row]} bytes, over {KEY_BYTES_MAX}"
+                reasons[row] = f"a key of {keys.lengths[row]} bytes, over {KEY_BYTES_MAX}"
         if values.nulls is not None:
-            why |= dict.fromkeys(values.nulls.tolist(), "no value")
-        return why | self._wrong
+            reasons |= dict.fromkeys(values.nulls.tolist(), "no value")
+        return reasons | self._problems
 
     @cached_property
     def sizes(self) -> I64:
-        """Return, for each row, the size in bytes of all rows before it in a batch, and then the
-        size of all rows.
+        """The cumulative sizes of the rows in a batch, in bytes: one entry more than there are
+        rows, beginning with 0 or the offset of the first row.
         """
-        keys = self.values.edges if self.keys is None else self.values.edges + self.keys.edges
-        return keys + BYTES_PER_MESSAGE * np.arange(len(keys))
+        edges = self.values.edges if self.keys is None else self.values.edges + self.keys.edges
+        return edges + BYTES_PER_MESSAGE * np.arange(len(edges))
 
     def take(self, rows: I64) -> Block:
-        """Return the block of these rows, in this order."""
+        """Return a block of these rows, in this order."""
         return Block(None if self.keys is None else self.keys.take(rows), self.values.take(rows))
 
     def body(self, start: int, end: int, sent_at_ns: int) -> bytes:
@@ -218,9 +220,9 @@ class Block:
         )
 
 
-def _in_memory(source: Any, names: tuple[str, ...], wrong: dict[int, str]) -> Any:
-    """Return the table of a source, and fill `wrong` with the rows that hold something other than
-    bytes or text.
+def _in_memory(source: Any, names: tuple[str, ...], problems: dict[int, str]) -> Any:
+    """Convert a source to a table; record the rows whose values are neither bytes nor text in
+    `problems`.
     """
     if isinstance(source, pa.Table):
         return source
@@ -228,37 +230,39 @@ def _in_memory(source: Any, names: tuple[str, ...], wrong: dict[int, str]) -> An
         return pa.Table.from_batches([source])
     if not hasattr(source, "__arrow_c_stream__") and not hasattr(source, "__arrow_c_array__"):
         raise InvalidRequestError(
-            "send_arrow takes a pyarrow Table, RecordBatch or RecordBatchReader, or what has "
+            "send_arrow takes a pyarrow Table, RecordBatch or RecordBatchReader, or an object with "
             "__arrow_c_stream__ "
-            f"(polars, pandas and DuckDB have), not {type(source).__name__}"
+            f"(as of polars, pandas and DuckDB), not {type(source).__name__}"
         )
     try:
         _refuse_addresses(source, names)
         return pa.table(source)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        # This is a column of Python objects, as pandas has them, some of which Arrow does not take;
-        # it may be a column that was not requested.
+        # Some column, perhaps one that is not needed, has Python objects that Arrow does not
+        # accept; pandas allows this.
         try:
             columns = {name: source[name] for name in names}
             if any(getattr(column, "ndim", 1) != 1 for column in columns.values()):
                 raise KeyError  # two columns have the name
             objects = {name: list(column) for name, column in columns.items()}
         except (KeyError, TypeError, IndexError, AttributeError):
-            raise InvalidRequestError(f"Arrow does not take this data: {error!s:.300}") from error
-    return pa.table({name: _of_objects(column, wrong) for name, column in objects.items()})
+            raise InvalidRequestError(f"Arrow does not accept this data: {error!s:.300}") from error
+    return pa.table(
+        {name: _binary_from_objects(column, problems) for name, column in objects.items()}
+    )
 
 
 def _refuse_addresses(source: Any, names: tuple[str, ...]) -> None:
-    """Raise TypeError if the source, a frame of polars, would give addresses in place of the Python
-    objects of a column.
+    """Raise TypeError for a polars frame with a column of Python objects, which it would export as
+    memory addresses.
     """
     schema = getattr(source, "schema", None)
     if isinstance(schema, Mapping) and any(str(schema.get(name)) == "Object" for name in names):
         raise TypeError("a column of Python objects")
 
 
-def _of_objects(column: list[Any], wrong: dict[int, str]) -> Any:
-    taken: list[bytes | None] = []
+def _binary_from_objects(column: list[Any], problems: dict[int, str]) -> Any:
+    converted: list[bytes | None] = []
     for row, value in enumerate(column):
         data: object = value
         if isinstance(value, str):
@@ -266,59 +270,60 @@ def _of_objects(column: list[Any], wrong: dict[int, str]) -> Any:
                 data = value.encode()
             except UnicodeEncodeError as error:
                 data = None
-                wrong[row] = f"{value!r:.40} is no text in UTF-8: {error.reason}"
+                problems[row] = f"{value!r:.40} is not valid UTF-8: {error.reason}"
         elif not isinstance(value, bytes) and not _is_missing(value):
-            wrong[row] = f"{value!r:.40} is neither bytes nor text"
-        taken.append(data if isinstance(data, bytes) else None)
-    return pa.array(taken, pa.large_binary())
+            problems[row] = f"{value!r:.40} is neither bytes nor text"
+        converted.append(data if isinstance(data, bytes) else None)
+    return pa.array(converted, pa.large_binary())
 
 
 def _is_missing(value: object) -> bool:
     """Return True for None and for its equivalents in pandas: NaN, NaT, NA."""
     try:
         return value is None or bool(value != value)  # noqa: PLR0124 - NaN and NaT
-    except (TypeError, ValueError):  # NA compares to nothing; an array has no one answer
+    except (TypeError, ValueError):  # NA and arrays have no truth value here
         return type(value).__name__ == "NAType"
 
 
-def _checked(schema: Any, name: str) -> int:
-    """Return the index of a column of bytes or text."""
+def _column_index(schema: Any, name: str) -> int:
+    """Return the index of a column, which must hold bytes or text."""
     index = int(schema.get_field_index(name)) if isinstance(name, str) else -1
     if index < 0:
-        there = ", ".join(schema.names)
+        available = ", ".join(schema.names)
         raise InvalidRequestError(
-            f"the table must have exactly one column {name!r:.60}; it has {there:.300}"
+            f"the table must have exactly one column {name!r:.60}; it has {available:.300}"
         )
-    kind = schema.field(index).type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if not any(is_bytes(kind) for is_bytes in _BYTES_OR_TEXT):
+    column_type = schema.field(index).type
+    if pa.types.is_dictionary(column_type):
+        column_type = column_type.value_type
+    if not any(is_bytes(column_type) for is_bytes in _IS_BYTES_OR_TEXT):
         raise InvalidRequestError(
-            f"column {name!r:.60} holds {kind}, not bytes or text: cast it first"
+            f"column {name!r:.60} holds {column_type}, not bytes or text: cast it first"
         )
     return index
 
 
-_BYTES_OR_TEXT = (
+_IS_BYTES_OR_TEXT = (
     *(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
     *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
     pa.types.is_fixed_size_binary,
 )
 
-_WITH_EDGES = (
+_HAS_EDGES = (
     *(pa.types.is_binary, pa.types.is_large_binary),
     *(pa.types.is_string, pa.types.is_large_string),
 )
-"""Checks for the types whose buffers `Column` takes as they are."""
+"""Tests for the types whose buffers `Column` uses directly."""
 
 
 def _without_views(array: Any) -> Any:
-    """Return the column; a dictionary of views, which Arrow does not decode, has bytes in place of
-    views. Polars stores categories in this form.
+    """Replace the views of a dictionary column, which Arrow does not decode, by bytes. Polars
+    stores categories in this form.
     """
-    kind = array.type
-    if pa.types.is_dictionary(kind) and (
-        pa.types.is_string_view(kind.value_type) or pa.types.is_binary_view(kind.value_type)
+    column_type = array.type
+    if pa.types.is_dictionary(column_type) and (
+        pa.types.is_string_view(column_type.value_type)
+        or pa.types.is_binary_view(column_type.value_type)
     ):
         return pa.DictionaryArray.from_arrays(array.indices, _binary(array.dictionary))
     return array
@@ -327,7 +332,7 @@ def _without_views(array: Any) -> Any:
 def _column(array: Any) -> Column:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    return Column(array if any(of(array.type) for of in _WITH_EDGES) else _binary(array))
+    return Column(array if any(has_type(array.type) for has_type in _HAS_EDGES) else _binary(array))
 
 
 def _binary(array: Any) -> Any:
@@ -336,18 +341,18 @@ def _binary(array: Any) -> Any:
     return array.cast(pa.large_binary())
 
 
-class TableSending:
+class TableSender:
     """
-    Sends the rows of one source and counts their outcomes.
+    Sends the rows of one source, and counts their outcomes.
 
     Args:
-        sender: the sender of the subject. When it ends, because the subject was deleted or the
-            producer closed, the remaining rows are given up: a later subject of the same name gets
-            none of them.
-        send: queues one message of the subject, by value and key.
+        sender: the subject's sender. When it stops, because the subject was deleted or the producer
+            closed, the remaining rows are given up, and never sent to a new subject of the same
+            name.
+        send: queues one message, given its value and key.
         drain: waits for room in the producer's queue.
-        draw: returns a random number with the given number of bits, for the partition of rows
-            without a key.
+        draw: returns a random number of the given number of bits, for the partition of rows without
+            a key.
     """
 
     def __init__(
@@ -368,11 +373,11 @@ class TableSending:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._row = 0
-        """The number of the next row."""
+        """The number of rows read so far."""
         self._batches: deque[tuple[OutgoingBatch, I64]] = deque()
-        """The batches on their way, with the number of each row."""
+        """The unsettled batches, with the numbers of their rows."""
         self._messages: deque[tuple[SendFuture, int]] = deque()
-        """The messages on their way that were queued one by one, with the numbers of their rows."""
+        """The unsettled messages that were sent one by one, with their row numbers."""
         self._stored = 0
         self._refused: dict[int, str] = {}
         self._given_up: dict[int, KeylaneError] = {}
@@ -380,17 +385,16 @@ class TableSending:
 
     async def send(self, source: ArrowSource, *, partial: bool) -> TableReceipt:
         """
-        Send all rows and wait until they are stored.
+        Send all rows, and wait until they are stored.
 
         Raises:
-            TableError: without `partial`, a row cannot be sent. Then no row of a source in memory
-                is sent; for a stream, no row of that record batch or a later one is.
-            TableError: a stream raised an exception; its earlier rows were sent.
-            TableError: rows were given up.
+            TableError: without `partial`, a row cannot be sent, in which case no row of a source in
+                memory is sent, and for a stream no row of that record batch or a later one; a
+                stream raised an exception after earlier rows were sent; or rows were given up.
         """
         self._partial = partial
         failure: BaseException | None = None
-        await self._sender.routed()  # the route has the size limit of a row
+        await self._sender.wait_for_route()  # the route has the size limit
         if source.in_memory:
             if not partial:
                 await self._check(source.blocks())
@@ -405,29 +409,29 @@ class TableSending:
                         await self._send_block(block)
             except StreamFailedError as error:
                 failure = error.__cause__
-        await self._settle(waits=True)
+        await self._settle(wait_for_all=True)
         if failure is not None:
-            raise self._unfinished(failure)
+            raise self._source_error(failure)
         if self._given_up:
-            raise self._error()
+            raise self._given_up_error()
         return TableReceipt(self._stored, self._refused)
 
     async def _check(self, blocks: Iterable[Block]) -> None:
-        """Raise TableError if a row of `blocks`, the next ones, cannot be sent."""
+        """Raise TableError if a row of the next blocks cannot be sent."""
         row = self._row
         limit = self._sender.message_bytes_max
         refused: dict[int, str] = {}
         for block in blocks:
-            refused |= {row + index: why for index, why in block.refused(limit).items()}
+            refused |= {row + index: reason for index, reason in block.refused(limit).items()}
             row += len(block)
             await asyncio.sleep(0)  # other tasks run between blocks
         if refused:
-            first, why = min(refused.items())
+            first, reason = min(refused.items())
             raise TableError(
                 Reason.ROWS_REFUSED,
                 f"{counted(len(refused), 'row', 'rows')} cannot be sent, the first is "
-                f"row {first}: {why}; "
-                f"{counted(self._row, 'row', 'rows')} before were sent",
+                f"row {first}: {reason}; "
+                f"{counted(self._row, 'row', 'rows')} before that were sent",
                 rows=sorted(refused)[:ROWS_NAMED],
                 sent=self._row,
             )
@@ -439,26 +443,26 @@ class TableSending:
         sender = self._sender
         try:
             await self._drain()
-            await self._settle(waits=False)
+            await self._settle(wait_for_all=False)
             sender.check_alive()
-        except KeylaneError as error:  # rows before these may be stored
+        except KeylaneError as error:  # earlier rows may be stored
             self._given_up |= dict.fromkeys(rows.tolist(), error)
             return
         refused = block.refused(sender.message_bytes_max)
         if refused:
             for index in sorted(refused):
                 self._leave_out(int(rows[index]), refused[index])
-            kept = np.delete(np.arange(len(block)), list(refused))
-            block, rows = block.take(kept), rows[kept]
+            sendable = np.delete(np.arange(len(block)), list(refused))
+            block, rows = block.take(sendable), rows[sendable]
         if sender.careful:
             await self._send_by_row(block, rows)
             return
-        by_executor = _RowExecutors(sender, self._draw(10))
-        order, bounds = by_executor.order(block.keys, len(block))
+        routing = _RowExecutors(sender, self._draw(10))
+        order, bounds = routing.order(block.keys, len(block))
         if order is not None:
             block, rows = block.take(order), rows[order]
         unrouted: tuple[int, int] | None = None
-        for executor, (start, end) in zip(by_executor.executors, pairwise(bounds), strict=True):
+        for executor, (start, end) in zip(routing.executors, pairwise(bounds), strict=True):
             if executor is None:
                 unrouted = start, end
             else:
@@ -467,14 +471,14 @@ class TableSending:
             part = np.arange(*unrouted)
             await self._send_by_row(block.take(part), rows[part])
 
-    def _leave_out(self, row: int, why: str) -> None:
-        """Note a row that cannot be sent; without `partial`, the subject's limit was lowered after
-        the rows were checked.
+    def _leave_out(self, row: int, reason: str) -> None:
+        """Record a row that cannot be sent. Without `partial` this happens only if the subject's
+        limit was lowered after the check; the row is then given up.
         """
         if self._partial:
-            self._refused[row] = why
+            self._refused[row] = reason
         else:
-            self._given_up[row] = MessageTooLargeError(f"row {row}: {why}")
+            self._given_up[row] = MessageTooLargeError(f"row {row}: {reason}")
 
     def _queue(
         self,
@@ -485,7 +489,7 @@ class TableSending:
         start: int,
         end: int,
     ) -> None:
-        """Queue the rows [start, end) of a block at an executor, in batches."""
+        """Queue the rows [start, end) of a block in batches at an executor."""
         settings = self._settings
         sizes = block.sizes
         now_ns = self._now_ns()
@@ -510,16 +514,14 @@ class TableSending:
                 await self._drain()
                 self._sender.check_alive()
                 self._messages.append((self._send(block.values.row(index), key), row))
-            except (
-                KeylaneError
-            ) as error:  # its key is halted, it is too large now, or nothing is sent any more
+            except KeylaneError as error:  # a halted key, a lowered limit, or a stopped sender
                 self._given_up[row] = error
 
-    async def _settle(self, *, waits: bool) -> None:
-        """Count the oldest batches and messages that are settled; with `waits`, wait for all of
-        them.
+    async def _settle(self, *, wait_for_all: bool) -> None:
+        """Count the outcomes of the oldest batches and messages that are settled; with
+        `wait_for_all`, wait for all.
         """
-        while self._batches and (waits or self._batches[0][0].told):
+        while self._batches and (wait_for_all or self._batches[0][0].is_notified):
             batch, rows = self._batches.popleft()
             await shield(batch.future)
             if type(batch.outcome) is Receipt and batch.marks is None:
@@ -527,7 +529,7 @@ class TableSending:
                 continue
             for index, row in enumerate(rows.tolist()):
                 await self._count(BatchFuture(batch, index), row)
-        while self._messages and (waits or self._messages[0][0].done()):
+        while self._messages and (wait_for_all or self._messages[0][0].done()):
             await self._count(*self._messages.popleft())
 
     async def _count(self, future: SendFuture, row: int) -> None:
@@ -540,16 +542,17 @@ class TableSending:
 
     @property
     def _unknown(self) -> int:
-        """Return the number of given-up rows that may be stored."""
+        """How many of the given-up rows may be stored."""
         return sum(error.fate is Fate.UNKNOWN for error in self._given_up.values())
 
-    def _unfinished(self, failure: BaseException) -> TableError:
+    def _source_error(self, failure: BaseException) -> TableError:
+        """Return the error for a source that raised `failure`."""
         unknown = self._unknown
         given_up = f", {len(self._given_up)} were given up" if self._given_up else ""
         left_out = f", {len(self._refused)} were left out" if self._refused else ""
         error = TableError(
             Reason.ROWS_UNFINISHED,
-            f"the source failed behind {counted(self._row, 'row')}, of which {self._stored} are "
+            f"the source failed after {counted(self._row, 'row')}, of which {self._stored} are "
             f"stored{given_up}"
             f"{left_out}: {failure!r:.200}",
             sent=self._row,
@@ -562,13 +565,14 @@ class TableSending:
         error.__cause__ = failure
         return error
 
-    def _error(self) -> TableError:
+    def _given_up_error(self) -> TableError:
+        """Return the error for rows that were given up."""
         unknown = self._unknown
         row, first = min(self._given_up.items())
-        gone = counted(len(self._given_up), "row was", "rows were")
+        subject = counted(len(self._given_up), "row was", "rows were")
         error = TableError(
             Reason.ROWS_GIVEN_UP,
-            f"{gone} given up, {unknown} of them may be stored; {self._stored} are stored; "
+            f"{subject} given up, {unknown} of them may be stored; {self._stored} are stored; "
             f"the first, row {row}: {first.message}",
             rows=sorted(self._given_up)[:ROWS_NAMED],
             messages=len(self._given_up),
@@ -581,7 +585,7 @@ class TableSending:
 
 
 class _RowExecutors:
-    """The executors to which the logical partitions of a subject now lead."""
+    """A snapshot of the executors of a subject's logical partitions."""
 
     def __init__(self, sender: SubjectSender, keyless_logical: int) -> None:
         self.executors: list[Executor | None] = []
@@ -590,22 +594,24 @@ class _RowExecutors:
             if executor not in indices:
                 indices[executor] = len(self.executors)
                 self.executors.append(executor)
-        keyless = sender.keyless[keyless_logical]
+        keyless = sender.keyless_table[keyless_logical]
         if keyless not in indices:
             indices[keyless] = len(self.executors)
             self.executors.append(keyless)
-        self._of_logical = np.fromiter((indices[executor] for executor in sender.table), np.uint16)
+        self._index_by_logical = np.fromiter(
+            (indices[executor] for executor in sender.table), np.uint16
+        )
         self._keyless = indices[keyless]
 
     def order(
         self, keys: Column | None, rows: int
     ) -> tuple[npt.NDArray[np.intp] | None, list[int]]:
         """
-        Return the order of a block's rows by executor, and where each executor's rows start.
+        Group a block's rows by executor.
 
         Returns:
-            The order, or None if the rows keep theirs; then the edges, one more than there are
-            executors.
+            The permutation of the rows, or None if they need not be reordered; and the bounds of
+            the executors' rows, one more than there are executors.
         """
         count = len(self.executors)
         if keys is None:
@@ -613,7 +619,7 @@ class _RowExecutors:
         if count == 1:
             return None, [0, rows]
         logical = hash_column(keys.blob, keys.edges) & np.uint64(LOGICAL_PARTITIONS - 1)
-        indices = self._of_logical[logical]
+        indices = self._index_by_logical[logical]
         indices[keys.lengths == 0] = self._keyless
         bounds = np.cumsum(np.bincount(indices, minlength=count))
         return np.argsort(indices, kind="stable"), [0, *bounds.tolist()]

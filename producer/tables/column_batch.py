@@ -1,4 +1,4 @@
-"""A batch that was made by column: its body exists before it is queued. Pure except for its
+"""A batch that is created from columns, so its body exists before it is queued. Pure except for its
 future.
 """
 
@@ -14,17 +14,15 @@ from ..outgoing_batch import OutgoingBatch
 
 
 class ColumnBatch(OutgoingBatch):
-    """A closed batch; its lists of keys and values are made on demand, when a failure needs
-    them.
-    """
+    """A closed batch, whose lists of keys and values are created only if a failure needs them."""
 
     __slots__ = ("_body",)
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, body: bytes, count: int, sent_at_ns: int
     ) -> None:
-        """Make a batch from `body`, which `join_columns` made of `count` messages; all are sent at
-        `sent_at_ns`.
+        """Create a batch from `body`, the result of `join_columns` for `count` messages with one
+        send time.
         """
         super().__init__(loop)
         self._body = body
@@ -33,12 +31,12 @@ class ColumnBatch(OutgoingBatch):
         self._runs = [(0, sent_at_ns)]
         del self.keys, self.values
 
-    # This method is not in OutgoingBatch: a class that has it has slow attributes, and `send` reads
-    # six of a batch for each message.
+    # Not in OutgoingBatch, because it would slow down all attributes of the class, of which `send`
+    # reads six for each message.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> list[bytes]:
-            """Return the keys or the values, which are made from the body now."""
+            """Create the keys and the values from the body, and return one of them."""
             if name not in ("keys", "values"):
                 raise AttributeError(name)
             self.keys, self.values = split_columns(self._body, self.count)
@@ -47,16 +45,16 @@ class ColumnBatch(OutgoingBatch):
     def __len__(self) -> int:
         return self.count
 
-    def unsettled(self) -> Iterator[tuple[bytes, int, int]]:
-        """Yield the key, the size in bytes and the sending time of each unsettled message; the
-        batch stays as it is.
+    def iter_unsettled(self) -> Iterator[tuple[bytes, int, int]]:
+        """Yield the key, the size in bytes and the send time of each unsettled message, without
+        creating the lists.
         """
         return self._unsettled(*split_columns(self._body, self.count))
 
     def pack(
         self, *, sequence: int, compression: Compression = Compression.NONE, **fields: int
     ) -> bytes | bytearray:
-        """Return the bytes of the batch, as `OutgoingBatch.pack` does."""
+        """Encode the batch; see `OutgoingBatch.pack`."""
         if self.data is None:
             self.sequence = sequence
             sent_at_ns = self.first_sent_at_ns

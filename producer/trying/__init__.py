@@ -1,3 +1,1 @@
-"""The repeated tries of a producer's tasks, one after another, until it is known that none can
-succeed.
-"""
+"""The retry loop of a producer's tasks, and the check whether retries can still succeed."""

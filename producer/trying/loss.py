@@ -1,4 +1,4 @@
-"""Asks the metaserver whether a batch that may be stored is lost with its broker."""
+"""Asks the metaserver whether a doubtful batch is lost with its broker."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ class InDoubtExecutor(Protocol):
     state: ExecutorState
 
 
-async def is_hopeless(
+async def is_unrecoverable(
     executor: InDoubtExecutor,
     error: KeylaneError,
-    ask_history: Callable[[], Awaitable[Collection[str]]],
+    fetch_history: Callable[[], Awaitable[Collection[str]]],
 ) -> bool:
     """
-    Return True if no broker knows whether the oldest batch is stored, and the loss is not accepted.
+    Return True if no broker knows whether the oldest batch is stored, and its loss is not accepted.
 
-    A broker without the partition may have replaced a lost broker, or may have the address of a
-    broker that moved. The metaserver knows which. It is asked after the refusal, because an
-    earlier answer may be out of date.
+    A broker that does not know the partition may have replaced a lost broker, or may have taken
+    over the address of a broker that moved. The metaserver knows which; it is asked after the
+    refusal, because an earlier reply may be out of date.
 
     Args:
         error: the refusal.
-        ask_history: see `ExecutorOwner.ask_history`; it changes `executor`.
+        fetch_history: see `ExecutorOwner.fetch_history`; it changes `executor`.
     """
     state, address = executor.state, executor.partition.address
-    if state.lost or not (state.gone and isinstance(error, NOT_HERE)):
+    if state.lost or not (state.unlisted and isinstance(error, NOT_HERE)):
         return False
     try:
-        if executor.partition.broker_group in await ask_history():
+        if executor.partition.broker_group in await fetch_history():
             return False
     except SubjectUnknownError:
         pass
-    except KeylaneError as silent:
-        log.debug("%s: history: %s", executor.group.partition_name, silent.message)
+    except KeylaneError as failure:
+        log.debug("%s: history: %s", executor.group.partition_name, failure.message)
         return False
     state = executor.state
-    return state.gone and not state.lost and executor.partition.address == address
+    return state.unlisted and not state.lost and executor.partition.address == address

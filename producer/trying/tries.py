@@ -1,6 +1,4 @@
-"""The loop in which a task of a producer tries again, and the error that it makes of an unforeseen
-exception.
-"""
+"""The retry loop of a producer's tasks, and the conversion of unexpected exceptions."""
 
 from __future__ import annotations
 
@@ -16,56 +14,62 @@ from ...protocol.log_filter import LogFilter
 log = logging.getLogger("keylane.producer")
 
 FAULT_HINT = (
-    "The log of this program has the traceback: look at what the error names, as threads or memory."
+    "The log of this program has the traceback: check what the error names, such as threads or "
+    "memory."
 )
 
 
-def failure_of(raised: Exception, what: str, troubles: LogFilter, now_ms: int) -> KeylaneError:
+def to_keylane_error(
+    raised: Exception, name: str, failure_log: LogFilter, now_ms: int
+) -> KeylaneError:
     """
-    Return the same error; an unforeseen exception is logged with its traceback, and becomes an
-    InternalError that names it.
+    Return a KeylaneError as it is; log any other exception with its traceback, and wrap it in an
+    InternalError.
 
     Args:
-        what: the route or the partition that the task looks after.
+        name: the partition or route that the task serves, for the log.
+        failure_log: limits repeated log lines.
     """
     if isinstance(raised, KeylaneError):
         return raised
     text = f"{type(raised).__name__}: {raised!s:.200}"
-    if line := troubles.met(text, now_ms):
-        log.error("%s: %s; retrying", what, line, exc_info=raised)
-    failure = InternalError(f"the producer met {text}")
+    if log_text := failure_log.met(text, now_ms):
+        log.error("%s: %s; retrying", name, log_text, exc_info=raised)
+    failure = InternalError(f"unexpected error in the producer: {text}")
     failure.hint = FAULT_HINT
     failure.__cause__ = raised
     return failure
 
 
-async def keep_trying(
+async def retry_until_done(
     attempt: Callable[[], Awaitable[bool]],
-    failed: Callable[[Exception], Awaitable[bool]],
+    on_failure: Callable[[Exception], Awaitable[bool]],
     pauses: Pauses,
     log_fault: Callable[[Exception], object],
 ) -> None:
     """
-    Try repeatedly. No error ends the loop: the messages of a task that ended would wait silently.
+    Call `attempt` until it returns True. No error ends the loop, because messages would then wait
+    forever without a log line.
 
     Args:
-        attempt: makes one try; True if no further try is needed.
-        failed: acts on the exception of a try; True if the next try begins without a pause.
-        log_fault: logs an exception that `failed` raised.
+        attempt: makes one try; returns True if no further try is needed.
+        on_failure: handles the exception of a try; returns True to retry without a pause.
+        pauses: the backoff between tries.
+        log_fault: logs an exception that `on_failure` raised.
     """
     while True:
-        hurries = False
+        skip_pause = False
         try:
             try:
                 if await attempt():
                     return
                 continue
-            except Exception as error:  # noqa: BLE001 - acted on, whatever it is
-                hurries = await failed(error)
-        except Exception as fault:  # noqa: BLE001 - the next try may do without the act
+            except Exception as error:  # noqa: BLE001 - handled, whatever it is
+                skip_pause = await on_failure(error)
+        except Exception as fault:  # noqa: BLE001 - the next try may succeed anyway
             with suppress(Exception):
                 log_fault(fault)
-        if hurries:
+        if skip_pause:
             pauses.skip()
             continue
         with suppress(Exception):

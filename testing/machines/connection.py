@@ -1,6 +1,4 @@
-"""One simulated connection of the data plane: two queues of frames that keep their order, until it
-breaks.
-"""
+"""A simulated connection of the data plane: two ordered queues of frames, until it breaks."""
 
 from __future__ import annotations
 
@@ -43,30 +41,28 @@ class Carrier(Protocol):
     on_frame: Callable[[Process, Request, bool], None]
 
     def delay(self) -> float:
-        """Return the seconds that a message takes."""
+        """Return the latency of a message in seconds."""
         ...
 
-    def delay_of_a_double(self) -> float:
-        """Return the seconds by which calls of an ended connection reach a server late."""
+    def duplicate_delay(self) -> float:
+        """Return the latency, in seconds, of calls that arrive after their connection ended."""
         ...
 
     def lost(self) -> bool:
-        """Return whether a message is lost."""
+        """Return True if a message is lost."""
         ...
 
-    def is_haunted(self) -> bool:
-        """Return whether a server reads the calls that were in flight when their connection
-        ended.
-        """
+    def serves_lost_calls(self) -> bool:
+        """Return True if a server still reads the calls in flight when their connection ended."""
         ...
 
     def is_cut(self, source: str, target: str) -> bool:
-        """Return whether nothing passes from one process to the other."""
+        """Return True if the link from `source` to `target` is cut."""
         ...
 
 
 class _Pipe:
-    """One direction of a connection; `owed` frames have arrived at a cut and wait for its end."""
+    """One direction of a connection; `owed` frames are held until a cut is healed."""
 
     def __init__(self, source: str, target: str) -> None:
         self.source = source
@@ -88,10 +84,10 @@ class Connection:
         self._up = _Pipe(client.name, server.process.name)
         self._down = _Pipe(server.process.name, client.name)
         self.waits: dict[asyncio.Future[None], None] = {}
-        """Futures that answers in progress wait for."""
+        """The futures on which pending replies wait."""
 
     def note(self, request: Request, *, sent: bool) -> None:
-        """Note that the client makes a request; `sent`: the channel is open."""
+        """Report a request of the client; `sent` if the channel is open."""
         self._internet.on_frame(self.client, request, sent)
 
     def send_up(self, frame: bytes) -> None:
@@ -131,22 +127,22 @@ class Connection:
             post(self.client, self.channel.receive, frame)
 
     def flush(self) -> None:
-        """Deliver what was owed, because the cut has healed."""
+        """Deliver the held frames after a cut was healed."""
         for pipe in (self._up, self._down):
             while pipe.owed and not self._internet.is_cut(pipe.source, pipe.target):
                 pipe.owed -= 1
                 self._deliver(pipe)
 
     def break_off(self) -> None:
-        """Reset the connection: frames in flight are lost, and both ends learn of it."""
+        """Reset the connection: frames in flight are lost, and both ends are notified."""
         if self.broken:
             return
         self.broken = True
         internet = self._internet
-        if self._up.frames and internet.is_haunted():
-            later_s = internet.delay_of_a_double()
+        if self._up.frames and internet.serves_lost_calls():
+            later_s = internet.duplicate_delay()
             for frame in self._up.frames:
-                internet.loop.after(later_s, self._haunt, frame)
+                internet.loop.after(later_s, self._serve_late, frame)
         if self.channel is not None:
             internet.loop.after(
                 internet.delay(), internet.loop.post, self.client, self.channel.ended, "reset"
@@ -155,8 +151,8 @@ class Connection:
             internet.delay(), internet.loop.post, self.server.process, self._server_ended
         )
 
-    def _haunt(self, frame: bytes) -> None:
-        """Have the server read calls that were sent before the end; its answers are lost."""
+    def _serve_late(self, frame: bytes) -> None:
+        """Let the server read a call that was sent before the end; its reply is lost."""
         self._internet.loop.post(self.server.process, self._serve, frame)
 
     # ── in the server's process ───────────────────────────────────────────────────────────────────
@@ -171,7 +167,7 @@ class Connection:
             call.refuse(error)
 
     def serve_in_task(self, correlation_id: int, request: Request, payload: memoryview) -> None:
-        """Answer a request that needs a task."""
+        """Handle a request in a task."""
         task = asyncio.ensure_future(self._answer(correlation_id, request, payload))
         self.waits[task] = None
         task.add_done_callback(lambda done: self.waits.pop(done, None))
@@ -191,7 +187,7 @@ class Connection:
         self._send(self._down, frame)
 
     def send_refusal(self, correlation_id: int, error: BaseException) -> None:
-        """Answer with an error; an error that the real server would log is a fault here."""
+        """Reply with an error; one that the real server would log is recorded as a fault."""
         if not isinstance(error, KeylaneError):
             self._internet.loop.faults.append(error)
             error = InternalError()
@@ -203,7 +199,7 @@ class Connection:
 
 
 class _ServedCall:
-    """A call that is answered without a task; see `keylane.rpc.plane.prompt.PromptCall`."""
+    """A call that is handled without a task; see `keylane.rpc.plane.prompt.PromptCall`."""
 
     def __init__(self, connection: Connection, correlation_id: int) -> None:
         self._connection = connection
@@ -247,7 +243,7 @@ class _ServedCall:
 
 
 class SimChannel:
-    """The client's end; see `keylane.rpc.network.Channel`."""
+    """The client's end of a connection; see `keylane.rpc.network.Channel`."""
 
     def __init__(self, connection: Connection, address: str) -> None:
         self.connection = connection
@@ -304,7 +300,7 @@ class SimChannel:
             call.unanswered(f"no answer from {self._address} in time")
 
     def receive(self, frame: bytes) -> None:
-        """Take a frame from the server."""
+        """Handle a frame from the server."""
         if self._broken is not None:
             return
         correlation_id, answer, payload = decode_answer(frame)
@@ -318,7 +314,7 @@ class SimChannel:
             call.answered((answer, payload))
 
     def ended(self, reason: str) -> None:
-        """Fail the calls in progress, because the connection has ended."""
+        """Fail the pending calls, because the connection has ended."""
         if self._broken is None:
             self._broken = reason
             waiting, self._waiting = self._waiting, {}

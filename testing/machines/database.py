@@ -29,10 +29,10 @@ STATEMENTS_MAX = 5_000
 
 
 class BootClock(Protocol):
-    """The clocks of the machine that has the database."""
+    """The clocks of the database's machine."""
 
     def boot_ms(self) -> int:
-        """Return the milliseconds since it started."""
+        """Return the milliseconds since the machine started."""
         ...
 
     def wall_ms(self) -> int:
@@ -41,9 +41,7 @@ class BootClock(Protocol):
 
 
 class ClockOfNow:
-    """The clock of the machine that has the database in the present cluster; the connection
-    outlives clusters.
-    """
+    """The clock of the current cluster's database machine; the connection outlives clusters."""
 
     def __init__(self) -> None:
         self.machine: BootClock | None = None
@@ -98,7 +96,7 @@ def memory_engine(clock: Clock) -> tuple[sa.Engine, sqlite3.Connection]:
 
 @cache
 def connected() -> Connected:
-    """Return the one connection of this process."""
+    """Return the connection of this process, created at the first call."""
     clock = ClockOfNow()
     engine, raw = memory_engine(clock)
     with engine.begin() as connection:
@@ -140,12 +138,12 @@ class MemoryDatabase:
     write_urgent = renew = read = write
 
     async def problem(self) -> str:
-        """Return why it cannot be written; it always can."""
+        """Return why the database is not writable; it always is."""
         return ""
 
     def on_new_connection(self, call: Callable[[], None]) -> None:
-        """Do nothing: it makes no connections, because it is in this process."""
+        """Do nothing, because a database in memory opens no connections."""
 
     def silence(self) -> str:
-        """Return for how long it has not answered; it always does."""
+        """Return the time without a reply from the database, which is always 0."""
         return ""

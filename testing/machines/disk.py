@@ -26,15 +26,13 @@ BLOCK_BYTES = 512
 
 
 class Crashed(SystemExit):
-    """The machine is gone: no code of ours catches this, and event loops pass it on from any
-    task.
+    """The machine has crashed. Event loops propagate this from any task, and no keylane code
+    catches it.
     """
 
 
 class _Content:
-    """One file: the bytes that programs see, those on the platter, and the writes between the
-    two.
-    """
+    """One file: the bytes that programs see, the synced bytes, and the unsynced writes."""
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
@@ -48,9 +46,7 @@ class _Content:
         """
 
     def sync(self) -> None:
-        """Bring to the platter only what was written since the last sync, because a failed sync has
-        lost its data.
-        """
+        """Sync only the writes since the last sync, because a failed sync has lost its data."""
         platter = self.synced
         platter.extend(bytes(max(0, self.reserved_to - len(platter))))
         for start, data in self.written:
@@ -61,7 +57,7 @@ class _Content:
         self.reserved_to = 0
 
     def crashed(self, rng: random.Random, block_bytes: int) -> bytes:
-        """Return the synced bytes, and some blocks of what was written since."""
+        """Return the synced bytes, with some of the blocks written since."""
         keep = 1.0 if self.torn else rng.choice((0.0, 0.5, 0.9, 1.0))
         survived = bytearray(self.synced)
         if self.reserved_to and rng.random() < keep:
@@ -197,14 +193,14 @@ class SimDisk:
         self.protected: set[str] = set()
 
     def step(self, name: str) -> None:
-        """Count an operation, in the middle of which a crash may happen."""
+        """Count an operation, during which the machine may crash."""
         self.steps += 1
         self.on_step(name)
         if self.crash_at is not None and self.steps >= self.crash_at:
             raise Crashed(name)
 
     def after_crash(self, rng: random.Random) -> SimDisk:
-        """Return the disk as it is when the machine starts again."""
+        """Return the disk as it is after the crash, for the next boot."""
         disk = SimDisk(self.block_bytes)
         disk.reserves = self.reserves
         disk.folders = set(self.folders)
@@ -337,7 +333,7 @@ class SimDisk:
 
 
 def disk_of(files: Mapping[str, bytes]) -> SimDisk:
-    """Return a disk on which these files are durable."""
+    """Return a disk with these files, all synced."""
     disk = SimDisk()
     for path, data in files.items():
         disk.make_folder(_folder(path))

@@ -34,7 +34,7 @@ class StuckError(Exception):
 
 
 class Process:
-    """One running program: the callbacks that are due, and the rate of its clock."""
+    """A simulated process: its ready callbacks, and the rate of its clock."""
 
     def __init__(
         self, name: str, rate: float = 1.0, *, context: contextvars.Context | None = None
@@ -58,7 +58,7 @@ class Process:
         self.context.run(PROCESS.set, self)
 
     def kill(self) -> None:
-        """End it, so that no callback of it runs any more."""
+        """Kill the process: none of its callbacks runs again."""
         for thread in self.threads:
             thread.kill()
         self.alive = False
@@ -163,17 +163,17 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # ── the methods for the simulation ────────────────────────────────────────────────────────────
     def post(self, process: Process, callback: Callable[..., Any], *args: Any) -> None:
-        """Have a process run `callback` in its turn, unless it is dead."""
+        """Schedule `callback` in a process, unless that is dead."""
         if process.alive:
             self._queue(process, events.Handle(callback, args, self, process.context))
 
     def after(self, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
-        """Have the world run `callback` after `seconds` of true time."""
+        """Schedule `callback` outside all processes after `seconds` of true time."""
         handle = events.Handle(callback, args, self, self.world.context)
         self._at(self.now + seconds, handle, self.world)
 
     def resume(self, process: Process) -> None:
-        """Let a paused process continue."""
+        """Resume a paused process."""
         process.paused = False
         if process.ready and not process.queued and process.alive:
             process.queued = True
@@ -250,7 +250,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self._queue(process, handle)
 
     def dispose(self) -> None:
-        """End every task where it stands, without running it further."""
+        """End all tasks at their current await, without running them further."""
         with warnings.catch_warnings():
             # Coroutines that something begins while it ends here never run.
             warnings.simplefilter("ignore", RuntimeWarning)

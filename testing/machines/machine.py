@@ -1,7 +1,5 @@
-"""A simulated machine with clocks that go wrong, which may be up or down.
-
-SIGTERM for simulated processes: `Consumer.run` waits for it, without using signals of the
-simulating process.
+"""A simulated machine that may be up or down, with inaccurate clocks, and SIGTERM for simulated
+processes, on which `Consumer.run` waits without using real signals.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ from .loop import PROCESS, Process, SimLoop
 
 class Machine:
     """
-    `rate` is the speed of its clocks: 1.05 gains five seconds in a hundred. The boot clock jumps
-    only at a boot; the calendar jumps by `wall_jump_ms`.
+    A simulated machine. `rate` is the speed of its clocks: 1.05 gains five seconds in a hundred.
+    The boot clock jumps only at a boot; the wall clock jumps by `wall_jump_ms`.
     """
 
     def __init__(self, loop: SimLoop, name: str, *, rate: float, boot_s: float) -> None:
@@ -38,22 +36,22 @@ class Machine:
         return self.boot_ns() // 1_000_000
 
     def wall_ms(self) -> int:
-        """Return the milliseconds since 1970, by its calendar."""
+        """Return the milliseconds since 1970, by its wall clock."""
         return 1_700_000_000_000 + self.wall_jump_ms + int(self.loop.now * self.rate * 1000)
 
     def wall_ns(self) -> int:
-        """Return the nanoseconds since 1970, by its calendar."""
+        """Return the nanoseconds since 1970, by its wall clock."""
         return self.wall_ms() * 1_000_000
 
     def reboot(self, boot_s: float) -> None:
-        """Start the boot clock again."""
+        """Restart the boot clock at `boot_s` seconds."""
         self.boots += 1
         self._zero = self.loop.now
         self._boot_ns = int(boot_s * 1e9)
 
 
 class SimStopSignals:
-    """Replaces `keylane.rpc.stop_signals.StopSignals`, for the process that makes it."""
+    """Replaces `keylane.rpc.stop_signals.StopSignals` for the process that creates it."""
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
@@ -73,9 +71,7 @@ class SimStopSignals:
 
 
 def send_stop(process: Process) -> bool:
-    """Ask a process to stop; False if it does not listen, so that the signal's default ends it at
-    once.
-    """
+    """Send SIGTERM to a process; return False if it has no handler, so the default must end it."""
     listeners = list(process.on_stop)
     for stop in listeners:
         stop()

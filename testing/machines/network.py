@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class NetworkConditions:
-    """The current delays and chances of faults of the network; chances are per message."""
+    """The current delays and fault probabilities of the network; probabilities are per message."""
 
     delay_s: float = 0.001
     late_chance: float = 0.0
@@ -52,12 +52,12 @@ class NetworkConditions:
     loss_chance: float = 0.0
     twice_chance: float = 0.0
     ghost_chance: float = 0.0
-    """Chance that calls in flight to a server when their connection ended are still served, perhaps
+    """The probability that calls in flight when their connection ended are still served, perhaps
     much later.
     """
     held_chance: float = 0.5
-    """Chance that data in flight when a link is cut arrives after the cut, instead of breaking its
-    connection.
+    """The probability that data in flight when a link is cut arrives after the cut instead of
+    breaking its connection.
     """
 
 
@@ -92,9 +92,7 @@ class Listener:
 
 
 class Internet:
-    """All links: the machines that are cut off from each other, and the process behind each
-    address.
-    """
+    """All links between machines, which may be cut, and the process at each address."""
 
     def __init__(self, loop: SimLoop, rng: random.Random) -> None:
         self.loop = loop
@@ -102,27 +100,24 @@ class Internet:
         self.conditions = NetworkConditions()
         self.listeners: dict[str, Listener] = {}
         self.machines: dict[str, Machine] = {}
-        """Machine of every address ever used."""
+        """The machine of each address that was ever used."""
         self.cut: set[tuple[str, str]] = set()
         self.connections: list[Connection] = []
         self.messages = 0
         self._held: list[tuple[str, str, Callable[[], None]]] = []
         self.on_call: Callable[[Process, str], None] = lambda _process, _call: None
-        """Function that gets each control call and each new connection, as text, before it leaves.
-        """
+        """A callback for each control call and each new connection, as text, before it is sent."""
         self.on_frame: Callable[[Process, Request, bool], None] = lambda *_: None
-        """Function that gets each request on a connection, and whether the connection can still
-        carry it.
-        """
+        """A callback for each request on a connection, with True if the connection is open."""
 
     def listen(self, address: str, listener: Listener) -> None:
-        """Have a process serve at an address."""
+        """Register a process that serves at an address."""
         self.listeners[address] = listener
         self.machines[address] = listener.machine
 
     def gone(self, process: Process, *, machine_down: bool) -> None:
-        """Note that a process ended: its address refuses calls and its connections break, unless
-        its machine fell silent.
+        """Remove a process that ended: its address refuses calls and its connections break, unless
+        its machine is down.
         """
         for address, listener in list(self.listeners.items()):
             if listener.process is process:
@@ -134,35 +129,33 @@ class Internet:
         self.connections = [connection for connection in self.connections if not connection.broken]
 
     def delay(self) -> float:
-        """Return the seconds that a message takes."""
+        """Return the latency of a message in seconds."""
         conditions = self.conditions
         wait = conditions.delay_s * (0.2 + 1.6 * self.rng.random())
         if conditions.late_chance and self.rng.random() < conditions.late_chance:
             wait += conditions.late_s * self.rng.random()
         return wait
 
-    def delay_of_a_double(self) -> float:
-        """Return the seconds by which the second of two may be later."""
+    def duplicate_delay(self) -> float:
+        """Return the additional latency of a duplicate in seconds."""
         return self.conditions.late_s * self.rng.random()
 
-    def is_haunted(self) -> bool:
-        """Return whether a server reads the calls that were in flight when their connection
-        ended.
-        """
+    def serves_lost_calls(self) -> bool:
+        """Return True if a server still reads the calls in flight when their connection ended."""
         chance = self.conditions.ghost_chance
         return bool(chance) and self.rng.random() < chance
 
     def lost(self) -> bool:
-        """Return whether a message is lost."""
+        """Return True if a message is lost."""
         chance = self.conditions.loss_chance
         return bool(chance) and self.rng.random() < chance
 
     def is_cut(self, source: str, target: str) -> bool:
-        """Return whether nothing passes from one process to the other."""
+        """Return True if the link from `source` to `target` is cut."""
         return (source, target) in self.cut
 
     def carry(self, source: str, target: str, arrive: Callable[[], None]) -> None:
-        """Carry a message across once; at a cut it waits for the end of the cut, or is lost."""
+        """Deliver a message once; at a cut it is held until the cut is healed, or lost."""
         self.messages += 1
 
         def arrived() -> None:
@@ -179,9 +172,7 @@ class Internet:
         self.cut.add((source, target))
 
     def heal_link(self, source: str, target: str) -> None:
-        """Let messages through in this direction again: what was held arrives, or breaks its
-        connection.
-        """
+        """Unblock messages in this direction; held messages arrive, or break their connection."""
         self.cut.discard((source, target))
         for connection in list(self.connections):
             if {connection.client.name, connection.server.process.name} == {source, target}:
@@ -197,7 +188,7 @@ class Internet:
                 self._held.append(call)
 
     def break_link(self, source: str, target: str) -> None:
-        """Heal a link whose connections have not outlived the cut."""
+        """Heal a link, after breaking its connections."""
         for connection in list(self.connections):
             if {connection.client.name, connection.server.process.name} == {source, target}:
                 connection.break_off()
@@ -282,7 +273,7 @@ class SimNetwork:
         call.send()
         if times == 2:
             late = self._internet.rng.random() < 0.5
-            self._loop.after(self._internet.delay_of_a_double() if late else 0.0, call.send)
+            self._loop.after(self._internet.duplicate_delay() if late else 0.0, call.send)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 status, data = await future
@@ -301,7 +292,7 @@ class SimNetwork:
 
 
 class _ControlCall:
-    """One control call on its way there and back."""
+    """A control call in flight, and its reply."""
 
     def __init__(  # noqa: PLR0917 - the parts of a call, in their order
         self,
@@ -377,5 +368,5 @@ class _ControlCall:
 
 
 def internet_task(work: Awaitable[None]) -> asyncio.Task[None]:
-    """Return a task of the process that runs now."""
+    """Create a task of the current process."""
     return asyncio.ensure_future(work)

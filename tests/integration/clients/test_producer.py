@@ -295,7 +295,7 @@ async def test_producer_waits_and_says_so_when_it_started_beside_a_silent_broker
             assert (entry.broker_group, entry.messages) == ("g1", 1)
             assert entry.size_bytes == len(entry.key) + len(b"1")
             assert entry.reason == producer.stats.waiting[entry.partition]
-            assert "start broker group g1 again" in entry.advice
+            assert "restart broker group g1" in entry.advice
         cluster.brokers[0].restart()
         for key in lost:
             assert home[(await futures[key]).partition_id].broker_group == "g1"

@@ -153,7 +153,7 @@ async def test_no_row_is_sent_when_one_cannot_be(shared_cluster: Cluster):
     ("source", "text"),
     [
         ([1, 2], "send_arrow takes a pyarrow Table"),
-        (pa.array(["a"]), "Arrow does not take this data"),
+        (pa.array(["a"]), "Arrow does not accept this data"),
         (pa.table({"v": [b"1"]}), "the table must have exactly one column 'k'; it has v"),
         (pa.table({"k": [1], "v": [b"1"]}), "column 'k' holds int64, not bytes or text: cast it"),
     ],

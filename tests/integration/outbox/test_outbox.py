@@ -121,7 +121,7 @@ async def test_outbox_keeps_no_sender_for_each_subject_of_its_life(
     """A program that names a subject for each customer had the tasks of all partitions that it ever
     sent to.
     """
-    monkeypatch.setattr(drainer, "SUBJECTS_KEPT", 2)
+    monkeypatch.setattr(drainer, "CACHED_SUBJECTS_MAX", 2)
     life = f"life-{next(numbers)}"
     sent: dict[str, list[bytes]] = {}
     async with Outbox(shared_cluster.meta, sqlite, settings=SETTINGS) as outbox:
@@ -145,7 +145,7 @@ async def test_outbox_keeps_no_sender_for_each_subject_of_its_life_when_it_never
     """A program that always has rows of some subject kept the routes and senders of all, and read
     through them each round.
     """
-    monkeypatch.setattr(drainer, "SUBJECTS_KEPT", 2)
+    monkeypatch.setattr(drainer, "CACHED_SUBJECTS_MAX", 2)
     life = f"busy-{next(numbers)}"
     absent = f"{life}.absent"  # its row keeps the lease
     async with Outbox(shared_cluster.meta, sqlite, settings=SETTINGS) as outbox:

@@ -100,14 +100,14 @@ async def test_lease_is_taken_when_its_holder_stands_still_in_a_transaction(
     try:
         await create_tables(engine)
         await cluster.create("s", partitions=1)
-        async with asyncio.timeout(60), engine.connect() as stopped:
-            token = await stopped.run_sync(
+        async with asyncio.timeout(60), engine.connect() as stopped_error:
+            token = await stopped_error.run_sync(
                 lease.take, OutboxTables(), owner="stopped", lease_ms=500
             )
             assert token == 1
             async with Outbox(cluster.meta, engine, settings=SETTINGS) as outbox:
                 await outbox.send("s", b"value", key=b"k")
             with pytest.raises(DBAPIError):
-                await stopped.execute(sa.text("SELECT 1"))
+                await stopped_error.execute(sa.text("SELECT 1"))
     finally:
         await engine.dispose()

@@ -26,8 +26,8 @@ from keylane.broker.partition.appends import ProducerState, after_append, decide
 from keylane.outbox.assignment import Capacity, CapacityTable, SubjectKey, capacity_table
 from keylane.outbox.batches import OutboxBatch, SendSession, SendStep, decide_send_step
 from keylane.outbox.lease import TokenPassedError
-from keylane.outbox.round import RoundOrder, RoundOutcome, SettledBatches, run_round
-from keylane.outbox.rows import insert_of
+from keylane.outbox.round import RoundInput, RoundOutcome, SettledBatches, run_round
+from keylane.outbox.rows import insert_statement
 from keylane.outbox.settings import OutboxSettings
 from keylane.outbox.tables import FAILED, HALTED, OutboxTables
 from keylane.outbox.upkeep import purge, read_gauges, read_status, redrive
@@ -165,15 +165,15 @@ class SendingProgram:
             numbers[place.start : place.end] = [place.number] * (place.end - place.start)
         lanes = self.lanes.values()
         capacities = {each.place.number: each.capacity() for each in lanes}
-        barred = [
+        blocked = [
             (each.place.start, each.place.end) for each in lanes if each.batches and not each.listed
         ]
         known = {number: capacity for number, capacity in capacities.items() if capacity}
-        return {"s": capacity_table(numbers, known, barred)}
+        return {"s": capacity_table(numbers, known, blocked)}
 
-    def order(self) -> RoundOrder:
+    def order(self) -> RoundInput:
         settled, self.settled = self.settled, SettledBatches()
-        return RoundOrder(
+        return RoundInput(
             owner=self.owner,
             token=self.token,
             settled=settled,
@@ -199,8 +199,8 @@ class SendingProgram:
         lane.sealed = lane.sealed or isinstance(error, StaleRouteError)
         left = not lane.listed or lane.sealed
         doubtful = lane.batches[0].doubtful
-        step = decide_send_step(error, doubtful=doubtful, left=left, gone=lane.gone)
-        if step is SendStep.AGAIN:
+        step = decide_send_step(error, doubtful=doubtful, closed=left, gone=lane.gone)
+        if step is SendStep.RETRY:
             return
         failed = [batch for batch in lane.batches if batch.doubtful and step is SendStep.GIVE_UP]
         assert lane.gone or not failed, "its broker can tell"
@@ -259,7 +259,7 @@ class OutboxMachine(RuleBasedStateMachine):
             for key, number in zip(keys, numbers, strict=True)
         ]
         with self.engine.connect() as connection:
-            connection.execute(insert_of(TABLES), added)
+            connection.execute(insert_statement(TABLES), added)
             if commit:
                 connection.commit()
                 self.committed.update(numbers)

@@ -234,7 +234,7 @@ def rows_given_up_count_as_stored(patches: Patches) -> None:
             if self._given_up.pop(row, None) is not None:
                 self._stored += 1
 
-    real = patches.set(producer_arrow.TableSending, "_count", count)
+    real = patches.set(producer_arrow.TableSender, "_count", count)
 
 
 def held_rows_are_left_out(patches: Patches) -> None:
@@ -243,7 +243,7 @@ def held_rows_are_left_out(patches: Patches) -> None:
     async def send(self: Any, block: Any, rows: Any) -> None:
         self._stored += len(rows)
 
-    patches.set(producer_arrow.TableSending, "_send_by_row", send)
+    patches.set(producer_arrow.TableSender, "_send_by_row", send)
 
 
 # ── first messages ────────────────────────────────────────────────────────────────────────────────

@@ -42,7 +42,7 @@ def repeats_in_another_order(patches: Patches) -> None:
 def strict_gives_up(patches: Patches) -> None:
     def next_step(self: Any, error: Any, **known: Any) -> Step:
         step = real(self, error, **known)
-        return Step.GIVE_UP if step is Step.AGAIN and self._in_flight[0].tries > 2 else step
+        return Step.GIVE_UP if step is Step.RETRY and self._in_flight[0].tries > 2 else step
 
     real = patches.set(Executor, "_next_step", next_step)
 
@@ -138,10 +138,10 @@ def second_copy_not_declared(patches: Patches) -> None:
     say so.
     """
 
-    def leave(self: Any, *, refused: bool) -> None:
+    def reset(self: Any, *, refused: bool) -> None:
         real(self, refused=True)
 
-    real = patches.set(OutgoingBatch, "leave", leave)
+    real = patches.set(OutgoingBatch, "reset", reset)
 
 
 def home_is_left_early(patches: Patches) -> None:
@@ -160,7 +160,7 @@ def newer_do_not_wait(patches: Patches) -> None:
 
     def fill(self: Any) -> None:
         real(self)
-        spare = self._spare()
+        spare = self._spare_executors()
         if self._route is not None and self._route.may_leave and spare:
             self.table = [
                 executor if executor is None or executor.state.available else spare[0]
@@ -168,7 +168,7 @@ def newer_do_not_wait(patches: Patches) -> None:
             ]
             self.careful = True
 
-    real = patches.set(SubjectSender, "_fill_table", fill)
+    real = patches.set(SubjectSender, "_update_tables", fill)
 
 
 def newer_go_before_older(patches: Patches) -> None:
@@ -204,7 +204,7 @@ def lost_is_not_asked(patches: Patches) -> None:
         history = await self._meta.call(endpoints.HISTORY, subject=self.subject)
         self._follow_brokers(past.partition for past in history.partitions)
 
-    patches.set(SubjectSender, "ask_history", ask)
+    patches.set(SubjectSender, "fetch_history", ask)
 
 
 def refused_batch_stays_out(patches: Patches) -> None:

@@ -99,7 +99,7 @@ async def test_subjects_that_are_forgotten_have_no_batches_and_wait_for_no_route
     """A sender with batches knows what was sent, and those that wait for a route are told it by
     their name.
     """
-    monkeypatch.setattr(module, "SUBJECTS_KEPT", 1)
+    monkeypatch.setattr(module, "CACHED_SUBJECTS_MAX", 1)
     drainer, routes = drainer_alone()
     for number in range(6):
         name = f"s{number}"
@@ -110,8 +110,8 @@ async def test_subjects_that_are_forgotten_have_no_batches_and_wait_for_no_route
     drainer.senders[6].batches.append(batch)  # of "s1"
     waiting = asyncio.ensure_future(asyncio.Event().wait())
     # it is only looked for
-    drainer._learning["s2"] = drainer._confirming["s3"] = waiting  # type: ignore[assignment]
-    await drainer._forget_idle()
+    drainer._routing_tasks["s2"] = drainer._limit_checks["s3"] = waiting  # type: ignore[assignment]
+    await drainer._evict_idle_subjects()
     assert routes.known.keys() == {"s1", "s2", "s3"}
     assert drainer._by_subject.keys() == {"s1", "s2", "s3"}
     assert drainer.senders.keys() == set(range(5, 17))

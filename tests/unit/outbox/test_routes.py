@@ -58,16 +58,16 @@ async def test_missing_subject_is_asked_for_ever_less_often_and_said_once_until_
     routes = OutboxRoutes(meta)
     longest: list[int] = []
     for attempt in range(1, 21):
-        known = await routes.ask("s", ())
+        known = await routes.fetch("s", ())
         longest.append(known.pause_ms(attempt, Backoff(), random.Random(7)))
     assert MISSING_PAUSE_MS_MAX / 2 <= max(longest) <= MISSING_PAUSE_MS_MAX
     assert max(longest[:5]) <= 800  # a subject that is created soon is found soon
     (line,) = caplog.records
     assert line.getMessage() == f"rows of subject s wait to be sent: {missing.message}"
     assert line.levelname == "WARNING"
-    assert max(pauses_ms(await routes.ask("s", ()))) <= 2_000  # no answer says nothing of it
-    assert (await routes.ask("s", ())).missing
-    known = await routes.ask("s", ())
+    assert max(pauses_ms(await routes.fetch("s", ()))) <= 2_000  # no answer says nothing of it
+    assert (await routes.fetch("s", ())).missing
+    known = await routes.fetch("s", ())
     assert (known.problem, known.missing) == ("", 0)
     assert max(pauses_ms(known)) <= 2_000
 
@@ -82,7 +82,7 @@ def test_pause_for_a_missing_subject_is_the_longer_one_that_is_set():
 async def test_pause_is_a_short_one_when_a_subject_is_missing_after_many_questions_without_an_answer():
     """The metaservers were away for long, and come back with a database that is being rebuilt."""
     routes = OutboxRoutes(cast(Any, Meta(SubjectUnknownError(subject="s"))))
-    known = await routes.ask("s", ())
+    known = await routes.fetch("s", ())
     assert known.pause_ms(100, Backoff(), random.Random(7)) <= 50
 
 
@@ -91,7 +91,7 @@ async def test_pauses_are_those_of_a_failing_call_when_a_subject_that_was_missin
     older, missing = replace(ROUTE, version=0), SubjectUnknownError(subject="s")
     routes = OutboxRoutes(cast(Any, Meta(ROUTE, *[missing] * 20, older)))
     for _ in range(22):
-        known = await routes.ask("s", ())
+        known = await routes.fetch("s", ())
     assert known.problem
     assert max(pauses_ms(known)) <= 2_000
 
@@ -102,7 +102,7 @@ async def test_deleted_subjects_are_known_by_name_up_to_a_bound(monkeypatch):
     meta: Any = Meta(*[SubjectDeletedError()] * 50, SubjectUnknownError())
     routes = OutboxRoutes(meta)
     for number in range(50):
-        await routes.ask(f"s{number}", ())
+        await routes.fetch(f"s{number}", ())
     assert len(routes._deleted) == 5
-    known = await routes.ask("s49", (1,))
+    known = await routes.fetch("s49", (1,))
     assert isinstance(known.gone[1], SubjectDeletedError)

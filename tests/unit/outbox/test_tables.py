@@ -23,7 +23,7 @@ from keylane.outbox import (
 from keylane.outbox.assignment import Capacity, capacity_table
 from keylane.outbox.batches import SendSession
 from keylane.outbox.lease import TokenPassedError
-from keylane.outbox.round import RoundOrder, RoundOutcome, SettledBatches, run_round
+from keylane.outbox.round import RoundInput, RoundOutcome, SettledBatches, run_round
 from keylane.outbox.tables import VERSION, OutboxTables
 from keylane.outbox.upkeep import read_status, redrive
 from keylane.protocol.errors import (
@@ -75,7 +75,7 @@ def do(
     limits=None,
 ) -> RoundOutcome:
     capacity = Capacity(1, SendSession(7, 0), sequence, batches)
-    order = RoundOrder(
+    order = RoundInput(
         owner=owner,
         token=token,
         settled=settled or SettledBatches(),
@@ -194,7 +194,7 @@ def test_bytes_limit_what_one_round_reads(engine, outbox):
     rows = add(engine, outbox, *[bytes(1_000)] * 6)
     order_settings = OutboxSettings(read_bytes=2_500)
     capacity = Capacity(1, SendSession(7, 0), 0, 5)
-    order = RoundOrder(
+    order = RoundInput(
         owner="a",
         token=None,
         settled=SettledBatches(),

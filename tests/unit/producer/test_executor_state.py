@@ -39,8 +39,8 @@ def test_executor_refuses_until_its_next_try_when_a_route_is_needed():
 def test_executor_that_a_route_left_is_never_open_again():
     """A route that lists it again says that its broker is there again, and nothing more."""
     left, gone = after(E.CLOSED_IN_ROUTE), after(E.NOT_IN_ROUTE)
-    assert (left.left, left.gone) == (True, False)
-    assert (gone.left, gone.gone) == (True, True)
+    assert (left.closed, left.unlisted) == (True, False)
+    assert (gone.closed, gone.unlisted) == (True, True)
     for event in (E.OPEN_IN_ROUTE, E.CLOSED_IN_ROUTE):
         assert after(event, start=gone) == left
     assert after(E.OPEN_IN_ROUTE, start=left) == left
@@ -70,7 +70,7 @@ def test_event_changes_one_part_of_the_state():
                 reached.add(following)
                 fresh.append(following)
     assert reached == set(map(ExecutorState._make, itertools.product(SendResult, Listing, Storing)))
-    assert {state for state in reached if state.spare} == {START, after(E.LOSS_ACCEPTED)}
+    assert {state for state in reached if state.can_take_over} == {START, after(E.LOSS_ACCEPTED)}
 
 
 def test_executor_is_steady_by_identity_when_its_state_is_that_one():

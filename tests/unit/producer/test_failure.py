@@ -47,8 +47,8 @@ def decide(
     failing_ms=0,
     waited_ms=0,
     doubtful=False,
-    left=False,
-    hopeless=False,
+    closed=False,
+    unrecoverable=False,
 ):
     stage = wait_stage(
         SETTINGS,
@@ -57,7 +57,9 @@ def decide(
         waited_ms=max(waited_ms, failing_ms),
         failing_ms=failing_ms,
     )
-    return decide_after_failure(error(), stage, doubtful=doubtful, left=left, hopeless=hopeless)
+    return decide_after_failure(
+        error(), stage, doubtful=doubtful, closed=closed, unrecoverable=unrecoverable
+    )
 
 
 @pytest.mark.parametrize("error", PASSING)
@@ -66,14 +68,14 @@ def test_strict_stays_at_its_partition_when_errors_may_pass(error, tries):
     """STRICT sends a batch to the same partition again after errors that may pass, without any
     limit.
     """
-    assert decide(error, STRICT, tries=tries, failing_ms=tries * 1_000) is Step.AGAIN
+    assert decide(error, STRICT, tries=tries, failing_ms=tries * 1_000) is Step.RETRY
 
 
 @pytest.mark.parametrize("error", PASSING)
 def test_best_tried_leaves_by_time_and_not_by_tries(error):
     """BEST_TRIED stays for `leave_after_ms`, however often it failed, and then goes elsewhere."""
-    assert decide(error, BEST_TRIED, tries=1_000, failing_ms=4_999) is Step.AGAIN
-    assert decide(error, BEST_TRIED, tries=1, failing_ms=5_000) is Step.ELSEWHERE
+    assert decide(error, BEST_TRIED, tries=1_000, failing_ms=4_999) is Step.RETRY
+    assert decide(error, BEST_TRIED, tries=1, failing_ms=5_000) is Step.REROUTE
 
 
 @pytest.mark.parametrize("error", PASSING)
@@ -83,7 +85,7 @@ def test_best_tried_gives_up_after_its_time_and_its_tries(error):
         decide(error, BEST_TRIED, tries=tries, failing_ms=5_000, waited_ms=waited_ms)
         for tries, waited_ms in ((10, 59_999), (9, 60_000), (10, 60_000))
     ]
-    assert steps == [Step.ELSEWHERE, Step.ELSEWHERE, Step.GIVE_UP]
+    assert steps == [Step.REROUTE, Step.REROUTE, Step.GIVE_UP]
 
 
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
@@ -103,12 +105,12 @@ def test_sealed_partition_asks_for_a_new_route(error, strategy):
 def test_batch_that_is_not_stored_leaves_when_the_route_has_left_its_partition(error):
     """Only a doubtful batch waits for the broker of a partition that the route has left."""
     for strategy in (STRICT, BEST_TRIED):
-        assert decide(error, strategy, left=True) is Step.NEW_ROUTE
-        assert decide(error, strategy, left=True, doubtful=True) is Step.AGAIN
-    exhausted = {"tries": 10, "failing_ms": 60_000, "left": True}
+        assert decide(error, strategy, closed=True) is Step.NEW_ROUTE
+        assert decide(error, strategy, closed=True, doubtful=True) is Step.RETRY
+    exhausted = {"tries": 10, "failing_ms": 60_000, "closed": True}
     assert decide(error, BEST_TRIED, **exhausted) is Step.GIVE_UP
-    due = {"failing_ms": 5_000, "left": True, "doubtful": True}
-    assert decide(error, STRICT, **due) is Step.AGAIN
+    due = {"failing_ms": 5_000, "closed": True, "doubtful": True}
+    assert decide(error, STRICT, **due) is Step.RETRY
     assert decide(error, BEST_TRIED, **due) is Step.NEW_ROUTE
 
 
@@ -117,14 +119,14 @@ def test_doubtful_batch_stays_when_a_wrong_broker_refuses_it(error):
     """Only the right broker recognizes a repeated batch; when the partition is gone for good, no
     broker does.
     """
-    assert decide(error, STRICT, tries=1_000, doubtful=True) is Step.AGAIN
-    assert decide(error, STRICT, doubtful=True, hopeless=True) is Step.GIVE_UP
-    assert decide(error, STRICT, hopeless=True) is Step.NEW_ROUTE
+    assert decide(error, STRICT, tries=1_000, doubtful=True) is Step.RETRY
+    assert decide(error, STRICT, doubtful=True, unrecoverable=True) is Step.GIVE_UP
+    assert decide(error, STRICT, unrecoverable=True) is Step.NEW_ROUTE
     steps = [
         decide(error, BEST_TRIED, tries=10, failing_ms=ms, doubtful=True)
         for ms in (0, 5_000, 60_000)
     ]
-    assert steps == [Step.AGAIN, Step.ELSEWHERE, Step.GIVE_UP]
+    assert steps == [Step.RETRY, Step.REROUTE, Step.GIVE_UP]
     assert decide(StaleRouteError, STRICT, doubtful=True) is Step.NEW_ROUTE
 
 
@@ -140,6 +142,6 @@ def test_batch_is_sent_again_when_its_producer_id_is_shared(strategy):
     doubtful one.
     """
     for error in (SequenceReusedError, ProducerFencedError):
-        assert decide(error, strategy) is Step.AGAIN
+        assert decide(error, strategy) is Step.RETRY
     assert decide(ProducerFencedError, strategy, doubtful=True) is Step.GIVE_UP
-    assert decide(SequenceReusedError, strategy, doubtful=True) is Step.AGAIN
+    assert decide(SequenceReusedError, strategy, doubtful=True) is Step.RETRY

@@ -44,9 +44,9 @@ def begin_to_wait(future: SendFuture) -> None:
 async def test_lone_message_is_sent_where_it_is_awaited(producer: Producer) -> None:
     """A program that sends one message after the other waits a turn less for each."""
     sent = producer.send("s", b"", key=FIRST)
-    assert sent._batch.sends == 0
+    assert sent._batch.send_count == 0
     begin_to_wait(sent)
-    assert sent._batch.sends == 1
+    assert sent._batch.send_count == 1
     await sent
 
 
@@ -57,9 +57,9 @@ async def test_messages_that_are_awaited_in_one_turn_leave_together(producer: Pr
         for key in (FIRST, SECOND, SECOND):
             sent.append(producer.send("s", b"", key=key))
             begin_to_wait(sent[-1])
-        assert [each._batch.sends for each in sent] == [early, 0, 0]
+        assert [each._batch.send_count for each in sent] == [early, 0, 0]
         await asyncio.sleep(0)
-        assert [each._batch.sends for each in sent] == [1, 1, 1]
+        assert [each._batch.send_count for each in sent] == [1, 1, 1]
         await asyncio.gather(*sent)
 
 
@@ -82,7 +82,7 @@ class CountingExecutor:
 
     def __init__(self) -> None:
         self.open = OutgoingBatch(asyncio.get_running_loop())
-        self.waited = False
+        self.wait_is_over = False
         self.gathering: CountingChannel | None = None
         self.pushes = 0
 
@@ -138,9 +138,9 @@ async def test_turn_flushes_other_channels_when_one_fails() -> None:
 async def test_turn_forgets_brokers_that_no_executor_sends_to() -> None:
     """They come back at other addresses."""
     turn = Turn(asyncio.get_running_loop(), lambda: None)
-    flight = turn.flight("b:1")
-    assert turn.flight("b:1") is flight
-    forgotten = weakref.ref(turn.flight("b:2"))
+    flight = turn.load_of("b:1")
+    assert turn.load_of("b:1") is flight
+    forgotten = weakref.ref(turn.load_of("b:2"))
     gc.collect()
     assert forgotten() is None
-    assert list(turn._flights) == ["b:1"]
+    assert list(turn._broker_loads) == ["b:1"]

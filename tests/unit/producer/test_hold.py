@@ -69,7 +69,7 @@ async def test_newer_messages_wait_when_an_unknown_partition_refused_older_ones(
         network.unreachable.add(
             "meta:1"
         )  # it pauses ever longer before it asks again for the route
-        sender._refresh.set()
+        sender._refresh_requested.set()
         await eventually(lambda: network.route_asks >= asks + 2)
         network.unknown.add(1)
         older = producer.send("s", b"1", key=b"k")
@@ -99,7 +99,7 @@ async def test_newer_messages_wait_when_two_partitions_refused_older_ones():
         await asyncio.gather(*futures)
         first, second = producer._senders["s"].executors
         network.unreachable.add("meta:1")
-        producer._senders["s"]._refresh.set()
+        producer._senders["s"]._refresh_requested.set()
         network.unknown |= {1, 2}
         futures = [producer.send("s", b"1", key=left)]
         await eventually(lambda: first.state.refuses)

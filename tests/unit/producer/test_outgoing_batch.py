@@ -45,15 +45,15 @@ async def test_packed_batch_has_the_time_of_each_message():
     header = check_batch(data)
     assert (header.first_sent_at_ns, header.last_sent_at_ns) == (5, 4)
     assert columns(data, header).sent_at_ns.tolist() == [5, 5, 9, 4, 4]
-    assert list(map(batch.time_of, range(5))) == [5, 5, 9, 4, 4]
+    assert list(map(batch.sent_at_of, range(5))) == [5, 5, 9, 4, 4]
 
 
 async def test_message_keeps_its_time_when_it_is_moved():
     batch = filled(3)
-    taken, rest = batch.divided(lambda index: index == 1)
+    taken, rest = batch.split_by(lambda index: index == 1)
 
     assert [part.first_sent_at_ns for part in (taken, rest)] == [1, 0]
-    assert [sent_at_ns for _, _, sent_at_ns in rest.unsettled()] == [0, 2]
+    assert [sent_at_ns for _, _, sent_at_ns in rest.iter_unsettled()] == [0, 2]
 
 
 async def test_properties_that_begin_late_stay_with_their_message():
@@ -153,7 +153,7 @@ async def test_doubtful_message_fails_as_unknown_when_it_left_its_partition():
     """
     origin, other = filled(2), filled(1)
     origin.doubtful = True
-    origin.leave(refused=False)
+    origin.reset(refused=False)
     moved = new_batch()
     moved.adopt(origin, 0)
     moved.adopt(origin, 1)
@@ -175,7 +175,7 @@ async def test_message_is_no_duplicate_when_its_partition_refused_it_for_good():
     """
     origin = filled(1)
     origin.doubtful = True
-    origin.leave(refused=True)
+    origin.reset(refused=True)
     moved = new_batch()
     moved.adopt(origin, 0)
     moved.settle(Receipt(2, 5, "fsync"))
@@ -188,7 +188,7 @@ async def test_receipt_declares_its_own_message_when_a_batch_mixes_them():
     """
     doubtful, moved_only, home = filled(1), filled(1), filled(1)
     doubtful.doubtful = True
-    doubtful.leave(refused=False)
+    doubtful.reset(refused=False)
     doubtful.mark_reordered()
     moved_only.mark_reordered()
     joined = new_batch()

@@ -8,7 +8,7 @@ import enum
 import pytest
 
 from keylane import LogicQueue, ProducerSettings
-from keylane.producer.placing import chosen_place
+from keylane.producer.placing import choose_destination
 from keylane.protocol.errors import (
     ConfigError,
     InvalidRequestError,
@@ -28,7 +28,7 @@ def key_in(start: int, end: int) -> bytes:
     return next(key for key in keys if start <= logical_partition(key) < end)
 
 
-LEFT, RIGHT = key_in(0, 512), key_in(512, 1024)
+CLOSED, RIGHT = key_in(0, 512), key_in(512, 1024)
 
 
 def static_network(**more) -> ScriptedNetwork:
@@ -42,7 +42,7 @@ async def test_message_goes_to_its_queue_when_its_key_says_another():
     """Also with the first message, which is sent before the route is known, and without a key."""
     network = static_network()
     async with producer_on(network) as producer:
-        futures = [producer.send("s", b"0", key=LEFT, queue=1)]
+        futures = [producer.send("s", b"0", key=CLOSED, queue=1)]
         await futures[0]
         futures.append(producer.send("s", b"1", key=RIGHT, queue=0))
         futures += [producer.send("s", b"%d" % number, queue=1) for number in range(2, 8)]
@@ -58,7 +58,7 @@ async def test_receipts_have_the_logic_offset_when_the_subject_is_static():
     """
     network = static_network()
     async with producer_on(network) as producer:
-        futures = [producer.send("s", b"%d" % number, key=LEFT) for number in range(3)]
+        futures = [producer.send("s", b"%d" % number, key=CLOSED) for number in range(3)]
         receipts = [await future for future in futures]
     assert [(receipt.queue, receipt.logic_offset) for receipt in receipts] == [
         (0, 0),
@@ -68,7 +68,7 @@ async def test_receipts_have_the_logic_offset_when_the_subject_is_static():
 
     network.route = route_over(HALVES, version=1, strategy=STRICT)
     async with producer_on(network) as producer:
-        receipt = await producer.send("s", b"3", key=LEFT)
+        receipt = await producer.send("s", b"3", key=CLOSED)
     assert (receipt.offset, receipt.queue, receipt.logic_offset) == (3, None, None)
 
 
@@ -83,7 +83,7 @@ async def test_queue_is_refused_when_it_does_not_exist(queue):
         assert (told.value.subject, told.value.queue) == ("s", queue)
         await beside
         with raises(Reason.QUEUE_UNKNOWN):
-            producer.send("s", b"2", key=LEFT, queue=queue)
+            producer.send("s", b"2", key=CLOSED, queue=queue)
         assert producer.stats.sent == 2
     assert network.stored == {1: [b"1"]}
 
@@ -150,41 +150,41 @@ async def test_partitioner_places_messages_when_they_name_no_queue():
     network = static_network()
     asked = []
 
-    def place(key: bytes) -> int | LogicQueue:
+    def destination(key: bytes) -> int | LogicQueue:
         asked.append(key)
-        return LogicQueue(1) if key == LEFT else 3
+        return LogicQueue(1) if key == CLOSED else 3
 
-    async with producer_on(network, partitioner=place) as producer:
-        for key in (LEFT, RIGHT, b""):
+    async with producer_on(network, partitioner=destination) as producer:
+        for key in (CLOSED, RIGHT, b""):
             await producer.send("s", key, key=key)
-        await producer.send("s", b"named", key=LEFT, queue=0)
+        await producer.send("s", b"named", key=CLOSED, queue=0)
         with pytest.raises(ConfigError, match="partitioner"):
             await producer.send_arrow("s", None, value="v")
 
-    assert asked == [LEFT, RIGHT, b""]
-    assert network.stored == {2: [LEFT], 1: [RIGHT, b"", b"named"]}
+    assert asked == [CLOSED, RIGHT, b""]
+    assert network.stored == {2: [CLOSED], 1: [RIGHT, b"", b"named"]}
 
 
-@pytest.mark.parametrize("place", [-1, 1024, None, "3", 1.5, True])
-async def test_place_is_refused_when_it_is_no_logical_partition(place):
-    async with producer_on(static_network(), partitioner=lambda _key: place) as producer:
+@pytest.mark.parametrize("destination", [-1, 1024, None, "3", 1.5, True])
+async def test_place_is_refused_when_it_is_no_logical_partition(destination):
+    async with producer_on(static_network(), partitioner=lambda _key: destination) as producer:
         with pytest.raises(InvalidRequestError, match="a partitioner returns"):
-            producer.send("s", b"0", key=LEFT)
+            producer.send("s", b"0", key=CLOSED)
         assert producer.stats.sent == 0
 
 
 async def test_send_is_refused_when_the_partitioner_fails():
     """The cause is kept, and the next message is taken."""
 
-    def place(key: bytes) -> int:
-        return {LEFT: 0}[key]
+    def destination(key: bytes) -> int:
+        return {CLOSED: 0}[key]
 
     network = static_network()
-    async with producer_on(network, partitioner=place) as producer:
+    async with producer_on(network, partitioner=destination) as producer:
         with pytest.raises(InvalidRequestError, match="partitioner failed") as told:
             producer.send("s", b"0", key=RIGHT)
         assert isinstance(told.value.__cause__, KeyError)
-        await producer.send("s", b"1", key=LEFT)
+        await producer.send("s", b"1", key=CLOSED)
     assert network.stored == {1: [b"1"]}
 
 
@@ -193,9 +193,9 @@ async def test_unknown_queue_is_refused_when_it_is_the_number_of_the_time_out():
     number = 60_000
     settings = ProducerSettings(delivery_timeout_ms=number)
     async with producer_on(static_network(), settings=settings) as producer:
-        await producer.send("s", b"0", key=LEFT)
+        await producer.send("s", b"0", key=CLOSED)
         with raises(Reason.QUEUE_UNKNOWN):
-            producer.send("s", b"1", key=LEFT, queue=number)
+            producer.send("s", b"1", key=CLOSED, queue=number)
 
 
 async def test_placed_message_waits_in_its_turn_when_the_queue_is_full():
@@ -204,7 +204,7 @@ async def test_placed_message_waits_in_its_turn_when_the_queue_is_full():
     async with producer_on(network) as producer:
         await producer.send("s", b"0", queue=1)
         producer._budget.full = True
-        receipt = await producer.send("s", b"1", key=LEFT, queue=1)
+        receipt = await producer.send("s", b"1", key=CLOSED, queue=1)
     assert (receipt.queue, network.stored) == (1, {2: [b"0", b"1"]})
 
 
@@ -234,12 +234,12 @@ class Numbers:
 
 
 def test_queue_is_a_whole_number_of_any_type_and_no_bool():
-    chosen = [chosen_place(queue, None, b"").number for queue in (Road.FAST, Indexed())]
+    chosen = [choose_destination(queue, None, b"").number for queue in (Road.FAST, Indexed())]
     assert chosen == [3, 5]
     assert [type(number) for number in chosen] == [int, int]
     for refused in (True, 3.0, "3", Numbers()):
         with pytest.raises(InvalidRequestError):
-            chosen_place(refused, None, b"")
+            choose_destination(refused, None, b"")
 
 
 @pytest.mark.parametrize("number", [True, "1", 1.0, None, [], b"1"])

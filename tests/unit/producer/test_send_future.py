@@ -151,4 +151,4 @@ async def test_cancelled_wait_leaves_the_message_and_other_waits_alone():
         receipts = await asyncio.gather(first, second, return_exceptions=True)
         assert isinstance(receipts[0], asyncio.CancelledError)
         assert receipts[1] == await future
-        assert not future._batch.waiting
+        assert not future._batch.waiters

@@ -12,7 +12,7 @@ import pytest
 
 from keylane.producer import ProducerSettings
 from keylane.producer.executor_state import ExecutorEvent
-from keylane.producer.flight import CROWD, WAIT_S, BrokerFlight, Turn
+from keylane.producer.flight import CROWD, WAIT_S, BrokerLoad, Turn
 from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import ClosedError, Fate, GivenUpError, OutcomeUnknownError
@@ -39,8 +39,8 @@ async def test_older_messages_are_sent_first_when_the_route_changes():
         sender = producer._senders["s"]
         await eventually(lambda: sender.table[0] is None)
         (executor,) = sender.executors
-        executor._tried(ExecutorEvent.FAILED)
-        executor._tried(ExecutorEvent.ANSWERED)
+        executor._record_result(ExecutorEvent.FAILED)
+        executor._record_result(ExecutorEvent.ANSWERED)
         producer.send("s", b"2", key=b"k")
         network.route = network.route_to(2, version=2)
         producer.send("s", b"3", key=b"k")
@@ -251,7 +251,7 @@ async def test_metaserver_with_older_routes_is_asked_with_pauses(caplog):
         async with producer_on(network, ProducerSettings(backoff=pauses)) as producer:
             await producer.send("s", b"0", key=b"k")
             network.route = network.route_to(1, version=5)  # told at once, as it differs
-            producer._senders["s"]._refresh.set()
+            producer._senders["s"]._refresh_requested.set()
             asked, began = network.route_asks, time.monotonic()
             await eventually(lambda: network.route_asks >= asked + 10)
             assert time.monotonic() - began > 0.08  # nine pauses, each of 10 ms at least
@@ -330,9 +330,9 @@ async def test_metaserver_is_asked_rarely_when_a_partition_fails_often():
         await producer.send("s", b"0", key=b"k")
         (executor,) = producer._senders["s"].executors
         for _ in range(100):
-            executor._tried(ExecutorEvent.FAILED)
+            executor._record_result(ExecutorEvent.FAILED)
             await asyncio.sleep(0.001)
-            executor._tried(ExecutorEvent.ANSWERED)
+            executor._record_result(ExecutorEvent.ANSWERED)
             await asyncio.sleep(0.001)
 
     assert network.route_asks < 10
@@ -466,18 +466,18 @@ async def test_table_is_given_up_when_its_producer_is_closed_before_the_first_ro
 
 
 class PushRecorder:
-    def __init__(self, flight: BrokerFlight | None = None, *, sends: bool = True) -> None:
+    def __init__(self, flight: BrokerLoad | None = None, *, send_count: bool = True) -> None:
         self.open = OutgoingBatch(asyncio.get_running_loop())
-        self.waited = False
+        self.wait_is_over = False
         self.gathering = None
         self.pushes = 0
-        self._flight = flight
-        self._sends = sends
+        self._broker_load = flight
+        self._sends = send_count
 
     def push(self) -> None:
         self.pushes += 1
-        if self._flight is not None and self._sends:
-            self._flight.partitions += 1
+        if self._broker_load is not None and self._sends:
+            self._broker_load.partitions += 1
 
 
 async def test_turn_pushes_each_executor_once_when_the_turn_ends():
@@ -519,8 +519,8 @@ async def test_flight_pushes_all_others_when_the_push_of_one_fails():
     """After an answer, and after a while without one."""
     loop, told = asyncio.get_running_loop(), []
     loop.set_exception_handler(lambda _loop, context: told.append(type(context["exception"])))
-    flight = BrokerFlight(loop)
-    executors = [FaultyPush(), PushRecorder(flight, sends=False), FaultyPush(), PushRecorder()]
+    flight = BrokerLoad(loop)
+    executors = [FaultyPush(), PushRecorder(flight, send_count=False), FaultyPush(), PushRecorder()]
     for executor in executors[:2]:
         flight.wait(executor)
     flight.partitions = 1
@@ -554,7 +554,7 @@ async def test_channel_writes_once_when_executors_of_a_turn_have_sent():
 
 
 async def test_flight_pushes_the_one_that_waits_longest_when_another_is_answered():
-    flight = BrokerFlight(asyncio.get_running_loop())
+    flight = BrokerLoad(asyncio.get_running_loop())
     flight.partitions = CROWD
     waiting = [PushRecorder(flight) for _ in range(3)]
     for executor in waiting:
@@ -567,9 +567,9 @@ async def test_flight_pushes_the_one_that_waits_longest_when_another_is_answered
 
 
 async def test_flight_pushes_the_next_when_the_first_has_nothing_to_send():
-    flight = BrokerFlight(asyncio.get_running_loop())
+    flight = BrokerLoad(asyncio.get_running_loop())
     flight.partitions = CROWD
-    idle, busy = PushRecorder(flight, sends=False), PushRecorder(flight)
+    idle, busy = PushRecorder(flight, send_count=False), PushRecorder(flight)
     flight.wait(idle)
     flight.wait(busy)
     flight.answered()
@@ -577,12 +577,12 @@ async def test_flight_pushes_the_next_when_the_first_has_nothing_to_send():
 
 
 async def test_flight_pushes_all_that_wait_when_nothing_is_answered():
-    flight = BrokerFlight(asyncio.get_running_loop())
+    flight = BrokerLoad(asyncio.get_running_loop())
     flight.partitions = CROWD
     executor = PushRecorder(flight)
     flight.wait(executor)
     await asyncio.sleep(WAIT_S * 4)
-    assert (executor.pushes, executor.waited) == (1, True)
+    assert (executor.pushes, executor.wait_is_over) == (1, True)
 
 
 async def test_message_is_stored_when_all_other_partitions_of_its_broker_are_silent():
@@ -597,9 +597,9 @@ async def test_message_is_stored_when_all_other_partitions_of_its_broker_are_sil
     async with producer_on(network) as producer:
         await producer.send("s", b"first", key=b"0")
         executors = producer._senders["s"].executors
-        flight = executors[0]._flight
+        flight = executors[0]._broker_load
         for executor in executors:
-            executor._flight = flight
+            executor._broker_load = flight
         network.sealed.update(range(2, 33))
         network.late = silent
         for number in range(500):

@@ -51,7 +51,7 @@ async def test_messages_have_the_time_of_their_turn():
             sent = producer.send("s", b"", key=b"k")
             producer.send("s", b"", key=b"k", tags=["t"])
             await asyncio.sleep(0)
-        assert [at_ns for _, _, at_ns in sent._batch.unsettled()] == [100, 100, 101, 101]
+        assert [at_ns for _, _, at_ns in sent._batch.iter_unsettled()] == [100, 100, 101, 101]
         producer._senders["s"].roll()
         later = producer.send("s", b"", key=b"k")
         assert later._batch.first_sent_at_ns == 102
@@ -75,7 +75,7 @@ async def test_full_batch_is_sent_when_send_fills_it():
     async with producer_on(network, settings=ProducerSettings(batch_count=3)) as producer:
         await _stored(producer)
         sent = [producer.send("s", b"%d" % number, key=b"k") for number in range(7)]
-        assert [future._batch.sends for future in sent] == [1, 1, 1, 1, 1, 1, 0]
+        assert [future._batch.send_count for future in sent] == [1, 1, 1, 1, 1, 1, 0]
     assert network.stored[1][1:] == [b"%d" % number for number in range(7)]
 
 
@@ -145,7 +145,7 @@ async def test_full_batch_of_messages_with_tags_is_sent_when_send_fills_it():
     async with producer_on(ScriptedNetwork(), settings=settings) as producer:
         await _stored(producer)
         sent = [producer.send("s", bytes(2_000), key=b"k", tags=("t",)) for _ in range(3)]
-        assert [future._batch.sends for future in sent] == [1, 1, 1]
+        assert [future._batch.send_count for future in sent] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("tags", [(), ("t",)])
@@ -177,6 +177,6 @@ async def test_batch_keeps_its_limits_when_plain_messages_and_others_mix(tags, t
 async def _stored(producer: Producer) -> None:
     """Have a message stored, so that the route is known."""
     sent = producer.send("s", b"", key=b"k")
-    await producer._senders["s"].routed()
+    await producer._senders["s"].wait_for_route()
     producer._senders["s"].roll()
     await sent

@@ -18,7 +18,7 @@ from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.producer.send_budget import SendBudget
 from keylane.producer.sender import SubjectSender
 from keylane.producer.waiting import (
-    META_DOWN,
+    METASERVER_ADVICE,
     NO_ANSWER,
     PartitionWaits,
     WaitReport,
@@ -86,7 +86,7 @@ async def test_keys_are_listed_with_counts_and_advice_when_a_broker_is_away():
         assert before_ns <= entry.sent_at_ns <= time.time_ns()
         assert (entry.partition, entry.broker_group) == ("p1", "g1")
         assert entry.reason == producer.stats.waiting["p1"]
-        assert "start broker group g1 again" in entry.advice
+        assert "restart broker group g1" in entry.advice
         assert "keylane broker evacuate g1 --accept-loss" in entry.advice
         assert (waiting.messages, waiting.size_bytes) == (2, entry.size_bytes)
         assert waiting.more_keys == 0
@@ -100,7 +100,7 @@ async def test_messages_for_a_later_delivery_are_listed_until_a_broker_keeps_the
     network.unreachable.add("broker-1")
     async with producer_on(network) as producer:
         at_ms = time.time_ns() // 1_000_000 + 60_000
-        later = [producer.send("s", b"later", deliver_at=at_ms) for _ in range(2)]
+        scheduled = [producer.send("s", b"later", deliver_at=at_ms) for _ in range(2)]
         producer.send("s", b"now", key=b"k")
         await eventually(lambda: all(each.advice for each in producer.waiting().keys))
         waiting = producer.waiting()
@@ -111,7 +111,7 @@ async def test_messages_for_a_later_delivery_are_listed_until_a_broker_keeps_the
         }
         assert producer.waiting(limit=1).more_keys == 1
         await producer.close(flush=False)
-    assert all(future.done() for future in later)
+    assert all(future.done() for future in scheduled)
 
 
 async def test_list_of_keys_is_bounded_when_many_wait():
@@ -227,23 +227,23 @@ async def test_messages_wait_for_the_metaserver_when_there_is_no_route_yet():
         (entry,) = producer.waiting().keys
         assert (entry.key, entry.partition, entry.broker_group) == (b"", None, None)
         assert "cannot reach" in entry.reason
-        assert entry.advice == META_DOWN
+        assert entry.advice == METASERVER_ADVICE
         network.unreachable.clear()
         await future
 
 
 def test_advice_names_the_remedy_of_a_failure():
     """A silent server is started again, a full disk needs space, a newer route comes by itself."""
-    assert "start broker group g again" in broker_cause(OutcomeUnknownError(), "g").advice
+    assert "restart broker group g" in broker_cause(OutcomeUnknownError(), "g").advice
     assert broker_cause(DiskFullError(), "g").advice == (f"at broker group g: {DiskFullError.hint}")
     read_only = broker_cause(BrokerReadOnlyError(), "g").advice
     assert "broker group g:" in read_only
     assert "keylane broker health" in read_only
     for gone in (PartitionUnknownError(), WrongBrokerError()):
         assert "keylane broker evacuate g --accept-loss" in broker_cause(gone, "g").advice
-    assert "by itself" in broker_cause(StaleRouteError(), "g").advice
+    assert "automatically" in broker_cause(StaleRouteError(), "g").advice
     assert ForeignServerError.hint in broker_cause(ForeignServerError(), "g").advice
-    assert route_cause(OutcomeUnknownError()).advice == META_DOWN
+    assert route_cause(OutcomeUnknownError()).advice == METASERVER_ADVICE
     assert route_cause(ForeignServerError()).advice == ForeignServerError.hint
 
 
@@ -267,28 +267,28 @@ async def test_waiting_is_refused_in_another_thread():
 def test_wait_is_reported_at_growing_intervals():
     """After 5 s, 1 min, 2 min, 4 min …, then once an hour."""
     report = WaitReport()
-    told = [second for second in range(10 * 3_600) if report.waits(second * SECOND, 0)]
+    told = [second for second in range(10 * 3_600) if report.is_report_due(second * SECOND, 0)]
     assert told[:8] == [5, 60, 120, 240, 480, 960, 1_920, 3_840]
-    assert {later - earlier for earlier, later in pairwise(told[8:])} == {3_600}
+    assert {scheduled - earlier for earlier, scheduled in pairwise(told[8:])} == {3_600}
 
 
 def test_end_of_a_wait_is_reported_when_the_wait_was():
     """A short wait is not reported, neither its start nor its end; each wait is timed anew."""
     report = WaitReport()
-    assert not report.waits(0, 0)
-    assert report.over(4_999) is None
-    assert not report.waits(10_000, 0)
-    assert report.waits(15_000, 5_000)
-    assert report.over(17_000) == 7_000
-    assert report.over(18_000) is None
+    assert not report.is_report_due(0, 0)
+    assert report.end(4_999) is None
+    assert not report.is_report_due(10_000, 0)
+    assert report.is_report_due(15_000, 5_000)
+    assert report.end(17_000) == 7_000
+    assert report.end(18_000) is None
 
 
 def test_wait_report_is_due_once_when_polls_are_rare():
     """Reports that were due between two polls are not repeated."""
     report = WaitReport()
-    report.waits(0, 0)
-    assert report.waits(10 * HOUR, 0)
-    assert not report.waits(10 * HOUR + MINUTE, 0)
+    report.is_report_due(0, 0)
+    assert report.is_report_due(10 * HOUR, 0)
+    assert not report.is_report_due(10 * HOUR + MINUTE, 0)
 
 
 class SetClock:
@@ -317,10 +317,10 @@ async def test_end_of_a_wait_is_not_shorter_than_its_report_when_the_first_try_t
             clock.now_ms += after_ms
             waits.begin(NotSentError("away"), clock.boot_ms(), [batch], "broker:1")
         clock.now_ms += 1_000
-        waits.over()
+        waits.end()
     reported, ended = caplog.messages
     assert "the oldest for 10 s: away" in reported
-    assert ended == "p1: messages flow again after 11 s"
+    assert ended == "p1: sending resumed after 11 s"
 
 
 # ── errors that nothing foresaw ───────────────────────────────────────────────────────────────────
@@ -463,7 +463,7 @@ async def test_order_stays_and_flush_ends_when_a_step_of_sending_fails(
 @pytest.mark.parametrize(
     "step",
     [
-        FaultyStep(SubjectSender, "availability_changed"),
+        FaultyStep(SubjectSender, "on_availability_changed"),
         FaultyStep(executor, "wait_stage"),
         FaultyStep(PartitionWaits, "begin"),
         FaultyStep(LogFilter, "met"),

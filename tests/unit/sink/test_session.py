@@ -553,22 +553,28 @@ async def test_effect_is_refused_when_its_async_engine_has_autocommit(engine):
 
 def test_effect_is_taken_when_the_driver_begins_nothing_and_an_event_does(engine):
     """As SQLAlchemy's page about SQLite advises."""
-    own = sa.create_engine(engine.url, connect_args={"isolation_level": None})
-    sa.event.listen(own, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
-    assert effect(own, delivered(1))
-    own.dispose()
+    own_transaction = sa.create_engine(engine.url, connect_args={"isolation_level": None})
+    sa.event.listen(
+        own_transaction, "begin", lambda connection: connection.exec_driver_sql("BEGIN")
+    )
+    assert effect(own_transaction, delivered(1))
+    own_transaction.dispose()
     assert entries(engine) == [1]
 
 
 @pytest.mark.parametrize("isolation_level", ["", None])
 def test_effect_is_rolled_back_when_its_first_statement_is_in_a_savepoint(engine, isolation_level):
     """The driver had begun no transaction, and the end of the savepoint committed."""
-    own = sa.create_engine(engine.url, connect_args={"isolation_level": isolation_level})
+    own_transaction = sa.create_engine(
+        engine.url, connect_args={"isolation_level": isolation_level}
+    )
     if isolation_level is None:
-        sa.event.listen(own, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+        sa.event.listen(
+            own_transaction, "begin", lambda connection: connection.exec_driver_sql("BEGIN")
+        )
 
     def fail() -> None:
-        with Session(own) as session, FencedSession(session, delivered(1)):
+        with Session(own_transaction) as session, FencedSession(session, delivered(1)):
             with session.begin_nested():
                 session.add(Entry(offset=1))
             raise KeyError
@@ -576,27 +582,27 @@ def test_effect_is_rolled_back_when_its_first_statement_is_in_a_savepoint(engine
     with pytest.raises(KeyError):
         fail()
     assert (entries(engine), done(engine)) == ([], [])
-    with Session(own) as session, FencedSession(session, delivered(1)):
+    with Session(own_transaction) as session, FencedSession(session, delivered(1)):
         with session.begin_nested():
             session.add(Entry(offset=1))
-    own.dispose()
+    own_transaction.dispose()
     assert (entries(engine), done(engine)) == ([1], [(1, 2)])
 
 
 async def test_effect_is_rolled_back_when_its_first_statement_is_in_a_savepoint_of_an_async_session(
     engine,
 ):
-    own = create_async_engine(engine.url.set(drivername="sqlite+aiosqlite"))
+    own_transaction = create_async_engine(engine.url.set(drivername="sqlite+aiosqlite"))
 
     async def fail() -> None:
-        async with AsyncSession(own) as session, FencedSession(session, delivered(1)):
+        async with AsyncSession(own_transaction) as session, FencedSession(session, delivered(1)):
             async with session.begin_nested():
                 session.add(Entry(offset=1))
             raise KeyError
 
     with pytest.raises(KeyError):
         await fail()
-    await own.dispose()
+    await own_transaction.dispose()
     assert (entries(engine), done(engine)) == ([], [])
 
 

@@ -17,8 +17,8 @@ import pytest
 from keylane.producer import ProducerSettings
 from keylane.producer.given_up import CAUSES_KEPT
 from keylane.producer.scheduled import sending as sending_module
-from keylane.producer.scheduled.sending import CALLS_MAX, LaterSending
-from keylane.producer.waiting import META_DOWN, NO_ANSWER
+from keylane.producer.scheduled.sending import CALLS_MAX, ScheduledSender
+from keylane.producer.waiting import METASERVER_ADVICE, NO_ANSWER
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import Health
@@ -52,7 +52,7 @@ class ScriptedBrokers:
 
     def __init__(self, *script: KeylaneError) -> None:
         self.script = list(script)
-        self.asked: list[tuple[str, Any]] = []
+        self.route_task: list[tuple[str, Any]] = []
         """Address and request of each call."""
         self.routes = 0
         self.available = True
@@ -92,8 +92,8 @@ class ScriptedBrokers:
     def broker_at(self, address: str) -> SchedulingBroker:
         return SchedulingBroker(self, address)
 
-    def sending(self, **settings: Any) -> LaterSending:
-        return LaterSending(
+    def sending(self, **settings: Any) -> ScheduledSender:
+        return ScheduledSender(
             self,
             encode=lambda _subject, value: value,
             broker_at=self.broker_at,
@@ -108,10 +108,10 @@ class ScriptedBrokers:
 class SchedulingBroker:
     def __init__(self, brokers: ScriptedBrokers, address: str) -> None:
         self._brokers: Any = brokers
-        self._address = address
+        self._broker_address = address
 
     async def call(self, request: Any, payload: bytes = b"") -> tuple[Any, bytes]:
-        self._brokers.asked.append((self._address, request))
+        self._brokers.route_task.append((self._broker_address, request))
         await asyncio.sleep(0)
         if self._brokers.script:
             raise self._brokers.script.pop(0)
@@ -119,10 +119,10 @@ class SchedulingBroker:
             return ScheduledCanceled("delivered"), b""
         assert isinstance(request, Schedule)
         assert payload
-        return Scheduled(self._address.partition(":")[0], "fsync"), b""
+        return Scheduled(self._broker_address.partition(":")[0], "fsync"), b""
 
 
-def send(sending: LaterSending, value: bytes = b"v", **changed: Any) -> Any:
+def send(sending: ScheduledSender, value: bytes = b"v", **changed: Any) -> Any:
     given: dict[str, Any] = {"deliver_at": CLOCK.wall_ms() + 60_000} | changed
     return sending.send("s", value, **given)
 
@@ -134,7 +134,7 @@ async def test_receipt_names_the_message_and_its_broker_group():
     with pytest.raises(asyncio.InvalidStateError):
         future.result()
     receipt = await future
-    ((address, request),) = brokers.asked
+    ((address, request),) = brokers.route_task
     assert receipt.scheduled_id == request.scheduled_id.hex()
     assert (receipt.subject, receipt.broker_group + ":1") == ("s", address)
     assert receipt.deliver_at_ms == request.deliver_at_ms
@@ -173,15 +173,15 @@ async def test_message_without_an_answer_goes_to_the_same_broker_under_the_same_
     silent = [OutcomeUnknownError(), NotSentError(), BrokerReadOnlyError(), OutcomeUnknownError()]
     brokers = ScriptedBrokers(*silent)
     await send(brokers.sending())
-    assert len(brokers.asked) == 5
-    assert len({address for address, _ in brokers.asked}) == 1
-    assert len({request.scheduled_id for _, request in brokers.asked}) == 1
+    assert len(brokers.route_task) == 5
+    assert len({address for address, _ in brokers.route_task}) == 1
+    assert len({request.scheduled_id for _, request in brokers.route_task}) == 1
 
 
 async def test_message_that_was_surely_not_kept_may_go_to_another_broker():
     brokers = ScriptedBrokers(*(NotSentError() for _ in range(10)))
     await send(brokers.sending())
-    assert {address for address, _ in brokers.asked} == {"g1:1", "g2:1"}
+    assert {address for address, _ in brokers.route_task} == {"g1:1", "g2:1"}
     assert brokers.routes > 1
 
 
@@ -235,7 +235,7 @@ async def test_bad_arguments_are_refused_at_once():
         send(sending, queue=0)
     with pytest.raises(InvalidRequestError, match="a property"):
         send(sending, properties={"n": 1})
-    await sending.settled()
+    await sending.wait_until_settled()
 
 
 async def test_messages_over_the_limit_are_refused():
@@ -255,7 +255,7 @@ async def test_message_that_was_given_up_and_not_awaited_is_reported_once():
     ]
     sending = ScriptedBrokers(*refused).sending()
     send(sending)
-    await sending.settled()
+    await sending.wait_until_settled()
     error = sending.unreported()
     assert error is not None
     assert (error.messages, error.unknown) == (1, 0)
@@ -274,7 +274,7 @@ async def test_messages_that_were_given_up_and_awaited_leave_nothing():
         future = send(sending)
         given_up.append(weakref.ref(future._task))
         if number % 2:
-            await sending.settled()
+            await sending.wait_until_settled()
         with raises(Reason.SCHEDULE_FULL):
             await future
         del future
@@ -288,7 +288,7 @@ async def test_messages_that_were_given_up_and_not_awaited_are_counted_not_kept(
     brokers = ScriptedBrokers(*[OverloadedError(Reason.SCHEDULE_FULL, "full") for _ in range(50)])
     sending = brokers.sending()
     futures = [send(sending) for _ in range(50)]
-    await sending.settled()
+    await sending.wait_until_settled()
     with raises(Reason.SCHEDULE_FULL):
         futures[40].result()
     assert futures[0].exception().reason is Reason.SCHEDULE_FULL
@@ -310,15 +310,15 @@ async def test_routes_of_subjects_that_come_and_go_are_forgotten(monkeypatch: py
     for number in range(100):
         await sending.send(f"s{number}", b"v", deliver_at=CLOCK.wall_ms() + 60_000)
     assert len(sending._routes) <= 12
-    asked = brokers.routes
+    route_task = brokers.routes
     await sending.send("s99", b"v", deliver_at=CLOCK.wall_ms() + 60_000)
-    assert brokers.routes == asked
+    assert brokers.routes == route_task
     together = [
         sending.send(f"t{number}", b"v", deliver_at=CLOCK.wall_ms() + 60_000)
         for number in range(100)
     ]
     await asyncio.gather(*together)
-    assert brokers.routes == asked + 100
+    assert brokers.routes == route_task + 100
 
 
 async def test_messages_that_no_broker_keeps_are_given_up_at_close():
@@ -346,25 +346,25 @@ async def test_waiting_messages_are_counted_with_what_helps():
     assert [(each.messages, each.reason, each.advice) for each in sending.waiting()] == [
         (1, NO_ANSWER, "")
     ]
-    while not brokers.asked:
+    while not brokers.route_task:
         await asyncio.sleep(0)
     brokers.available = False
     others = [send(sending, value) for value in (b"two", b"three")]
     while not all(each.advice for each in sending.waiting()):
         await asyncio.sleep(0.001)
     by_group = {each.broker_group: each for each in sending.waiting()}
-    doubtful, unsent = by_group.pop(brokers.asked[0][0].removesuffix(":1")), by_group.pop(None)
+    doubtful, unsent = by_group.pop(brokers.route_task[0][0].removesuffix(":1")), by_group.pop(None)
     assert not by_group
     assert {(each.subject, each.key) for each in (doubtful, unsent)} == {("s", b"")}
     assert (doubtful.messages, unsent.messages, unsent.size_bytes) == (1, 2, len(b"twothree"))
     assert doubtful.size_bytes > len(b"one")
     assert begun_ns <= doubtful.sent_at_ns <= unsent.sent_at_ns
-    assert f"start broker group {doubtful.broker_group} again" in doubtful.advice
+    assert f"restart broker group {doubtful.broker_group}" in doubtful.advice
     assert "no broker of subject 's' is available" in unsent.reason
-    assert "start broker group g1 again" in unsent.advice
+    assert "restart broker group g1" in unsent.advice
     brokers.available = True
     await asyncio.gather(first, *others)
-    await sending.settled()
+    await sending.wait_until_settled()
     assert sending.waiting() == []
 
 
@@ -379,7 +379,7 @@ async def test_waiting_messages_are_told_of_a_silent_metaserver(monkeypatch: pyt
     while not sending.waiting()[0].advice:
         await asyncio.sleep(0.001)
     (entry,) = sending.waiting()
-    assert (entry.reason, entry.advice) == ("no metaserver answers", META_DOWN)
+    assert (entry.reason, entry.advice) == ("no metaserver answers", METASERVER_ADVICE)
     await sending.close()
 
 
@@ -388,7 +388,7 @@ async def test_cancel_goes_to_the_broker_of_the_receipt():
     sending = brokers.sending()
     receipt = await send(sending)
     assert await sending.cancel(receipt) is CancelOutcome.DELIVERED
-    (_, kept), (address, request) = brokers.asked
+    (_, kept), (address, request) = brokers.route_task
     assert address == f"{receipt.broker_group}:1"
     assert request == CancelScheduled(kept.scheduled_id)
     brokers.available = False
@@ -445,24 +445,24 @@ async def test_burst_is_sent_once_when_brokers_take_it_slowly():
 
     class SlowBroker(SchedulingBroker):
         async def call(self, request: Any, payload: bytes = b"") -> tuple[Any, bytes]:
-            brokers.waiting[self._address] += 1
+            brokers.waiting[self._broker_address] += 1
             brokers.calls += 1
             try:
-                if brokers.waiting[self._address] > CALLS_MAX:
-                    raise OutcomeUnknownError(address=self._address)
+                if brokers.waiting[self._broker_address] > CALLS_MAX:
+                    raise OutcomeUnknownError(address=self._broker_address)
                 await asyncio.sleep(0.001)
                 return await super().call(request, payload)
             finally:
-                brokers.waiting[self._address] -= 1
+                brokers.waiting[self._broker_address] -= 1
 
     brokers = SlowBrokers()
     sending = brokers.sending()
     at_ms = CLOCK.wall_ms() + 3_600_000
     futures = [sending.send("reminders", b"renew", deliver_at=at_ms) for _ in range(6 * CALLS_MAX)]
     receipts = [await future for future in futures]
-    asked = [request.scheduled_id.hex() for _, request in brokers.asked]
-    assert sorted(asked) == sorted(receipt.scheduled_id for receipt in receipts)
-    assert len(set(asked)) == brokers.calls == 6 * CALLS_MAX
+    route_task = [request.scheduled_id.hex() for _, request in brokers.route_task]
+    assert sorted(route_task) == sorted(receipt.scheduled_id for receipt in receipts)
+    assert len(set(route_task)) == brokers.calls == 6 * CALLS_MAX
 
 
 class HangingBrokers(ScriptedBrokers):
@@ -498,10 +498,10 @@ class HangingBrokers(ScriptedBrokers):
 
 class HangingBroker(SchedulingBroker):
     async def call(self, request: Any, payload: bytes = b"") -> tuple[Any, bytes]:
-        if self._address == "g1:1" and not self._brokers.freed.is_set():
+        if self._broker_address == "g1:1" and not self._brokers.freed.is_set():
             self._brokers.held += 1
             await self._brokers.freed.wait()
-            raise OutcomeUnknownError(address=self._address)
+            raise OutcomeUnknownError(address=self._broker_address)
         return await super().call(request, payload)
 
 
@@ -520,7 +520,7 @@ async def test_message_is_sent_at_once_when_only_the_broker_of_others_hangs():
     assert not any(future.done() for future in held)
     brokers.freed.set()
     async with asyncio.timeout(60):
-        await sending.settled()
+        await sending.wait_until_settled()
     assert {future.result().broker_group for future in held} == {"g1"}
     assert brokers.healths < CALLS_MAX, "they ask for its address together"
 
@@ -535,7 +535,7 @@ async def test_message_goes_to_another_broker_when_its_own_left_while_it_waited(
     brokers.groups = {"g2"}
     brokers.freed.set()
     async with asyncio.timeout(60):
-        await sending.settled()
+        await sending.wait_until_settled()
     assert Counter(future.result().broker_group for future in futures) == {
         "g1": CALLS_MAX,  # which may keep them already
         "g2": CALLS_MAX,

@@ -58,7 +58,7 @@ def test_dictionary_of_views_is_read_as_its_texts():
     [
         (3, "3 is neither bytes nor text"),
         (np.array([1, 2]), "array([1, 2]) is neither bytes nor text"),
-        ("\ud800", "'\\ud800' is no text in UTF-8: surrogates not allowed"),
+        ("\ud800", "'\\ud800' is not valid UTF-8: surrogates not allowed"),
         (pd.NA, "no value"),
         (None, "no value"),
     ],
