@@ -195,9 +195,9 @@ def subject_change(
         "retention": view.retention.value,
         "message_bytes_max": str(view.message_bytes_max),
     }
-    changed = {name: str(value) for name, value in new_values.items() if value is not None}
+    changes = {name: str(value) for name, value in new_values.items() if value is not None}
     return SubjectChange(
-        subject=view.subject, before=before, after=before | changed, operation=operation
+        subject=view.subject, before=before, after=before | changes, operation=operation
     )
 
 

@@ -192,7 +192,7 @@ def _write_home(home: Path, info: _JavaInfo) -> None:
         if entry.name != "bin":
             with suppress(FileExistsError):
                 link.symlink_to(entry)
-    with tempfile.NamedTemporaryFile("w", dir=wrapper.parent, prefix="java.", delete=False) as new:
-        new.write(script)
-    Path(new.name).chmod(0o755)
-    Path(new.name).replace(wrapper)
+    with tempfile.NamedTemporaryFile("w", dir=wrapper.parent, prefix="java.", delete=False) as file:
+        file.write(script)
+    Path(file.name).chmod(0o755)
+    Path(file.name).replace(wrapper)

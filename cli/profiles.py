@@ -62,9 +62,9 @@ def write_profiles(file: Path, profiles: Mapping[str, Profile]) -> None:
         lines.append("")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as new:
-            new.write("\n".join(lines))
-        os.replace(new.name, file)
+        with NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as temporary:
+            temporary.write("\n".join(lines))
+        os.replace(temporary.name, file)
     except OSError as error:
         raise ConfigError(f"the profiles in {file} cannot be written: {error.strerror}") from error
 
@@ -78,9 +78,9 @@ def use_profile(name: str) -> None:
     """
     profiles = read_profiles(profiles_file())
     if name not in profiles:
-        known = ", ".join(sorted(profiles)) or "none"
+        names = ", ".join(sorted(profiles)) or "none"
         raise ConfigError(
-            f"there is no profile {name!r} in {profiles_file()}; profiles: {known}. "
+            f"there is no profile {name!r} in {profiles_file()}; profiles: {names}. "
             f"keylane profile add {name} --meta HOST:PORT makes one"
         )
     for key, value in asdict(profiles[name]).items():

@@ -320,11 +320,11 @@ def _show_audit(page: Any) -> None:
     rows = []
     for row in page.rows:
         event = row.event
-        at = datetime.fromtimestamp(event.at_ms / 1000, UTC)
+        time = datetime.fromtimestamp(event.at_ms / 1000, UTC)
         rows.append(
             (
                 row.audit_id,
-                f"{at:%Y-%m-%dT%H:%M:%SZ}",
+                f"{time:%Y-%m-%dT%H:%M:%SZ}",
                 event.who,
                 event.remote,
                 f"{event.did} {event.detail}".strip(),

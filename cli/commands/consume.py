@@ -53,8 +53,8 @@ def parse_format(text: str) -> Callable[[Message], str]:
         raise ConfigError(f"--format {text!r}: {error}") from None
     for _literal, field, spec, conversion in fields:
         if spec or conversion or (field is not None and field not in FIELDS):
-            known = ", ".join(f"{{{name}}}" for name in FIELDS)
-            raise ConfigError(f"--format {text!r}: the fields are {known}")
+            field_names = ", ".join(f"{{{name}}}" for name in FIELDS)
+            raise ConfigError(f"--format {text!r}: the fields are {field_names}")
     parts = [(literal, field) for literal, field, _spec, _conversion in fields]
 
     def format_message(message: Message) -> str:

@@ -72,5 +72,5 @@ def _deleted_id(view: Deletion) -> int:
 def _progress_text(label: str, view: Deletion) -> str:
     if not view.left:
         return f"{label}: deleted"
-    waits = f"; waits: {view.problem}" if view.problem else ""
-    return f"{label}: being deleted, {counted(view.left, 'partition')} left{waits}"
+    waiting = f"; waits: {view.problem}" if view.problem else ""
+    return f"{label}: being deleted, {counted(view.left, 'partition')} left{waiting}"

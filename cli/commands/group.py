@@ -116,7 +116,7 @@ def group_create(
     ] = ConsumeStrategy.EXCLUSIVE,
     common: CommonOptions,
 ) -> None:
-    """Create a consumer group, and fix where it begins; it gets all messages from there on."""
+    """Create a consumer group and fix where it starts; it gets all messages from that position."""
     from ...consumer.manifest_file import PREFIX, manifest_start
 
     if start.startswith(PREFIX):

@@ -40,10 +40,10 @@ async def describe_group(
     async with open_admin(meta) as admin:
         description = await admin.describe_group(subject, group)
         if not all_partitions and output is not OutputFormat.JSON:
-            known = (entry.partition for entry in (await admin.history(subject)).partitions)
+            history = (entry.partition for entry in (await admin.history(subject)).partitions)
             sealed = {
                 partition.partition_id
-                for partition in known
+                for partition in history
                 if partition.state is PartitionState.SEALED
             }
     queues = await _queue_progress(meta, subject, group)
@@ -190,8 +190,8 @@ def _partition_table(group: GroupDescription, visible: Sequence[PartitionProgres
         for partition in visible
     ]
     lag = "unknown" if group.lag is None else group.lag
-    who = f"{group.strategy}, {counted(group.sessions, 'consumer')}"
-    return make_table(f"{group.group} on {group.subject}: {who}, lag {lag}", columns, rows)
+    summary = f"{group.strategy}, {counted(group.sessions, 'consumer')}"
+    return make_table(f"{group.group} on {group.subject}: {summary}, lag {lag}", columns, rows)
 
 
 def _parked_without_retries(partition: PartitionProgress) -> int | None:

@@ -127,12 +127,12 @@ def format_ranges(ranges: Sequence[tuple[int, int | None]]) -> str:
     """Format ranges in the syntax of `parse_ranges`; if there are more than RANGES_MAX, the last
     one is open-ended.
     """
-    shown = list(ranges[:RANGES_MAX])
+    limited = list(ranges[:RANGES_MAX])
     if len(ranges) > RANGES_MAX:
-        shown[-1] = (shown[-1][0], None)
+        limited[-1] = (limited[-1][0], None)
     return ",".join(
         f"{start}-" if end is None else f"{start}" if end == start + 1 else f"{start}-{end - 1}"
-        for start, end in shown
+        for start, end in limited
     )
 
 

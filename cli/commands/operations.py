@@ -113,28 +113,30 @@ def _cordoned_text(group: str) -> str:
 
 async def _watch(admin: Admin, view: OperationView, output: OutputFormat) -> OperationView:
     """Follow an operation until the route has changed; show each state and problem once."""
-    shown = ("", "")
+    last_shown = ("", "")
     while True:
         try:
             async for latest in admin.follow(view):
                 view = latest
                 state = (view.state.value, view.problem)
-                if output is OutputFormat.TABLE and state != shown and view.operation_id:
+                if output is OutputFormat.TABLE and state != last_shown and view.operation_id:
                     show_line(_progress_text(view))
-                    shown = state
+                    last_shown = state
             return view
         except UnreachableError as error:
-            if shown[1] != error.message:
-                shown = (shown[0], error.message)
+            if last_shown[1] != error.message:
+                last_shown = (last_shown[0], error.message)
                 if output is OutputFormat.TABLE:
                     show_line(f"{view.subject}: {error.message}")
         await asyncio.sleep(POLL_SECONDS)
 
 
 def _progress_text(view: OperationView) -> str:
-    done = sum(step.done for step in view.steps)
-    waits = f"; waits: {view.problem}" if view.problem else ""
-    return f"{view.subject}: {view.state}, {done} of {counted(len(view.steps), 'step')}{waits}"
+    done_count = sum(step.done for step in view.steps)
+    waiting = f"; waits: {view.problem}" if view.problem else ""
+    return (
+        f"{view.subject}: {view.state}, {done_count} of {counted(len(view.steps), 'step')}{waiting}"
+    )
 
 
 def _show_views(views: list[OperationView], *, planned: bool) -> None:

@@ -107,8 +107,8 @@ class ReceiptTally:
             self._duplicates += receipt.duplicate == "possible"
             self._partitions.add(receipt.partition_id)
         if self._json:
-            where = {} if line is None else {"line": line}
-            show_json(where | msgspec.structs.asdict(receipt))
+            line_field = {} if line is None else {"line": line}
+            show_json(line_field | msgspec.structs.asdict(receipt))
 
     @property
     def anomalies_text(self) -> str:
@@ -243,9 +243,9 @@ def _build_input(options: SendOptions) -> SendInput:
     key, properties = _bytes(options.key or ""), parse_headers(options.headers)
     deliver_at = _delivery_time(options)
     if rows:
-        kind = CsvTable if input_format is InputFormat.CSV else Ndjson
-        source = kind(options.key_field, keyless=options.keyless)
-        return SendInput(source.message, source.records, key, properties, deliver_at)
+        parser_class = CsvTable if input_format is InputFormat.CSV else Ndjson
+        parser = parser_class(options.key_field, keyless=options.keyless)
+        return SendInput(parser.parse, parser.records, key, properties, deliver_at)
     separator = None if options.separator is None else parse_separator(options.separator)
     line_format = LineFormat(separator, input_format is InputFormat.JSON, options.keyless)
     return SendInput(partial(parse_line, form=line_format), None, key, properties, deliver_at)
@@ -361,23 +361,25 @@ class _LineSender:
 
     def _unfinished_error(self, cause: str, ranges: Sequence[tuple[int, int | None]]) -> InputError:
         failed = sorted(self._failed_lines)
-        rest = [
+        unsent = [
             (max(start, self._next_line), end)
             for start, end in ranges or [(1, None)]
             if end is None or end > self._next_line
         ]
-        shown = format_ranges(_join_ranges([*((number, number + 1) for number in failed), *rest]))
+        ranges_text = format_ranges(
+            _join_ranges([*((number, number + 1) for number in failed), *unsent])
+        )
         text = f"line {failed[0]}: {cause}" if failed else cause
         doubt = "; some of them may be stored" if self._may_be_stored else ""
         error = InputError(
             Reason.INPUT_UNFINISHED,
             f"{text}. Lines stored: {self._tally.count}{self._tally.anomalies_text}; "
-            f"lines not stored: {shown}{doubt}",
+            f"lines not stored: {ranges_text}{doubt}",
             stored=self._tally.count,
             line=failed[0] if failed else self._next_line,
-            lines=shown,
+            lines=ranges_text,
         )
-        error.hint = error.hint.replace("LINES", shown)
+        error.hint = error.hint.replace("LINES", ranges_text)
         if not self._tally.count and not self._may_be_stored:
             error.fate = Fate.NOT_DONE
         return error

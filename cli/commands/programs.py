@@ -111,5 +111,5 @@ def _row(setting: Setting, *, origin: bool) -> tuple[object, ...]:
     value = _json_value(setting)
     if isinstance(value, tuple):
         value = ", ".join(map(str, value))
-    shown = "-" if value is None else str(value)
-    return (setting.name, shown, *((setting.origin,) if origin else ()), setting.text)
+    text = "-" if value is None else str(value)
+    return (setting.name, text, *((setting.origin,) if origin else ()), setting.text)

@@ -55,9 +55,9 @@ class Ndjson:
             if text.strip():
                 yield number, text
 
-    def message(self, line: bytes) -> OutgoingMessage:
+    def parse(self, line: bytes) -> OutgoingMessage:
         """
-        Return the message of one line.
+        Convert one line to a message.
 
         Raises:
             InvalidRequestError: the line is not a JSON object, or its key is missing or is neither
@@ -149,9 +149,9 @@ class CsvTable:
             )
         self._columns = columns
 
-    def message(self, record: bytes) -> OutgoingMessage:
+    def parse(self, record: bytes) -> OutgoingMessage:
         """
-        Return the message of one row.
+        Convert one row to a message.
 
         Raises:
             InvalidRequestError: the row is not UTF-8, has a misplaced quote, a different number of

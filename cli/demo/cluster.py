@@ -160,13 +160,13 @@ class DemoCluster:
         """Kill a broker with SIGKILL, restart it on the same port and folder, and wait until it is
         ready.
         """
-        old = self.brokers[number - 1]
+        killed = self.brokers[number - 1]
         self.runs[number] += 1
-        await old.kill()
-        _host, port = parse_address(old.address)
-        new = self.brokers[number - 1] = self._broker(number, port=str(port))
-        new.start()
-        await new.wait_until_ready()
+        await killed.kill()
+        _host, port = parse_address(killed.address)
+        restarted = self.brokers[number - 1] = self._broker(number, port=str(port))
+        restarted.start()
+        await restarted.wait_until_ready()
 
     def check(self) -> None:
         """Raise InternalError if a process has exited unexpectedly."""

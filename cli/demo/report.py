@@ -32,7 +32,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     sent: int
     stored: int
-    """Number of rows of the source in the log."""
+    """Number of source rows in the log."""
     handled: int
     """Number of rows that were handled at least once."""
     redelivered: int
@@ -250,7 +250,7 @@ def _show_tables(verdict: Verdict) -> None:
     console.print(
         make_table("Spark: by carrier", ("carrier", "flights#", "mean delay min#"), carriers)
     )
-    facts = [
+    totals = [
         ("rows sent and acked", f"{result.sent:,}"),
         ("rows stored, each once", f"{result.stored:,}"),
         ("rows handled, each at least once", f"{result.handled:,}"),
@@ -267,7 +267,7 @@ def _show_tables(verdict: Verdict) -> None:
         ("Spark's table equals the file's", "yes" if result.spark_matches_csv else "NO"),
         ("all of it took", f"{result.seconds:.1f} s"),
     ]
-    console.print(make_table("the main job", ("what", "found#"), facts))
+    console.print(make_table("the main job", ("what", "found#"), totals))
     for problem in verdict.problems:
         console.print(f"OFF: {problem}", style="bold red", markup=False, highlight=False)
     for example in verdict.findings.examples:

@@ -142,17 +142,17 @@ async def skip_parked(
             skipped = await admin.skip(subject, group, **selection.arguments, first=first)
     partition_ids = sorted({view.partition_id for view in views})
     if output is OutputFormat.JSON:
-        where = (
+        location = (
             {"partition_id": partition_ids[0]}
             if len(partition_ids) == 1
             else {"partition_ids": partition_ids}
         )
-        show_json({**where, "skipped": skipped})
+        show_json({**location, "skipped": skipped})
     else:
-        which = (
+        partitions_text = (
             f"partition{'s' if len(partition_ids) > 1 else ''} {', '.join(map(str, partition_ids))}"
         )
-        show_line(f"{which}: {counted(skipped, 'message')} skipped")
+        show_line(f"{partitions_text}: {counted(skipped, 'message')} skipped")
 
 
 def _selection_text(selection: Selection) -> str:
@@ -179,20 +179,20 @@ async def edit_parked(
         InputError: the file cannot be read.
         The errors of `Admin.edit_parked`.
     """
-    new, properties = edit.new_value, parse_headers(edit.header or ()) or None
+    new_value, properties = edit.new_value, parse_headers(edit.header or ()) or None
     arguments = options.arguments
     async with open_admin(meta) as admin:
         if edit.in_editor:
             original = await admin.parked_message(subject, group, **arguments)
             assert original.message is not None
-            new = await asyncio.to_thread(edit_in_editor, original.message.value)
-            if new is None and properties is None:
+            new_value = await asyncio.to_thread(edit_in_editor, original.message.value)
+            if new_value is None and properties is None:
                 show_line("not changed")
                 return
             # The oldest message of the key may have changed meanwhile.
             arguments = {"partition_id": original.partition_id, "offset": original.offset}
         edited = await admin.edit_parked(
-            subject, group, **arguments, value=new, properties=properties
+            subject, group, **arguments, value=new_value, properties=properties
         )
     if output is OutputFormat.JSON:
         _print_json(edited)

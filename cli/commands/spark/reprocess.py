@@ -158,7 +158,7 @@ def _parse_target(command: ReprocessOptions) -> tuple[str, JobTarget | None]:
 
 def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
     cores = os.cpu_count() or 1
-    facts = {
+    totals = {
         "rows": plan.rows,
         "mb": round(plan.size_bytes / 1e6, 1),
         "tasks": plan.tasks,
@@ -169,8 +169,8 @@ def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
         missing_rows[piece.partition_id] += piece.rows
     removed = {piece.partition_id: piece.removed_from_ms for piece in plan.missing}
     if output is OutputFormat.JSON:
-        more = {"missing_rows": dict(missing_rows), "removed_from_ms": removed}
-        show_json({**facts, "ranges": plan.manifest.ranges, **more})
+        progress = {"missing_rows": dict(missing_rows), "removed_from_ms": removed}
+        show_json({**totals, "ranges": plan.manifest.ranges, **progress})
         return
     rows = [
         (
@@ -187,8 +187,8 @@ def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
     names = ("id#", "start#", "end#", "rows#", "missing rows#", "removed from")
     show_table(make_table(title, names, rows))
     show_line(
-        f"to do: {facts['rows']} rows, {facts['mb']} MB, {facts['tasks']} tasks, about "
-        f"{facts['minutes']} minutes with {cores} cores; the job protects their messages from "
+        f"to do: {totals['rows']} rows, {totals['mb']} MB, {totals['tasks']} tasks, about "
+        f"{totals['minutes']} minutes with {cores} cores; the job protects their messages from "
         "retention"
     )
     times = [at for at in removed.values() if at is not None]
@@ -286,11 +286,11 @@ def _progress_bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[J
                 )
 
         def update_bars() -> None:
-            done = Counter[int]()
+            done_rows = Counter[int]()
             for partition_id, rows in folder.done_ranges():
-                done[partition_id] += rows
+                done_rows[partition_id] += rows
             for partition_id, bar in list(bars.items()):
-                progress.update(bar, completed=done[partition_id])  # type: ignore[arg-type]
+                progress.update(bar, completed=done_rows[partition_id])  # type: ignore[arg-type]
 
         def follow_folder() -> None:
             while not stopped.wait(POLL_SECONDS):

@@ -63,8 +63,8 @@ def set_subject(
         )
         for name, before in change.before.items():
             after = change.after[name]
-            changed = before if after == before else f"{before} -> {after}"
-            show_line(f"{subject}: {name} {changed}", errors=output is OutputFormat.JSON)
+            change_text = before if after == before else f"{before} -> {after}"
+            show_line(f"{subject}: {name} {change_text}", errors=output is OutputFormat.JSON)
         return change.operation
 
     change_partitions(meta, output, start, planned=dry_run, wait=wait)
@@ -156,15 +156,15 @@ def _partition_cells(partition: Partition | PartitionDescription) -> Sequence[ob
     )
 
 
-def _subject_title(shown: SubjectView | SubjectDescription, version: int) -> str:
-    parts = [shown.order_strategy.value]
-    if shown.static:
+def _subject_title(subject: SubjectView | SubjectDescription, version: int) -> str:
+    parts = [subject.order_strategy.value]
+    if subject.static:
         parts.append("static")
-    if shown.retention is not Retention.ACKED:
-        parts.append(f"retention {shown.retention}")
-    if shown.message_bytes_max < MESSAGE_BYTES_MAX:
-        parts.append(f"messages of at most {shown.message_bytes_max} bytes")
-    return f"{shown.subject}: {', '.join(parts)}, route version {version}"
+    if subject.retention is not Retention.ACKED:
+        parts.append(f"retention {subject.retention}")
+    if subject.message_bytes_max < MESSAGE_BYTES_MAX:
+        parts.append(f"messages of at most {subject.message_bytes_max} bytes")
+    return f"{subject.subject}: {', '.join(parts)}, route version {version}"
 
 
 def show_history(history: SubjectHistory) -> None:
@@ -272,5 +272,5 @@ async def publish_subject(
             f"the publication of {hidden} in {subject} was canceled: its messages are given up"
         )
     else:
-        waits = f": {publication.problem}" if publication.problem else ""
-        show_line(f"operation {publication.operation_id} publishes {hidden} in {subject}{waits}")
+        waiting = f": {publication.problem}" if publication.problem else ""
+        show_line(f"operation {publication.operation_id} publishes {hidden} in {subject}{waiting}")

@@ -22,7 +22,7 @@ TABLE = b'customer,event\r\nann,paid\r\n\r\nbob,"two\r\nlines, ""quoted"""\r\nan
 async def rows_of(data: bytes, table, ranges=()) -> list[tuple[int, OutgoingMessage]]:
     """(line number, message) of each row."""
     records = numbered_lines(io.BytesIO(data), ranges, records=table.records)
-    return [(number, table.message(record)) async for number, record in records]
+    return [(number, table.parse(record)) async for number, record in records]
 
 
 async def test_rows_of_csv_are_objects_with_the_names_of_the_header():
@@ -203,14 +203,14 @@ async def test_lines_of_ndjson_are_sent_as_they_are():
 def test_bad_line_of_ndjson_is_refused(line, why):
     """The text says what is wrong with it."""
     with pytest.raises(InvalidRequestError, match=why):
-        Ndjson("k").message(line)
+        Ndjson("k").parse(line)
 
 
 async def test_rows_without_a_key_have_no_order_when_they_are_keyless():
     """Only then."""
     ((_, row),) = await rows_of(b"k,v\n,1\n", CsvTable("k", keyless=True))
     assert (row.key, json.loads(row.value)) == (b"", {"k": "", "v": "1"})
-    assert Ndjson("k", keyless=True).message(b"{}") == OutgoingMessage(b"", b"{}")
+    assert Ndjson("k", keyless=True).parse(b"{}") == OutgoingMessage(b"", b"{}")
 
 
 @pytest.mark.parametrize(
