@@ -292,7 +292,7 @@ class Admin(LoopBoundClient):
             SubjectUnknownError
         """
         view = await self._meta.call(endpoints.SUBJECT, subject=check_name("subject", subject))
-        return views.describe_subject(view, await self._statuses(view.route.partitions))
+        return views.describe_subject(view, await self._fetch_statuses(view.route.partitions))
 
     async def history(self, subject: str) -> SubjectHistory:
         """
@@ -530,7 +530,7 @@ class Admin(LoopBoundClient):
         """
         view = await self._call_group(endpoints.GROUP, subject, group)
         partitions = [owner.partition for owner in view.owners]
-        return views.describe_group(view, await self._statuses(partitions))
+        return views.describe_group(view, await self._fetch_statuses(partitions))
 
     async def lag(self, subject: str, group: str) -> int:
         """
@@ -541,7 +541,7 @@ class Admin(LoopBoundClient):
             UnreachableError: the lag is unknown, because a broker does not answer.
         """
         view = await self._call_group(endpoints.GROUP, subject, group)
-        statuses = await in_turns(self._status, [owner.partition for owner in view.owners])
+        statuses = await in_turns(self._fetch_status, [owner.partition for owner in view.owners])
         description = views.describe_group(
             view, {status.partition_id: status for status in statuses}
         )
@@ -942,7 +942,7 @@ class Admin(LoopBoundClient):
             await self._meta.call(endpoints.SUBJECT, subject=check_name("subject", subject))
         ).route
         sealed = [each for each in route.partitions if each.state is PartitionState.SEALED]
-        return undrained_partitions(sealed, await self._statuses(sealed))
+        return undrained_partitions(sealed, await self._fetch_statuses(sealed))
 
     async def hold(
         self, subject: str, from_offsets: Mapping[int, int], *, job: str, ttl_ms: int
@@ -981,7 +981,8 @@ class Admin(LoopBoundClient):
                 f"subject {subject} has no partition {unknown[0]}", partition_id=unknown[0]
             )
         holds = await in_turns(
-            lambda partition_id: self._hold(partitions[partition_id], bodies[partition_id]), bodies
+            lambda partition_id: self._set_hold(partitions[partition_id], bodies[partition_id]),
+            bodies,
         )
         return dict(zip(bodies, holds, strict=True))
 
@@ -994,7 +995,7 @@ class Admin(LoopBoundClient):
         """
         body = convert_argument(SetHold, {"job": check_name("job", job), "ttl_ms": 0})
         route = await self._meta.route(check_name("subject", subject))
-        await in_turns(lambda partition: self._hold(partition, body), route.partitions)
+        await in_turns(lambda partition: self._set_hold(partition, body), route.partitions)
 
     # ── parked messages ───────────────────────────────────────────────────────────────────────────
     @outlives_cancel
@@ -1126,9 +1127,7 @@ class Admin(LoopBoundClient):
             error=error,
         )
         parked = [view async for view in selected if view.state is not ParkState.REDRIVING]
-        partitions: dict[int, Partition] = {
-            each.partition_id: each for each in await self._partitions(subject, group, None)
-        }
+        partitions = await self._partitions_by_id(subject, group)
 
         async def redrive(view: ParkedKeyView) -> ParkedKeyView | None:
             broker = self._broker(partitions[view.partition_id])
@@ -1557,7 +1556,7 @@ class Admin(LoopBoundClient):
         Raises:
             NotFoundError
         """
-        return await self._cordon(broker_group, cordoned=True)
+        return await self._set_cordon(broker_group, cordoned=True)
 
     async def uncordon(self, broker_group: str) -> BrokerView:
         """
@@ -1566,7 +1565,7 @@ class Admin(LoopBoundClient):
         Raises:
             NotFoundError
         """
-        return await self._cordon(broker_group, cordoned=False)
+        return await self._set_cordon(broker_group, cordoned=False)
 
     async def accept_folder(
         self, broker_group: str, *, address: str = "", dry_run: bool = False
@@ -1645,7 +1644,7 @@ class Admin(LoopBoundClient):
         check_name("consumer group", group)
         return await self._meta.call(endpoint, body, subject=subject, group=group)
 
-    async def _cordon(self, broker_group: str, *, cordoned: bool) -> BrokerView:
+    async def _set_cordon(self, broker_group: str, *, cordoned: bool) -> BrokerView:
         check_name("broker group", broker_group)
         return await self._meta.call(
             endpoints.CORDON, Cordon(cordoned=cordoned), group=broker_group
@@ -1662,23 +1661,25 @@ class Admin(LoopBoundClient):
         body = convert_argument(SuspendGroup, {"suspended": suspended, "client": client})
         return await self._call_group(endpoints.SUSPEND_GROUP, subject, group, body)
 
-    async def _status(self, partition: Partition) -> PartitionStatus:
+    async def _fetch_status(self, partition: Partition) -> PartitionStatus:
         """Fetch a partition's status. Raises NotSentError and the errors of its broker."""
         broker = self._broker(partition)
         return await broker.control(endpoints.PARTITION, id=partition.partition_id)
 
-    async def _statuses(self, partitions: Iterable[Partition]) -> dict[int, PartitionStatus | str]:
+    async def _fetch_statuses(
+        self, partitions: Iterable[Partition]
+    ) -> dict[int, PartitionStatus | str]:
         """Return partition id → its status, or the reason why it is unknown."""
 
-        async def fetch_status(partition: Partition) -> tuple[int, PartitionStatus | str]:
+        async def fetch_or_problem(partition: Partition) -> tuple[int, PartitionStatus | str]:
             try:
-                return partition.partition_id, await self._status(partition)
+                return partition.partition_id, await self._fetch_status(partition)
             except KeylaneError as error:
                 return partition.partition_id, error.message
 
-        return dict(await in_turns(fetch_status, partitions))
+        return dict(await in_turns(fetch_or_problem, partitions))
 
-    async def _hold(self, partition: Partition, body: SetHold) -> tuple[HoldView, ...]:
+    async def _set_hold(self, partition: Partition, body: SetHold) -> tuple[HoldView, ...]:
         broker = self._broker(partition)
         return (await broker.control(endpoints.HOLD, body, id=partition.partition_id)).holds
 
@@ -1809,6 +1810,9 @@ class Admin(LoopBoundClient):
             )
         return only
 
+    async def _partitions_by_id(self, subject: str, group: str) -> dict[int, Partition]:
+        return {each.partition_id: each for each in await self._partitions(subject, group, None)}
+
     async def _broker_of(
         self,
         subject: str,
@@ -1861,9 +1865,7 @@ class Admin(LoopBoundClient):
         if not is_within(offset, 0, MAX_I64):
             raise InvalidRequestError(f"not an offset: {offset!r:.40}")
         await self._partitions(subject, group, partition_id)
-        partitions_by_id: dict[int, Partition] = {
-            each.partition_id: each for each in await self._partitions(subject, group, None)
-        }
+        partitions_by_id = await self._partitions_by_id(subject, group)
         parked = await ParkedReader(subject, partitions_by_id, self._broker).read(
             partition_id, offset
         )
@@ -1935,10 +1937,7 @@ class Admin(LoopBoundClient):
         self, subject: str, group: str, view: ParkedKeyView
     ) -> tuple[BrokerClient, ParkedReader]:
         """Return the broker of a view, and a reader for its messages."""
-        partitions_by_id: dict[int, Partition] = {
-            partition.partition_id: partition
-            for partition in await self._partitions(subject, group, None)
-        }
+        partitions_by_id = await self._partitions_by_id(subject, group)
         broker = await self._broker_of(subject, group, view, partitions_by_id)
         return broker, ParkedReader(subject, partitions_by_id, self._broker)
 

@@ -42,7 +42,7 @@ class DemoCluster:
             "metaserver", "metaserver", "--data", str(folder / "metaserver"), "--port", str(port)
         )
         self.brokers = [self._broker(number, port="0") for number in range(1, BROKERS + 1)]
-        self.runs = dict.fromkeys(range(1, BROKERS + 1), 0)
+        self.restarts = dict.fromkeys(range(1, BROKERS + 1), 0)
         """Broker number → how often it was restarted."""
         self.consumers: dict[str, Program] = {}
         self.tails: dict[str, RecordTail] = {}
@@ -148,10 +148,10 @@ class DemoCluster:
         statuses = []
         for number, broker in enumerate(self.brokers, start=1):
             # Read first: a late reply of a killed process must not count for its successor.
-            run = self.runs[number]
+            restart_count = self.restarts[number]
             try:
                 status = await BrokerClient(self.network, broker.address).partitions()
-                statuses.append((run, status))
+                statuses.append((restart_count, status))
             except KeylaneError:
                 continue  # killed, or not restarted yet
         return statuses
@@ -161,7 +161,7 @@ class DemoCluster:
         ready.
         """
         killed = self.brokers[number - 1]
-        self.runs[number] += 1
+        self.restarts[number] += 1
         await killed.kill()
         _host, port = parse_address(killed.address)
         restarted = self.brokers[number - 1] = self._broker(number, port=str(port))

@@ -121,35 +121,35 @@ def health_rows(details: Mapping[str, object]) -> list[tuple[str, str | None]]:
         if isinstance(value, Mapping) and value:
             for key, element in value.items():
                 key_label = TIME_LABELS.get(str(key), str(key).replace("_", " "))
-                rows.append((f"{label}: {key_label}", _cell(key, element)))
+                rows.append((f"{label}: {key_label}", _format_cell(key, element)))
         elif isinstance(value, list | tuple) and value:
-            rows += [(label, shown_value(each)) for each in value]
+            rows += [(label, format_value(each)) for each in value]
         else:
-            rows.append((label, shown_value(value)))
+            rows.append((label, format_value(value)))
     return rows
 
 
-def _cell(name: object, value: object) -> str | None:
+def _format_cell(name: object, value: object) -> str | None:
     if name in TIME_LABELS and isinstance(value, int):
         return shown(value)
-    return shown_value(value) or None
+    return format_value(value) or None
 
 
-def shown_value(value: object) -> str | None:
+def format_value(value: object) -> str | None:
     """Format a JSON value as a table cell, in words and numbers; None is shown as a dash."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return ", ".join(_labeled(str(name), each) for name, each in value.items()) or "none"
+        return ", ".join(_format_field(str(name), each) for name, each in value.items()) or "none"
     if isinstance(value, list | tuple):
-        return "; ".join(shown_value(each) or "-" for each in value) or "none"
+        return "; ".join(format_value(each) or "-" for each in value) or "none"
     return None if value is None else str(value)
 
 
-def _labeled(name: str, value: object) -> str:
+def _format_field(name: str, value: object) -> str:
     if name in TIME_LABELS and isinstance(value, int):
         return f"{TIME_LABELS[name]}: {shown(value)}"
-    return f"{TIME_LABELS.get(name, name.replace('_', ' '))}: {shown_value(value) or '-'}"
+    return f"{TIME_LABELS.get(name, name.replace('_', ' '))}: {format_value(value) or '-'}"
 
 
 async def _fetch_health(address: str) -> Health:
