@@ -202,7 +202,7 @@ def outbox_purge(
     yes: YesOption = False,
 ) -> None:
     """
-    Delete failed and refused rows, so that newer rows of the failed rows' keys are sent.
+    Delete failed and refused rows, which lets newer rows of the same keys be sent.
 
     With --waiting, delete the waiting and halted rows of a deleted subject, which were never sent.
     The command first shows what it will delete, and asks on a terminal; without a terminal,
