@@ -104,7 +104,7 @@ from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.connections import Connections, clean_up, in_turns
 from ..rpc.environment import environment_of
 from ..rpc.home import LoopBoundClient
-from ..rpc.race import outlives_cancel
+from ..rpc.race import survives_cancel
 from . import views
 from .arguments import (
     build_change_grant,
@@ -873,7 +873,7 @@ class Admin(LoopBoundClient):
             await self._meta.call(endpoints.OPERATIONS, subject=check_name("subject", subject))
         ).operations
 
-    @outlives_cancel
+    @survives_cancel
     async def follow(self, operation: OperationView) -> AsyncGenerator[OperationView, None]:
         """
         Yield an operation now and after each change, until it has changed the route or is canceled.
@@ -998,7 +998,7 @@ class Admin(LoopBoundClient):
         await in_turns(lambda partition: self._set_hold(partition, body), route.partitions)
 
     # ── parked messages ───────────────────────────────────────────────────────────────────────────
-    @outlives_cancel
+    @survives_cancel
     async def parked(
         self,
         subject: str,
@@ -1045,7 +1045,7 @@ class Admin(LoopBoundClient):
         ):
             yield view
 
-    @outlives_cancel
+    @survives_cancel
     async def parked_messages(
         self,
         subject: str,

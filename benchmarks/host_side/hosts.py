@@ -202,7 +202,7 @@ async def capability_us() -> dict[str, float]:
         return news
 
     judge = CapabilityJudge(clock, silent)
-    judge.take_news(news)
+    judge.update_news(news)
     texts = [
         key.sign(Capability("c", key.key_id, f"shop-{number}", 5, 1 + CAPABILITY_MS, ()))
         for number in range(1_000)

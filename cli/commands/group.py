@@ -9,7 +9,7 @@ import typer
 
 from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError
-from ...protocol.groups import TRIES_MAX_MAX, FailurePolicy, FullPolicy
+from ...protocol.groups import TRIES_LIMIT, FailurePolicy, FullPolicy
 from ...protocol.progress import ResetTo
 from ...protocol.reading.instants import ago_ms
 from ...protocol.routing import ConsumeStrategy
@@ -161,7 +161,7 @@ def group_set(
     tries_max: Annotated[
         int | None,
         typer.Option(
-            min=1, max=TRIES_MAX_MAX, help="Number of tries, after which --on-failure applies."
+            min=1, max=TRIES_LIMIT, help="Number of tries, after which --on-failure applies."
         ),
     ] = None,
     backoff_first_ms: Annotated[

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ...metaserver.backup.service import backup_database, restore_database
-from ...metaserver.rebuild.rights import KeptRights
+from ...metaserver.rebuild.rights import ImportedRights
 from ...metaserver.rebuild.rows import RebuildOptions, RebuiltSubject
 from ...metaserver.rebuild.service import (
     rebuild_database,
-    rights_of_database,
-    rights_of_file,
+    read_rights_database,
+    read_rights_file,
 )
 from ...metaserver.settings import (
     DATABASE_URL_VARIABLE,
@@ -69,12 +69,12 @@ def database_settings(data: Path | None, database_url: str | None) -> Metaserver
     return metaserver_settings({"data": data, "database_url": database_url})
 
 
-async def _read_rights(settings: MetaserverSettings, source: str) -> KeptRights:
+async def _read_rights(settings: MetaserverSettings, source: str) -> ImportedRights:
     """Read the rights from a backup file, the folder of an embedded database, or a database URL."""
     source_settings = _source_settings(settings, source)
     if source_settings is not None:
-        return await rights_of_database(source_settings)
-    return rights_of_file(settings, backup_content(Path(source)), source)
+        return await read_rights_database(source_settings)
+    return read_rights_file(settings, backup_content(Path(source)), source)
 
 
 def _source_settings(settings: MetaserverSettings, source: str) -> MetaserverSettings | None:
@@ -143,7 +143,7 @@ async def rebuild(
         show_line(line)
 
 
-def _rights_line(rights: KeptRights | None, source: str | None) -> str:
+def _rights_line(rights: ImportedRights | None, source: str | None) -> str:
     """Return the note about tokens, grants and quotas."""
     if rights is None or source is None:
         return NO_RIGHTS

@@ -20,7 +20,7 @@ from ....broker.partition.records import decode_body
 from ....broker.scheduled.records import Delivered, Place, Record, Taken, Waits, WaitsForSubject
 from ....broker.settings import INDEX_KINDS
 from ....broker.storage.data_folder import read_identity
-from ....broker.storage.fail_points import files_of
+from ....broker.storage.fail_points import make_files
 from ....broker.storage.files import Files, RealFiles
 from ....broker.storage.log.holes import Hole
 from ....protocol.batch import columns
@@ -44,7 +44,7 @@ def locked_folder(
 
     A read-only folder is rejected if the caller `writes` to it.
     """
-    files = files_of(str(folder))
+    files = make_files(str(folder))
     try:
         read_identity(files)  # before the lock, which would create a missing folder
         _lock(files, folder, writes=writes)

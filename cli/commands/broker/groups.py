@@ -16,7 +16,7 @@ from ....protocol.errors import ConfigError, ForeignServerError
 from ....protocol.membership.views import BrokerView, RefusedBroker
 from ....protocol.scheduled.deliver_at import shown
 from ....rpc.http_network import client_network
-from ....rpc.metaservers import of_program
+from ....rpc.metaservers import check_program
 from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
@@ -171,4 +171,4 @@ async def _fetch_health(address: str) -> Health:
             f"{address} answered GET {READY.path}, but not as a keylane server: {error}",
             address=address,
         ) from error
-    return of_program("broker", addresses[0], health)
+    return check_program("broker", addresses[0], health)

@@ -48,7 +48,7 @@ async def check_cluster(meta: str, output: OutputFormat) -> None:
     addresses = addresses_of(meta)
     tls = tls_of_environment()
     network = client_network(tls)
-    network.know_metaservers(addresses)
+    network.add_metaservers(addresses)
     findings: list[Finding] = []
     try:
         brokers = await _broker_addresses(addresses, findings)

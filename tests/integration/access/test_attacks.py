@@ -172,7 +172,7 @@ async def test_capability_is_refused_when_it_is_replayed(secured: SecuredCluster
         token = (await admin.create_token("victim")).token
         await admin.grant("victim", "produce")
     network = HttpNetwork(secured.tls, token=token)
-    network.know_metaservers([secured.meta])
+    network.add_metaservers([secured.meta])
     channels = [await network._connect(secured.broker, 5_000) for _ in range(3)]
     try:
         assert isinstance(network._identity, ClientCredentials)
@@ -205,7 +205,7 @@ async def test_connection_of_the_data_plane_ends_within_five_seconds_after_revoc
         made = await admin.create_token("leaver")
         await admin.grant("leaver", "produce")
         network = HttpNetwork(secured.tls, token=made.token)
-        network.know_metaservers([secured.meta])
+        network.add_metaservers([secured.meta])
         channel = await network._connect(secured.broker, 5_000)
         try:
             assert isinstance(network._identity, ClientCredentials)
