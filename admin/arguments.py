@@ -18,21 +18,21 @@ from ..protocol.text import bad_text, is_not_a_time, refused_value
 T = TypeVar("T")
 
 
-def checked(kind: type[T], given: object, **arguments: str) -> T:
+def convert_argument(target_type: type[T], value: object, **arguments: str) -> T:
     """
-    Convert an argument to the type that goes over the wire.
+    Convert an argument, or the fields of a request, to the type that goes over the wire.
 
     Args:
         arguments: field name → argument name, where the two differ; the error text names the
             argument.
 
     Raises:
-        InvalidRequestError
+        InvalidRequestError: the value does not fit the type.
     """
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(value, target_type)
     except msgspec.ValidationError as error:
-        text = refused_value(error, kind)
+        text = refused_value(error, target_type)
         for field, argument in arguments.items():
             text = text.replace(f"`$.{field}`", argument)
         raise InvalidRequestError(text) from None
@@ -40,73 +40,80 @@ def checked(kind: type[T], given: object, **arguments: str) -> T:
         raise InvalidRequestError(bad_text(error)) from None
 
 
-def check_where(name: str, given: object, **arguments: str) -> None:
+def check_position_keyword(name: str, value: object, **arguments: str) -> None:
     """
     Check an argument that takes a keyword for a position, such as "earliest", "offset" or "time".
 
     Args:
         name: name of the argument.
-        arguments: keyword → name of the further argument that it needs.
+        arguments: keyword → name of the argument with its position.
 
     Raises:
         InvalidRequestError: the caller passed the position itself; the hint names the
             argument for it.
     """
-    for word, kinds in _PLACES:
-        if word in arguments and isinstance(given, kinds) and not isinstance(given, bool):
+    for keyword, position_types in _POSITION_TYPES:
+        if (
+            keyword in arguments
+            and isinstance(value, position_types)
+            and not isinstance(value, bool)
+        ):
             break
     else:
-        if not isinstance(given, str) or not given.isdecimal() or "offset" not in arguments:
+        if not isinstance(value, str) or not value.isdecimal() or "offset" not in arguments:
             return
-        word = "offset"
-    words = ", ".join(repr(each) for each in ("earliest", "latest", *arguments))
-    error = InvalidRequestError(f"{name} is one of {words}, not {given!r:.60}")
-    place = "milliseconds since 1970" if isinstance(given, datetime) else f"{given!s:.60}"
-    error.hint = (
-        f"Give the place itself as {arguments[word]}=: {name}={word!r}, {arguments[word]}={place}."
-    )
+        keyword = "offset"
+    keywords = ", ".join(repr(each) for each in ("earliest", "latest", *arguments))
+    error = InvalidRequestError(f"{name} is one of {keywords}, not {value!r:.60}")
+    position = "milliseconds since 1970" if isinstance(value, datetime) else f"{value!s:.60}"
+    argument = arguments[keyword]
+    error.hint = f"Pass the position as {argument}=: {name}={keyword!r}, {argument}={position}."
     raise error
 
 
-_PLACES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
+_POSITION_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
     ("offset", int),
     ("time", (int, datetime)),
     ("cursors", Mapping),
 )
-"""Word → types of a value that callers pass by mistake in place of the word."""
+"""Keyword → types of the position that callers pass by mistake instead of the keyword."""
 
 
-def mapping_of(name: str, given: object) -> dict[Any, Any]:
-    """Return the argument `name` as a dict. Raises InvalidRequestError: it is not a mapping."""
-    if not isinstance(given, Mapping):
-        raise InvalidRequestError(f"{name} must be a mapping, not {given!r:.60}")
-    return dict(given)
+def convert_mapping(name: str, value: object) -> dict[Any, Any]:
+    """Return the argument `name` as a dict. Raises InvalidRequestError if it is not a mapping."""
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError(f"{name} must be a mapping, not {value!r:.60}")
+    return dict(value)
 
 
-def grant_change(principal: str, right: Rights | str, subject: str, group: str) -> ChangeGrant:
-    """Build the body of a call that grants or revokes a right. Raises InvalidRequestError."""
+def build_change_grant(
+    principal: str, right: Rights | str, subject: str, group: str
+) -> ChangeGrant:
+    """Build the body of a request that grants or revokes a right. Raises InvalidRequestError."""
     check_principal(principal)
     check_granted(right)
     fields = {"right": right, "subject": subject, "group": group}
-    return ChangeGrant(principal=principal, grant=check_grant(checked(AccessGrant, fields)))
+    return ChangeGrant(
+        principal=principal, grant=check_grant(convert_argument(AccessGrant, fields))
+    )
 
 
-def principal_query(principal: str | None) -> dict[str, str] | None:
-    """Return the query that selects one principal; None selects all. Raises InvalidRequestError."""
+def build_principal_query(principal: str | None) -> dict[str, str] | None:
+    """Build the query for one principal; None selects all. Raises InvalidRequestError."""
     return None if principal is None else {"principal": check_principal(principal)}
 
 
-def instant_ms(name: str, at: datetime | None) -> int:
+def to_epoch_ms(name: str, time: datetime | None) -> int:
     """
     Convert the argument `name` to milliseconds since 1970; None becomes 0.
 
     Raises:
-        InvalidRequestError: it is not a datetime with a time zone.
+        InvalidRequestError: the argument is not a datetime with a time zone.
     """
-    if at is None:
+    if time is None:
         return 0
-    if not isinstance(at, datetime) or is_not_a_time(at):
-        raise InvalidRequestError(f"{name} must be a datetime with a time zone, not {at!r:.60}")
-    if at.utcoffset() is None:
-        raise InvalidRequestError(f"{name} needs a time zone: {at.isoformat()}")
-    return since_1970_ms(at)
+    if not isinstance(time, datetime) or is_not_a_time(time):
+        raise InvalidRequestError(f"{name} must be a datetime with a time zone, not {time!r:.60}")
+    if time.utcoffset() is None:
+        raise InvalidRequestError(f"{name} needs a time zone: {time.isoformat()}")
+    return since_1970_ms(time)

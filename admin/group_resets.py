@@ -1,6 +1,7 @@
-"""Resets the cursors of a group. I/O: the call.
+"""Resets the cursors of a consumer group. Does network I/O.
 
-A shift is first planned and then set as absolute cursors, so that a repeat does not shift again.
+A shift is planned first and then applied as absolute cursors, because a retried shift would move
+the cursors twice.
 """
 
 from __future__ import annotations
@@ -11,32 +12,34 @@ from typing import Any
 from ..protocol.errors import Reason, UnfinishedError
 from ..protocol.progress import GroupReset, ResetGroup, ResetTo
 from ..protocol.reading.instants import check_unit
-from .arguments import check_where, checked, mapping_of
+from .arguments import check_position_keyword, convert_argument, convert_mapping
 
 
 async def reset_group(
     call: Callable[[ResetGroup], Awaitable[GroupReset]], fields: Mapping[str, Any]
 ) -> GroupReset:
     """
-    Set the cursors of a group.
+    Set the cursors of a consumer group.
 
     Args:
         call: sends the request to the metaserver.
         fields: the fields of ResetGroup, unchecked.
 
     Raises:
-        InvalidRequestError: a field cannot be used.
-        UnfinishedError: some cursors are set; after a shift the text has the cursors that
-            finish it.
+        InvalidRequestError: a field is invalid.
+        UnfinishedError: only some cursors are set; after a shift, the error text contains the
+            cursors that finish it.
         Any error that `call` raises.
     """
-    check_where("to", fields["to"], offset="offset", time="at_ms", shift="shift", cursors="cursors")
+    check_position_keyword(
+        "to", fields["to"], offset="offset", time="at_ms", shift="shift", cursors="cursors"
+    )
     check_unit("at_ms", fields["at_ms"])
     if fields["cursors"] is not None:
-        fields = {**fields, "cursors": mapping_of("cursors", fields["cursors"])}
+        fields = {**fields, "cursors": convert_mapping("cursors", fields["cursors"])}
     if fields["to"] != ResetTo.SHIFT or fields["dry_run"]:
-        return await call(checked(ResetGroup, dict(fields)))
-    plan = await call(checked(ResetGroup, {**fields, "dry_run": True}))
+        return await call(convert_argument(ResetGroup, dict(fields)))
+    plan = await call(convert_argument(ResetGroup, {**fields, "dry_run": True}))
     cursors = {view.partition_id: view.cursor for view in plan.cursors}
     try:
         return await call(

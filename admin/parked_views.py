@@ -1,4 +1,4 @@
-"""Views of parked keys and messages, and the filter by which a caller selects them. Pure."""
+"""Views of parked keys and messages, and the filter that selects them. Pure."""
 
 from __future__ import annotations
 
@@ -15,96 +15,96 @@ from ..protocol.message import Message
 from ..protocol.parked import PARKED_ROWS_MAX, Failure, ParkedView, ParkState
 from ..protocol.settings import flag_problems, is_within, refuse_call
 
-AnyKey = bytes | EllipsisType | None
+KeySelector = bytes | EllipsisType | None
 Row = tuple[int, int, int]
 """(partition id, first offset, end offset) of consecutive messages; the end is exclusive."""
 
 
 class ParkedKeyView(Struct, frozen=True, kw_only=True):
-    """The parked messages of one key, of one consumer group on one partition."""
+    """The messages of one key that one consumer group has parked on one partition."""
 
     partition_id: int
     key: bytes | None
-    """The order key; b"": messages without a key; None: dead letters of any key, or messages that
-    wait for retry: see `tries`.
+    """The order key. b"" stands for messages without a key; None for dead letters of any key or,
+    if `tries` is set, for messages that wait for retry.
     """
     state: ParkState
     messages: int
     since_ms: int
-    """Time when the first message was parked, milliseconds since 1970 by the broker's calendar."""
+    """Time when the first message was parked, milliseconds since 1970 by the broker's clock."""
     failure: Failure | None
-    """The last failure: type, text, consumer, time and number of tries; for a selection of messages
-    without an order, the last failure among the selected ones.
+    """The last failure: type, text, consumer, time and number of tries. For unordered messages, the
+    last failure among those selected.
     """
     first_source: int
-    """Partition that stores the first message: this one, or an ancestor of it."""
+    """Partition that stores the first message: this partition or one of its ancestors."""
     first_offset: int
-    """Offset of the first message in its source; -1: no message is left, and the consumer will free
-    the key.
+    """Offset of the first message in its source; -1 if no message remains and the consumer is about
+    to free the key.
     """
     tries: int | None = None
-    """Number of failed tries of messages, of any key, that wait for retry; 0: dead letters that
-    were chosen to be handled again; None: the messages do not wait for retry.
+    """Number of failed tries of the messages, of any key, that wait for retry. 0: dead letters that
+    are being redriven; None: the messages do not wait for retry.
     """
     next_ms: int | None = None
-    """Time of the next retry, milliseconds since 1970 by the consumer's calendar; None: not known.
-    """
+    """Time of the next retry, milliseconds since 1970 by the consumer's clock; None if unknown."""
 
     @property
     def is_loose(self) -> bool:
-        """True for messages without an order, each of which has a failure of its own."""
+        """True for unordered messages, each of which has its own failure."""
         return not self.key
 
     @property
     def is_dead(self) -> bool:
-        """True for dead letters: of any key, or all messages of a key that did not fit among the
-        parked ones.
+        """True for dead letters: either of any key, or the whole key because the group could park
+        no more keys.
         """
         return self.tries is None and (self.key is None or self.state is ParkState.DEAD)
 
 
 class ParkedMessage(Struct, frozen=True, kw_only=True):
-    """A parked message, as it is stored in its source partition."""
+    """A parked message as its source partition stores it."""
 
     partition_id: int
     offset: int
     message: Message[bytes] | None
     problem: str = ""
-    """Reason why there is no message, for example that retention has removed it."""
+    """Reason why `message` is None, for example that retention removed it."""
     edited: bool = False
-    """True if an operator has edited it: value and properties are the new ones."""
+    """True if an operator has edited it; value and properties are then the edited ones."""
     failure: Failure | None = None
-    """Last failure of a dead letter or of a message without a key; None: not known, or the message
-    waits behind an earlier one of its key.
+    """Last failure of a dead letter or of a message without a key; None if unknown, or if the
+    message waits behind an earlier one of its key.
     """
     since_ms: int | None = None
-    """Time of parking, milliseconds since 1970 by the broker's calendar; None as for `failure`."""
+    """Time of parking, milliseconds since 1970 by the broker's clock; None as for `failure`."""
     next_ms: int | None = None
-    """Time of the next retry, milliseconds since 1970 by the consumer's calendar; None: it does not
+    """Time of the next retry, milliseconds since 1970 by the consumer's clock; None if it does not
     wait for retry.
     """
 
 
-class WantedKeys:
+class ParkedFilter:
     """
-    The filter of a call on parked keys.
+    Selects parked keys and, among unordered messages, single messages.
 
     Args:
-        key: this key; None: dead letters; `...`: any.
-        dead: True: only dead letters, including those of `key` among dead letters of any key;
-            False: all others.
-        older_than_ms: minimum time since parking, in milliseconds; each message without an order is
-            compared by itself.
-        error: a substring of the type or the text of the last failure, compared in the same way.
-        now_ms: the present time, milliseconds since 1970.
+        key: the order key; None selects dead letters, `...` any key.
+        dead: True selects only dead letters, including those of `key` among the dead letters of any
+            key; False selects everything else.
+        older_than_ms: minimum time since parking, in milliseconds; unordered messages are compared
+            one by one.
+        error: a substring of the type or text of the last failure; unordered messages are compared
+            one by one.
+        now_ms: the current time, milliseconds since 1970.
 
     Raises:
-        InvalidRequestError: an argument has a wrong type or is out of its range.
+        InvalidRequestError: an argument has the wrong type or is out of range.
     """
 
     def __init__(
         self,
-        key: AnyKey,
+        key: KeySelector,
         *,
         dead: bool | None = None,
         older_than_ms: int | None = None,
@@ -112,7 +112,7 @@ class WantedKeys:
         now_ms: int,
     ) -> None:
         if key is not ...:
-            checked_key(key)
+            validate_key(key)
         if older_than_ms is not None and not is_within(older_than_ms, 0, MAX_I64):
             raise InvalidRequestError(f"not a time in milliseconds: {older_than_ms!r:.40}")
         if dead is not None:
@@ -122,47 +122,50 @@ class WantedKeys:
         self.key = key
         self._dead = dead
         self._error = error
-        self._until_ms = MAX_I64 if older_than_ms is None else now_ms - older_than_ms
+        self._parked_until_ms = MAX_I64 if older_than_ms is None else now_ms - older_than_ms
 
     def matches(self, view: ParkedKeyView) -> bool:
-        """True if the key is asked for, or if some messages of the view may be."""
+        """True if the filter may select the view's key or some of its messages."""
         if self._dead is not None and view.is_dead is not self._dead:
             return False
         if view.tries is not None and self.key is not ...:
             return False
-        if self.key is not ... and self.key != view.key and self.inside(view) is None:
+        if self.key is not ... and self.key != view.key and self.key_within(view) is None:
             return False
-        if view.is_loose:  # the oldest of them is asked for, or none; their failures are their own
-            return view.since_ms <= self._until_ms
-        return self.chooses(view.since_ms, view.failure)
+        if view.is_loose:  # `since_ms` is of the oldest message; failures are compared one by one
+            return view.since_ms <= self._parked_until_ms
+        return self.selects(view.since_ms, view.failure)
 
-    def chooses(self, since_ms: int | None, failure: Failure | None) -> bool:
-        """True if the filter selects a key, or a message without an order, with this failure.
+    def selects(self, since_ms: int | None, failure: Failure | None) -> bool:
+        """True if the filter selects a key or an unordered message parked at this time, with this
+        failure.
 
-        A filter does not select what it cannot compare: an unknown time or an unknown failure.
+        An unknown time or failure does not match a condition on it.
         """
         text = "" if failure is None else f"{failure.kind}: {failure.text}"
         if self._error is not None and (failure is None or self._error not in text):
             return False
-        return self._until_ms == MAX_I64 or (since_ms is not None and since_ms <= self._until_ms)
+        if self._parked_until_ms == MAX_I64:
+            return True
+        return since_ms is not None and since_ms <= self._parked_until_ms
 
-    def picks(self, view: ParkedKeyView) -> bool:
-        """True if the filter may select only some messages of a view, each by itself."""
-        by_failure = self._error is not None or self._until_ms < MAX_I64
-        return (view.is_loose and by_failure) or self.inside(view) is not None
+    def selects_partially(self, view: ParkedKeyView) -> bool:
+        """True if the filter may select only some of the view's messages."""
+        by_message = self._error is not None or self._parked_until_ms < MAX_I64
+        return (view.is_loose and by_message) or self.key_within(view) is not None
 
-    def inside(self, view: ParkedKeyView) -> bytes | None:
-        """Return the key to look for inside a view of dead letters of any key; None: the whole view
-        is meant.
+    def key_within(self, view: ParkedKeyView) -> bytes | None:
+        """Return the key to look for among a view's dead letters of any key; None if the key of
+        each message does not matter.
         """
-        among = self._dead or (self._dead is None and self.key == b"")
-        if among and view.key is None and view.tries is None and isinstance(self.key, bytes):
+        among_dead = self._dead or (self._dead is None and self.key == b"")
+        if among_dead and view.key is None and view.tries is None and isinstance(self.key, bytes):
             return self.key
         return None
 
 
-def view_of(partition_id: int, view: ParkedView) -> ParkedKeyView:
-    """Convert a broker's view of a parked key."""
+def to_parked_view(partition_id: int, view: ParkedView) -> ParkedKeyView:
+    """Convert the view of a parked key that a broker returned."""
     return ParkedKeyView(
         partition_id=partition_id,
         key=None if view.key_hex is None else bytes.fromhex(view.key_hex),
@@ -181,53 +184,53 @@ def first_in_lineage(
     views: Sequence[ParkedKeyView], parents: Mapping[int, Sequence[int]]
 ) -> ParkedKeyView:
     """
-    Return the view, among views of one key, that has the oldest message.
+    Return the view with the oldest message; all `views` are of one key.
 
     Args:
-        parents: partition id → its parents, for every partition that has data.
+        parents: partition id → its parents, for every partition with data.
 
     Raises:
-        NotFoundError: no message of the key is left.
-        ConflictError: partitions that are not in one line of descent have it, which is
-            possible in a best_tried subject.
+        NotFoundError: no message of the key remains.
+        ConflictError: the key is parked on partitions that do not descend from one another, which
+            is possible in a best_tried subject.
     """
-    left = [view for view in views if view.first_offset >= 0]
-    if not left:
+    nonempty = [view for view in views if view.first_offset >= 0]
+    if not nonempty:
         raise NotFoundError(Reason.PARKED_KEY_UNKNOWN)
-    holders = sorted({view.partition_id for view in left})
-    for earlier, later in pairwise(holders):
+    partition_ids = sorted({view.partition_id for view in nonempty})
+    for earlier, later in pairwise(partition_ids):
         if earlier not in _ancestors(later, parents):
-            ids = ", ".join(map(str, holders))
+            ids = ", ".join(map(str, partition_ids))
             raise ConflictError(
                 Reason.PARKED_KEY_AMBIGUOUS,
                 f"the key is parked on partitions {ids}, and none of them comes first",
                 partition_ids=ids,
             )
-    return min(left, key=lambda view: (view.first_source, view.first_offset))
+    return min(nonempty, key=lambda view: (view.first_source, view.first_offset))
 
 
 def _ancestors(partition_id: int, parents: Mapping[int, Sequence[int]]) -> set[int]:
     ancestors: set[int] = set()
-    left = list(parents.get(partition_id, ()))
-    while left:
-        each = left.pop()
-        if each not in ancestors:
-            ancestors.add(each)
-            left += parents.get(each, ())
+    stack = list(parents.get(partition_id, ()))
+    while stack:
+        ancestor = stack.pop()
+        if ancestor not in ancestors:
+            ancestors.add(ancestor)
+            stack += parents.get(ancestor, ())
     return ancestors
 
 
-def checked_key(key: object) -> None:
-    """Check an order key as a caller gave it. Raises InvalidRequestError."""
+def validate_key(key: object) -> None:
+    """Check the type and size of an order key. Raises InvalidRequestError."""
     if key is not None and not isinstance(key, bytes):
         raise InvalidRequestError(f"a key is bytes, or None for dead letters, not {key!r:.80}")
     if key is not None and len(key) > KEY_BYTES_MAX:
         raise InvalidRequestError(f"a key of {len(key)} bytes: at most {KEY_BYTES_MAX}")
 
 
-def chunks(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows of parked messages in lists that one call takes."""
+def split_rows(rows: Sequence[Row]) -> list[list[Row]]:
+    """Split rows of parked messages into lists that fit into one request."""
     return [
-        list(rows[begin : begin + PARKED_ROWS_MAX])
-        for begin in range(0, len(rows), PARKED_ROWS_MAX)
+        list(rows[start : start + PARKED_ROWS_MAX])
+        for start in range(0, len(rows), PARKED_ROWS_MAX)
     ]

@@ -1,4 +1,4 @@
-"""Finds sealed partitions that a consumer group has not acked to the end, so that the group cannot
+"""Finds sealed partitions that a consumer group has not acked to the end; until it has, it cannot
 read the partitions that continue them.
 """
 
@@ -14,8 +14,8 @@ from ..protocol.routing import Partition
 
 
 class UndrainedPartition(Struct, frozen=True, kw_only=True):
-    """A sealed partition that a consumer group has not acked to its end, or whose broker does not
-    answer.
+    """A sealed partition that a consumer group has not acked to its end, or whose status is
+    unknown because its broker does not answer.
     """
 
     partition_id: int
@@ -26,9 +26,9 @@ class UndrainedPartition(Struct, frozen=True, kw_only=True):
     """The cursor: offset of the first message that is not acked."""
     end_offset: int | None
     lag: int | None
-    """Number of messages that are not acked."""
+    """Number of unacked messages."""
     failing: FailingMessage | None = None
-    """The oldest message that fails."""
+    """The oldest message that fails, with its last error."""
     problem: str | None = None
     """Reason why the broker's fields are unknown."""
 
@@ -40,13 +40,13 @@ def undrained_partitions(
     Return the sealed partitions that a group has not acked to the end.
 
     Args:
-        statuses: partition id → its status, or the reason why there is none.
+        statuses: partition id → its status, or the reason why it is unknown.
     """
     undrained = []
     for partition in sealed:
         status = statuses[partition.partition_id]
         if isinstance(status, str):
-            unknown = UndrainedPartition(
+            unanswered = UndrainedPartition(
                 partition_id=partition.partition_id,
                 name=partition.name,
                 group=None,
@@ -55,7 +55,7 @@ def undrained_partitions(
                 lag=None,
                 problem=status,
             )
-            undrained.append(unknown)
+            undrained.append(unanswered)
             continue
         undrained += [
             UndrainedPartition(

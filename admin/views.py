@@ -1,7 +1,4 @@
-"""Views that join facts of the metaserver with the state that brokers report. Pure.
-
-The view of scheduled messages over all brokers.
-"""
+"""Views that join the metaserver's data with the status that brokers report. Pure."""
 
 from __future__ import annotations
 
@@ -29,14 +26,14 @@ from ..protocol.scheduled.receipt import ScheduledView
 
 
 class BrokerList(Struct, frozen=True, kw_only=True):
-    """Every broker group that ever reported itself, and the brokers whose reports are refused."""
+    """Every broker group that has ever reported, and the brokers whose reports are refused."""
 
     brokers: list[BrokerView]
     refused: list[RefusedBroker]
 
 
 class PartitionDescription(Struct, frozen=True, kw_only=True):
-    """A partition's place in the route, and its offsets, which are None while its broker does not
+    """A partition as the route has it, with its offsets, which are None while its broker does not
     answer.
     """
 
@@ -44,23 +41,23 @@ class PartitionDescription(Struct, frozen=True, kw_only=True):
     name: str
     queue: int
     logic_start: int
-    """Logic offset of the partition's first message; used in static subjects only."""
+    """Logic offset of the partition's first message; static subjects only."""
     range_start: int
     range_end: int
-    """The partition has the logical partitions `[range_start, range_end)`."""
+    """The partition contains the logical partitions `[range_start, range_end)`."""
     broker_group: str
     state: PartitionState
     parents: tuple[int, ...]
     address: str | None
-    """host:port of the broker; None while the broker group is not available."""
+    """The broker's `host:port`; None while the broker group is unavailable."""
     first_offset: int | None
-    """Offset of the oldest message that is stored."""
+    """Offset of the oldest stored message."""
     next_offset: int | None
-    """Offset that the next message will get."""
+    """Offset of the next message to be stored."""
     problem: str | None
     """Reason why the offsets are unknown."""
     holds: tuple[HoldView, ...] = ()
-    """Holds of jobs, which keep messages from retention."""
+    """Holds by which jobs protect messages from retention."""
 
 
 class SubjectChange(Struct, frozen=True, kw_only=True):
@@ -70,13 +67,13 @@ class SubjectChange(Struct, frozen=True, kw_only=True):
     before: dict[str, str]
     after: dict[str, str]
     operation: OperationView
-    """The operation that makes the change, and continues by itself; `operation_id` 0: nothing
-    changes, or it is only planned.
+    """The operation that makes the change and continues by itself; its `operation_id` is 0 if
+    nothing changes or the change is only planned.
     """
 
 
 class SubjectDescription(Struct, frozen=True, kw_only=True):
-    """A subject's settings, and its partitions that have data, in the order of their ranges."""
+    """A subject's settings and its partitions with data, sorted by range."""
 
     subject: str
     order_strategy: OrderStrategy
@@ -85,36 +82,36 @@ class SubjectDescription(Struct, frozen=True, kw_only=True):
     route_version: int
     partitions: tuple[PartitionDescription, ...]
     message_bytes_max: int
-    """Largest size of one message: key, value and properties together."""
+    """Largest message size in bytes: key, value and properties together."""
 
 
 class PartitionProgress(Struct, frozen=True, kw_only=True):
-    """A consumer group's owner and progress on a partition; the broker's fields are None while the
-    broker does not answer.
+    """A consumer group's owner and progress on a partition; the fields that the broker reports are
+    None while it does not answer.
     """
 
     partition_id: int
     name: str
     broker_group: str
     owner: str | None
-    """The consumer's client name, or its session if it has no name; None without an owner."""
+    """The consumer's client name, or its session if it has no name; None if unowned."""
     session: str | None
     token: int
     expires_in_ms: int | None
-    """Remaining time of the owner's lease; None without an owner."""
+    """Remaining time of the owner's lease, in milliseconds; None if unowned."""
     offset: int | None
     """The cursor: offset of the first message that is not acked."""
     acked_above: int | None
     """Number of messages acked above the cursor."""
     next_offset: int | None
     lag: int | None
-    """Number of messages that are stored and not acked."""
+    """Number of stored messages that are not acked."""
     removed_unread: int | None = None
-    """Number of messages that retention by time removed before the group had acked them."""
+    """Number of messages that retention by time removed before the group acked them."""
     problem: str | None = None
     """Reason why the broker's fields are unknown."""
     parked: int | None = None
-    """Number of messages that the group has set aside, including those that wait for retry."""
+    """Number of parked messages, including those that wait for retry."""
     retrying: int | None = None
     """Number of messages that wait for retry."""
     failing: FailingMessage | None = None
@@ -122,7 +119,7 @@ class PartitionProgress(Struct, frozen=True, kw_only=True):
     key wait for it.
     """
     suspects: int = 0
-    """Number of messages that two owners in turn had pulled when they ended without handing over;
+    """Number of messages that two successive owners had pulled when each died without a handover;
     the next owner handles them one at a time, for up to 30 s.
     """
 
@@ -136,27 +133,27 @@ class GroupDescription(Struct, frozen=True, kw_only=True):
     sessions: int
     """Number of live consumers."""
     lag: int | None
-    """Sum of the partitions' lags; None if one of them is unknown."""
+    """Sum of the partitions' lags; None if any lag is unknown."""
     partitions: tuple[PartitionProgress, ...]
     settings: GroupSettings | None = None
-    """Stored settings of the group: its failure policy, its start, and what an operator has
+    """Stored settings of the group: its failure policy, its start, and which of its consumers are
     suspended.
     """
     reset: PendingReset | None = None
-    """A reset with live consumers that is not finished."""
+    """An unfinished reset with live consumers."""
     silent_ms: int | None = None
-    """Time since a metaserver found that the group has no live consumer; None: it has one, or no
-    metaserver has noticed or reported it.
+    """Milliseconds since a metaserver found that the group has no live consumer; None if it has
+    one, or if no metaserver has noticed.
     """
     revision: str = ""
-    """Revision of the cursors: while no consumer is alive and the revision is the same, the cursors
-    have not changed; see `Admin.publish_subject`.
+    """Revision of the cursors: while it is the same and no consumer is alive, the cursors have not
+    changed; see `Admin.publish_subject`.
     """
     given_up: tuple[GivenUpPartition, ...] = ()
     """Unread messages of partitions whose loss an operator has accepted, by partition."""
 
 
-def by_range(partitions: Iterable[Partition]) -> list[Partition]:
+def sort_by_range(partitions: Iterable[Partition]) -> list[Partition]:
     """Sort partitions by range, parents before children."""
     return sorted(partitions, key=lambda partition: (partition.range_start, partition.partition_id))
 
@@ -165,10 +162,10 @@ def describe_subject(
     view: SubjectView, statuses: dict[int, PartitionStatus | str]
 ) -> SubjectDescription:
     """
-    Join a subject with the state that its brokers report.
+    Join a subject with the status that its brokers report.
 
     Args:
-        statuses: partition id → its status, or the reason why there is none.
+        statuses: partition id → its status, or the reason why it is unknown.
     """
     return SubjectDescription(
         subject=view.subject,
@@ -178,36 +175,36 @@ def describe_subject(
         route_version=view.route.version,
         partitions=tuple(
             _describe_partition(partition, statuses[partition.partition_id])
-            for partition in by_range(view.route.partitions)
+            for partition in sort_by_range(view.route.partitions)
         ),
         message_bytes_max=view.message_bytes_max,
     )
 
 
 def subject_change(
-    view: SubjectView, asked: Mapping[str, object], operation: OperationView
+    view: SubjectView, new_values: Mapping[str, object], operation: OperationView
 ) -> SubjectChange:
     """
     Compare the settings of a subject before and after a change.
 
     Args:
-        asked: setting → its new value; None: unchanged.
+        new_values: setting → its new value; None leaves it unchanged.
     """
     before = {
         "order_strategy": view.order_strategy.value,
         "retention": view.retention.value,
         "message_bytes_max": str(view.message_bytes_max),
     }
-    changed = {name: str(value) for name, value in asked.items() if value is not None}
+    changes = {name: str(value) for name, value in new_values.items() if value is not None}
     return SubjectChange(
-        subject=view.subject, before=before, after=before | changed, operation=operation
+        subject=view.subject, before=before, after=before | changes, operation=operation
     )
 
 
 def _describe_partition(
     partition: Partition, status: PartitionStatus | str
 ) -> PartitionDescription:
-    known = None if isinstance(status, str) else status
+    reported = None if isinstance(status, str) else status
     return PartitionDescription(
         partition_id=partition.partition_id,
         name=partition.name,
@@ -219,22 +216,22 @@ def _describe_partition(
         state=partition.state,
         parents=partition.parents,
         address=partition.address,
-        first_offset=None if known is None else known.first_offset,
-        next_offset=None if known is None else known.next_offset,
+        first_offset=None if reported is None else reported.first_offset,
+        next_offset=None if reported is None else reported.next_offset,
         problem=status if isinstance(status, str) else None,
-        holds=() if known is None else known.holds,
+        holds=() if reported is None else reported.holds,
     )
 
 
 def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) -> GroupDescription:
     """
-    Join a consumer group with the state that the brokers of its partitions report.
+    Join a consumer group with the status that the brokers of its partitions report.
 
     Args:
-        statuses: partition id → its status, or the reason why there is none.
+        statuses: partition id → its status, or the reason why it is unknown.
     """
     partitions = tuple(
-        _progress(view.group, owner, statuses[owner.partition.partition_id])
+        _describe_progress(view.group, owner, statuses[owner.partition.partition_id])
         for owner in view.owners
     )
     lags = [partition.lag for partition in partitions if partition.lag is not None]
@@ -253,17 +250,19 @@ def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) 
     )
 
 
-def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> PartitionProgress:
-    offset = above = following = lag = removed = parked = retrying = failing = None
+def _describe_progress(
+    group: str, owner: OwnerView, status: PartitionStatus | str
+) -> PartitionProgress:
+    offset = acked_above = next_offset = lag = removed_unread = parked = retrying = failing = None
     suspects = 0
     if isinstance(status, PartitionStatus):
         # A broker learns of a group at its first pull, which begins at the first stored message.
-        offset, above, following = status.first_offset, 0, status.next_offset
-        lag, removed, parked, retrying = following - offset, 0, 0, 0
+        offset, acked_above, next_offset = status.first_offset, 0, status.next_offset
+        lag, removed_unread, parked, retrying = next_offset - offset, 0, 0, 0
         for progress in status.groups:
             if progress.group == group:
-                offset, above, lag = progress.cursor, progress.acked_above, progress.lag
-                removed, parked = progress.removed_unread, progress.parked
+                offset, acked_above, lag = progress.cursor, progress.acked_above, progress.lag
+                removed_unread, parked = progress.removed_unread, progress.parked
                 retrying = progress.retrying
                 failing, suspects = progress.failing, progress.suspects
     return PartitionProgress(
@@ -275,10 +274,10 @@ def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> Pa
         token=owner.token,
         expires_in_ms=owner.expires_in_ms,
         offset=offset,
-        acked_above=above,
-        next_offset=following,
+        acked_above=acked_above,
+        next_offset=next_offset,
         lag=lag,
-        removed_unread=removed,
+        removed_unread=removed_unread,
         parked=parked,
         retrying=retrying,
         failing=failing,
@@ -293,13 +292,13 @@ class ScheduledMessages(Struct, frozen=True, kw_only=True):
     count: int
     """Number of waiting messages at the brokers that answered."""
     messages: list[ScheduledView]
-    """The messages that are delivered next, in order of delivery time."""
+    """The messages due next, in order of delivery time."""
     problems: dict[str, str]
-    """Broker group or address → reason why it was not asked or did not answer."""
+    """Broker group or address → why it was not asked or did not answer."""
 
 
 def is_scheduled_id(text: str) -> bool:
-    """True for 32 hexadecimal digits."""
+    """Return True for 32 hexadecimal digits."""
     try:
         return len(text) == 32 and len(bytes.fromhex(text)) == 16
     except ValueError:

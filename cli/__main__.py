@@ -1,17 +1,17 @@
-"""`python -m keylane.cli` is the `keylane` command; Ctrl-C ends its imports quietly too."""
+"""Entry point of the `keylane` command; Ctrl-C is quiet even while it imports."""
 
 from __future__ import annotations
 
 import sys
 
-from .streams import escape_what_encodings_lack, fill_standard_streams
+from .streams import escape_unencodable, reopen_closed_streams
 
 
 def main() -> None:
-    """Run the command line, and exit with its status, which is 130 after Ctrl-C."""
+    """Run the command line and exit with its status, which is 130 after Ctrl-C."""
     try:
-        fill_standard_streams()
-        escape_what_encodings_lack()
+        reopen_closed_streams()
+        escape_unencodable()
         try:
             from .main import main as run_command
         except ModuleNotFoundError as error:

@@ -1,5 +1,5 @@
-"""Options as fields of a dataclass, which a command takes as one parameter, such as `Answer` with
---meta and --output.
+"""Groups of options: a command takes each group as one dataclass parameter, such as `CommonOptions`
+with --meta and --output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import (
 )
 
 from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
-from .screen import run as run_work
+from .screen import run as run_to_end
 from .screen import show_json
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The options that name the cluster that a command asks, and the form of its answer."""
+class CommonOptions:
+    """The options of most commands: the cluster to talk to and the output format."""
 
     meta: MetaOption = META_DEFAULT
     output: OutputOption = OutputFormat.TABLE
@@ -44,76 +44,76 @@ class Answer:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> None:
-        """Run the work of a command to its end; see `screen.run`."""
-        run_work(self.output, work(self.meta, self.output, *args, **kwargs))
+        """Run a command's coroutine function to completion; see `screen.run`."""
+        run_to_end(self.output, work(self.meta, self.output, *args, **kwargs))
 
     def ask(self, call: Callable[[Admin], Awaitable[T]], show: Callable[[T], None]) -> T:
-        """Make a call of an admin client, show its answer as JSON or by `show`, and return it."""
+        """Call an admin client, show the result as JSON or with `show`, and return it."""
         from .connection import open_admin
 
-        answers: list[T] = []
+        results: list[T] = []
 
         async def work() -> None:
             async with open_admin(self.meta) as admin:
-                answers.append(await call(admin))
+                results.append(await call(admin))
             if self.output is OutputFormat.JSON:
-                show_json({} if answers[0] is None else answers[0])
+                show_json({} if results[0] is None else results[0])
             else:
-                show(answers[0])
+                show(results[0])
 
-        run_work(self.output, work())
-        return answers[0]
+        run_to_end(self.output, work())
+        return results[0]
 
 
-def expanded(
-    command: Callable[..., None], instead: Mapping[type[Any], type[Any]] = MappingProxyType({})
+def expand_options(
+    command: Callable[..., None], replacements: Mapping[type[Any], type[Any]] = MappingProxyType({})
 ) -> Callable[..., None]:
     """
-    Return a command in the form that typer takes: for each parameter whose type is a dataclass, the
-    `Annotated` fields become options.
+    Convert a command to the form that typer expects: the `Annotated` fields of each dataclass
+    parameter become options.
 
         @subject_app.command("list")
-        @expanded
-        def subject_list(*, answer: Answer) -> None: ...
+        @expand_options
+        def subject_list(*, common: CommonOptions) -> None: ...
 
     Args:
-        instead: dataclasses that replace those of the parameters, with other options or other help.
+        replacements: parameter type → dataclass to use instead, with other options or help texts.
     """
     command = inspect.unwrap(command)
     groups: dict[str, tuple[type[Any], list[str]]] = {}
     parameters: list[inspect.Parameter] = []
-    for each in inspect.signature(command, eval_str=True).parameters.values():
-        kind: Any = each.annotation
-        if is_dataclass(each.annotation):
-            group: type[Any] = instead.get(kind, kind)
-            options = _options_of(group)
-            groups[each.name] = group, [option.name for option in options]
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        option_class: Any = parameter.annotation
+        if is_dataclass(parameter.annotation):
+            group: type[Any] = replacements.get(option_class, option_class)
+            options = _option_parameters(group)
+            groups[parameter.name] = group, [option.name for option in options]
             parameters += options
         else:
-            parameters.append(each)
+            parameters.append(parameter)
 
     @wraps(command)
-    def run(**given: Any) -> None:
-        made = {
-            name: group(**{option: given.pop(option) for option in options})
+    def run(**values: Any) -> None:
+        arguments = {
+            name: group(**{option: values.pop(option) for option in options})
             for name, (group, options) in groups.items()
         }
-        command(**given, **made)
+        command(**values, **arguments)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
-def _options_of(group: type[Any]) -> list[inspect.Parameter]:
+def _option_parameters(group: type[Any]) -> list[inspect.Parameter]:
     types = get_type_hints(group, include_extras=True)
     return [
         inspect.Parameter(
-            each.name,
+            field.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if each.default is MISSING else each.default,
-            annotation=types[each.name],
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=types[field.name],
         )
-        for each in fields(group)
-        if get_origin(types[each.name]) is Annotated
+        for field in fields(group)
+        if get_origin(types[field.name]) is Annotated
     ]

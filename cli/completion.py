@@ -11,38 +11,38 @@ import typer
 if TYPE_CHECKING:
     from ..admin import Admin
 
-LIMIT_S = 0.5
-"""Seconds for which a shell waits for the names; then it completes nothing."""
+TIMEOUT_S = 0.5
+"""Seconds after which completion gives up, because the user is waiting in a shell."""
 
 
 def complete_subject(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the subjects whose names begin with `incomplete`; none if no metaserver answers."""
 
-    async def subjects(admin: Admin) -> list[str]:
+    async def list_subjects(admin: Admin) -> list[str]:
         return [view.subject for view in await admin.list_subjects()]
 
-    return _names(ctx, incomplete, subjects)
+    return _complete(ctx, incomplete, list_subjects)
 
 
 def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the consumer groups of the subject on the command line, as `complete_subject` does."""
+    """Like `complete_subject`, for the consumer groups of the subject on the command line."""
 
-    async def groups(admin: Admin) -> list[str]:
+    async def list_groups(admin: Admin) -> list[str]:
         subject = str(ctx.params.get("subject") or "")
         return [view.group for view in await admin.list_groups(subject)]
 
-    return _names(ctx, incomplete, groups)
+    return _complete(ctx, incomplete, list_groups)
 
 
-def _names(
-    ctx: typer.Context, incomplete: str, ask: Callable[[Admin], Awaitable[list[str]]]
+def _complete(
+    ctx: typer.Context, incomplete: str, list_names: Callable[[Admin], Awaitable[list[str]]]
 ) -> list[str]:
     import asyncio
 
     from ..admin import Admin
     from .profiles import use_profile
 
-    async def answered() -> list[str]:
+    async def fetch_names() -> list[str]:
         profile = ctx.find_root().params.get("profile") or os.environ.get("KEYLANE_PROFILE")
         if profile:
             use_profile(profile)
@@ -50,11 +50,11 @@ def _names(
         meta = ctx.params["meta"]
         if source is None or source.name != "COMMANDLINE":
             meta = os.environ.get("KEYLANE_META") or meta
-        async with asyncio.timeout(LIMIT_S), Admin(meta) as admin:
-            return await ask(admin)
+        async with asyncio.timeout(TIMEOUT_S), Admin(meta) as admin:
+            return await list_names(admin)
 
     try:
-        names = asyncio.run(answered())
-    except Exception:  # noqa: BLE001 - a shell shows no error while a word is typed
+        names = asyncio.run(fetch_names())
+    except Exception:  # noqa: BLE001 - completion must not print errors
         return []
     return sorted(name for name in names if name.startswith(incomplete))

@@ -1,5 +1,5 @@
-"""Opens the admin client of a command; the network library is imported only then, because the help
-needs none.
+"""Opens the admin client of a command; imports the network library lazily, because --help does not
+need it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ POLL_SECONDS = 0.02
 
 
 def open_admin(meta: str) -> Admin:
-    """Return an admin client for `async with`, of the metaservers at `meta`; raise ConfigError."""
+    """Return an admin client for the metaservers at `meta`, to be opened with `async with`; raise
+    ConfigError.
+    """
     from ..admin import Admin
 
     return Admin(meta, wait_s=WAIT_S.get())
 
 
-async def available_brokers(admin: Admin, count: int) -> None:
+async def wait_for_brokers(admin: Admin, count: int) -> None:
     """Wait until `count` broker groups are available."""
     while True:
-        listed = await admin.list_brokers()
-        if sum(broker.available for broker in listed.brokers) >= count:
+        brokers = (await admin.list_brokers()).brokers
+        if sum(broker.available for broker in brokers) >= count:
             return
         await asyncio.sleep(POLL_SECONDS)

@@ -1,5 +1,5 @@
-"""Describes a message that blocks a consumer group on a partition: where, since when, why, and what
-an operator can do.
+"""Describes a message that blocks a consumer group on a partition: its position, the time and the
+cause, and what an operator can do.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ TEXT_CHARS_SHOWN = 200
 def failing_lines(
     subject: str, group: str, partition_id: int, failing: FailingMessage
 ) -> tuple[str, str]:
-    """Return a line about what fails or hangs, and a line with what an operator can do."""
+    """Return a line that describes the failing or hanging message, and a line with advice."""
     if failing.running_ms is not None:
         return _hanging_lines(subject, group, partition_id, failing)
     text = printable(failing.text)[:TEXT_CHARS_SHOWN]
-    why = f"{failing.kind}: {text}" if text else failing.kind
-    what = (
-        f"partition {partition_id}: {group} fails at {_where(failing)}, "
+    cause = f"{failing.kind}: {text}" if text else failing.kind
+    summary = (
+        f"partition {partition_id}: {group} fails at {_position(failing)}, "
         f"{failing.key_digest}, since "
-        f"{shown(failing.since_ms)}: {why} ({counted(failing.attempts, 'try', 'tries')}, last at "
+        f"{shown(failing.since_ms)}: {cause} ({counted(failing.attempts, 'try', 'tries')}, last at "
         f"{shown(failing.at_ms)}, consumer {failing.client or 'without a name'})"
     )
     if failing.source is not None:
-        return what, (
+        return summary, (
             f"  it is redriven: skip it (keylane parked skip {subject} {group} --key KEY), or park "
             f"it again: keylane group set {subject} {group} --on-failure park --tries-max 5"
         )
@@ -36,34 +36,36 @@ def failing_lines(
         f"it: keylane group reset {subject} {group} --partition {partition_id} "
         f"--to {failing.offset + 1} --live"
     )
-    return what, advice
+    return summary, advice
 
 
 def _hanging_lines(
     subject: str, group: str, partition_id: int, failing: FailingMessage
 ) -> tuple[str, str]:
-    before = f"{counted(failing.attempts, 'try', 'tries')} failed before, " * (failing.attempts > 0)
-    what = (
-        f"partition {partition_id}: {group} waits at {_where(failing)}, "
+    failures = f"{counted(failing.attempts, 'try', 'tries')} failed before, " * (
+        failing.attempts > 0
+    )
+    summary = (
+        f"partition {partition_id}: {group} waits at {_position(failing)}, "
         f"{failing.key_digest}, since "
         f"{shown(failing.since_ms)}: {printable(failing.text)} for "
-        f"{seconds(failing.running_ms or 0)} ({before}seen last "
+        f"{seconds(failing.running_ms or 0)} ({failures}seen last "
         f"at {shown(failing.at_ms)}, consumer {failing.client or 'without a name'})"
     )
     if failing.source is not None:
-        return what, (
+        return summary, (
             f"  it is redriven: after it has ended, skip it (keylane parked skip {subject} {group} "
             "--key KEY); until then no policy applies: restart the consumer, and set a time limit "
             "for what its handler waits for"
         )
-    return what, (
+    return summary, (
         "  no policy applies before it has ended: restart the consumer, and set a time limit for "
         f"what its handler waits for; or pass it: keylane group reset {subject} {group} "
         f"--partition {partition_id} --to {failing.offset + 1} --live"
     )
 
 
-def _where(failing: FailingMessage) -> str:
+def _position(failing: FailingMessage) -> str:
     if failing.source is None:
         return f"offset {failing.offset}"
     return f"parked offset {failing.offset} of partition {failing.source}"

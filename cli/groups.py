@@ -1,5 +1,5 @@
-"""Groups of commands, which are imported when one of their commands is used, and the numbers that
-commands accept.
+"""Command groups that are imported on first use, hints for users of other message systems, and
+strict parsing of numbers.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ import typer
 import typer.core
 import typer.main
 
-_NUMBERS: dict[object, re.Pattern[str]] = {
+_NUMBER_PATTERNS: dict[object, re.Pattern[str]] = {
     int: re.compile("-?[0-9]{1,19}"),
     float: re.compile(r"-?[0-9]{1,19}(\.[0-9]{1,19})?"),
 }
 
 
-class LaterGroup(typer.core.TyperGroup):
-    """A group of commands whose module is imported when its commands are asked for, because
-    building the options of all groups takes longer than most commands.
+class LazyGroup(typer.core.TyperGroup):
+    """A command group whose module is imported on first use, because building the options of all
+    groups takes longer than running most commands.
     """
 
-    home: tuple[str, str]
-    """The module below `commands`, and the name of its Typer."""
+    source: tuple[str, str]
+    """The module below `commands`, and the name of its Typer app."""
 
     @cached_property
     def _loaded(self) -> MutableMapping[str, Any]:
-        module, name = self.home
+        module, name = self.source
         group: Any = typer.main.get_group(
             getattr(import_module(f".commands.{module}", __package__), name)
         )
-        return dict(with_plain_numbers(group).commands)
+        return dict(restrict_numbers(group).commands)
 
     @property
     def commands(self) -> MutableMapping[str, Any]:
-        """The commands by their names."""
+        """The commands by name."""
         return self._loaded
 
     @commands.setter
-    def commands(self, none: MutableMapping[str, Any]) -> None:
-        assert not none, "the commands come from the module"
+    def commands(self, value: MutableMapping[str, Any]) -> None:
+        assert not value, "the commands come from the module"
 
 
-class CommandsOfPeers(typer.core.TyperGroup):
-    """The commands of keylane; one that another system has names the command to use here."""
+class PeerCommandGroup(typer.core.TyperGroup):
+    """The top-level commands; a command name of another message system gets a hint."""
 
-    HERE: ClassVar = {
+    EQUIVALENTS: ClassVar = {
         "topic": "subject",
         "topics": "subject list",
         "stream": "subject",
@@ -65,35 +65,33 @@ class CommandsOfPeers(typer.core.TyperGroup):
     }
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command. Raises BadParameter if another system has it."""
-        if args and args[0] in self.HERE and self.get_command(ctx, args[0]) is None:
-            here = self.HERE[args[0]]
-            raise typer.BadParameter(f"it is `keylane {here}` here", ctx=ctx, param_hint=args[0])
+        """Return the command. Raises BadParameter with a hint if only another system has it."""
+        if args and args[0] in self.EQUIVALENTS and self.get_command(ctx, args[0]) is None:
+            hint = f"it is `keylane {self.EQUIVALENTS[args[0]]}` here"
+            raise typer.BadParameter(hint, ctx=ctx, param_hint=args[0])
         return super().resolve_command(ctx, args)
 
 
-def later(module: str, name: str, text: str) -> typer.Typer:
-    """Return a group with the commands of a Typer of a module below `commands`; `text` is its
-    help.
-    """
-    kind = type("LaterGroup", (LaterGroup,), {"home": (module, name)})
-    return typer.Typer(cls=kind, no_args_is_help=True, help=text)
+def lazy_group(module: str, name: str, help_text: str) -> typer.Typer:
+    """Return a group that imports the Typer app `name` of a module in `commands` on first use."""
+    group_class = type("LazyGroup", (LazyGroup,), {"source": (module, name)})
+    return typer.Typer(cls=group_class, no_args_is_help=True, help=help_text)
 
 
-def with_plain_numbers(command: Any) -> Any:
+def restrict_numbers(command: Any) -> Any:
     """
-    Make every numeric option of a command accept only digits, a sign and a point.
+    Make all numeric options of a command accept only ASCII digits, a sign and a decimal point.
 
     The parser would also accept `1_000`, digits of other scripts, line ends, and `nan` as a limit.
     """
-    if not isinstance(command, LaterGroup):  # it does so when it imports its commands
-        for other in getattr(command, "commands", {}).values():
-            with_plain_numbers(other)
+    if not isinstance(command, LazyGroup):  # which does the same when it imports its commands
+        for subcommand in getattr(command, "commands", {}).values():
+            restrict_numbers(subcommand)
     for param in command.params:
-        described = getattr(param, "type_descriptor", None)  # the option --help has none
-        if described is not None and described.annotation in _NUMBERS:
+        descriptor = getattr(param, "type_descriptor", None)  # the option --help has none
+        if descriptor is not None and descriptor.annotation in _NUMBER_PATTERNS:
             process = param.process_value
-            pattern = _NUMBERS[described.annotation]
+            pattern = _NUMBER_PATTERNS[descriptor.annotation]
             param.process_value = partial(_process_number, process, pattern, param)
     return command
 
@@ -105,7 +103,7 @@ def _process_number(
     context: Any,
     value: Any,
 ) -> Any:
-    """Call `process` of a parameter, after checking the text; raise BadParameter."""
+    """Check the text of a number, then call the parameter's `process`; raise BadParameter."""
     if isinstance(value, str) and pattern.fullmatch(value) is None:
         raise typer.BadParameter(f"{value!r:.40} is not a number", ctx=context, param=param)
     return process(context, value)

@@ -1,6 +1,6 @@
-"""The `keylane` command line: the groups of commands, and the commands outside of groups.
+"""The `keylane` command line: command groups and top-level commands.
 
-Large modules are imported only when a command runs, so that `keylane --help` answers at once.
+Large modules are imported only when a command runs, which keeps `keylane --help` fast.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
-from .answer import Answer, expanded
-from .groups import CommandsOfPeers, later
+from .answer import CommonOptions, expand_options
+from .groups import PeerCommandGroup, lazy_group
 from .options import (
     BROKERS_MAX,
     ROWS_MIN,
@@ -36,15 +36,15 @@ from .usage import run_command_line
 
 app = typer.Typer(
     name="keylane",
-    cls=CommandsOfPeers,
+    cls=PeerCommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         print(f"keylane {version('keylane')}")
@@ -89,7 +89,7 @@ def _keylane(
         use_profile(profile)
 
 
-for _name, _home in {
+for _name, _source in {
     "subject": (
         "subject.app",
         "subject_app",
@@ -166,7 +166,7 @@ for _name, _home in {
         "Name clusters, and use one with -p NAME.",
     ),
 }.items():
-    app.add_typer(later(*_home), name=_name)
+    app.add_typer(lazy_group(*_source), name=_name)
 
 
 @app.command()
@@ -216,7 +216,7 @@ def dev(
 
 
 @app.command()
-@expanded
+@expand_options
 def wait(
     brokers: Annotated[
         int, typer.Option(min=0, help="Number of broker groups that must be available.")
@@ -226,14 +226,14 @@ def wait(
         typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="Give up after this time."),
     ] = 60,
     *,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Wait until a metaserver is ready and enough broker groups are available; exit status 1 if
-    they are not in time.
+    """Wait until a metaserver is ready and enough broker groups are available; exit status 1 after
+    the timeout.
     """
     from .commands.wait import wait_for_servers
 
-    answer.run(wait_for_servers, brokers=brokers, timeout_s=timeout)
+    common.run(wait_for_servers, brokers=brokers, timeout_s=timeout)
 
 
 @app.command()
@@ -261,7 +261,7 @@ def demo(
 
 
 @app.command()
-@expanded
+@expand_options
 def produce(
     *,
     subject: SubjectArgument,
@@ -287,11 +287,11 @@ def produce(
     json: Annotated[
         bool, typer.Option("--json", help='Lines are {"key": …, "value": …, "properties": …}.')
     ] = False,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Send one message, or the lines of standard input, or the lines or rows of a file."""
     from .commands.produce import SendOptions
-    from .commands.produce import produce as work
+    from .commands.produce import produce as run_produce
 
     options = SendOptions(
         subject=subject,
@@ -308,11 +308,11 @@ def produce(
         deliver_at=deliver_at,
         delay_s=delay,
     )
-    answer.run(work, options)
+    common.run(run_produce, options)
 
 
 @app.command()
-@expanded
+@expand_options
 def consume(
     *,
     subject: SubjectArgument,
@@ -340,13 +340,13 @@ def consume(
         ),
     ] = False,
     tag: TagOption = None,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Print messages as a member of a group; each is acked after it was printed."""
-    from .commands.consume import consume as work
+    """Print messages as a member of a group; each is acked after it is printed."""
+    from .commands.consume import consume as run_consume
 
-    answer.run(
-        work,
+    common.run(
+        run_consume,
         subject=subject,
         group=group,
         count=count,
@@ -359,7 +359,7 @@ def consume(
 
 
 @app.command()
-@expanded
+@expand_options
 def read(
     *,
     subject: SubjectArgument,
@@ -377,7 +377,7 @@ def read(
         typer.Option(
             "--to",
             metavar="latest|AGO|TIME|OFFSET",
-            help="The first message that is not printed.  [default: the present end]",
+            help="The first message that is not printed.  [default: the current end]",
         ),
     ] = None,
     key: Annotated[
@@ -398,12 +398,12 @@ def read(
             help="Form of a line; a template such as {partition}:{offset} {key} {value}.",
         ),
     ] = "text",
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Print messages of a subject by time, offset and key; no group, no lock, no acks."""
     from .commands.read import read_subject
 
-    answer.run(
+    common.run(
         read_subject,
         subject,
         start=start,
@@ -418,5 +418,5 @@ def read(
 
 
 def main() -> None:
-    """Run the command line, and exit with its status."""
+    """Run the command line and exit with its status."""
     run_command_line(app, "keylane")

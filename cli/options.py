@@ -1,4 +1,4 @@
-"""The options that commands share, and the parsers of their values."""
+"""Options shared by several commands, and parsers for their values."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .completion import complete_group, complete_subject
 META_DEFAULT = "127.0.0.1:7000"
 BROKERS_MAX = 32
 ROWS_TOTAL = 336_776
-"""Number of rows in the demo's file."""
+"""Number of rows in the demo's data file."""
 ROWS_MIN = 1_000
-"""Smallest number of rows: with fewer, a dying consumer of the demo may leave no message."""
+"""Minimum number of rows: with fewer, the killed consumer may have no unhandled messages."""
 
 
 class InputFormat(enum.StrEnum):
@@ -31,11 +31,11 @@ class InputFormat(enum.StrEnum):
 
 
 WAIT_S = ContextVar("WAIT_S", default=0.0)
-"""The option --wait-s: the `wait_s` of every client of this command, in seconds."""
+"""The value of --wait-s: how long, in seconds, each client waits for a starting metaserver."""
 
 
 class OutputFormat(enum.StrEnum):
-    """The form of a command's answer: tables for people, or JSON for programs."""
+    """The format of a command's output: tables for people, JSON for programs."""
 
     TABLE = "table"
     JSON = "json"
@@ -131,15 +131,15 @@ FormatOption = Annotated[
 
 
 END_MS = 253_402_300_800_000
-"""The beginning of the year 10000 in UTC, which no datetime can have."""
+"""Start of the year 10000 in UTC, the first time that a datetime cannot represent."""
 
 
 def parse_time(text: str) -> int:
     """
-    Return the milliseconds since 1970 of a date and time in ISO 8601, in UTC if it names no zone.
+    Convert an ISO 8601 date and time to milliseconds since 1970; without a zone it is UTC.
 
     Raises:
-        ConfigError: the text is no time, or a time before 1970 or after 9999 in UTC.
+        ConfigError: the text is not a time, or the time is before 1970 or after 9999 in UTC.
     """
     from datetime import UTC, datetime
 
@@ -156,8 +156,8 @@ def parse_time(text: str) -> int:
     raise ConfigError(f"not a time such as 2024-05-31T12:00:00: {text[:80]!r}")
 
 
-def headers_of(texts: Sequence[str]) -> dict[str, str]:
-    """Parse texts of the form `name=value` into properties; raise ConfigError if one is none."""
+def parse_headers(texts: Sequence[str]) -> dict[str, str]:
+    """Parse `name=value` texts into properties; raise ConfigError if one is invalid or repeated."""
     properties: dict[str, str] = {}
     for text in texts:
         name, sign, value = text.partition("=")

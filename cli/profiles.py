@@ -1,7 +1,7 @@
-"""Profiles: names for the clusters of a user, each with an address and the files that it needs.
+"""Profiles: a user's clusters by name, each with an address and the paths of its files.
 
-They are in `$XDG_CONFIG_HOME/keylane/profiles.toml`, by default in `~/.config`. A token itself is
-never stored, only the name of its file.
+They are stored in `$XDG_CONFIG_HOME/keylane/profiles.toml`, by default in `~/.config`. Tokens are
+never stored, only the paths of their files.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ VARIABLES = MappingProxyType(
         "tls_ca": "KEYLANE_TLS_CA",
     }
 )
-"""The variable of the environment that each field of a profile stands for."""
+"""Profile field → environment variable that it sets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A cluster as a user reaches it; "" is a field that was not given."""
+    """How to reach a cluster; a field that is not set is ""."""
 
     meta: str
     token_file: str = ""
@@ -37,13 +37,13 @@ class Profile:
 
 
 def profiles_file(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the file of the user's profiles, which need not exist."""
+    """Return the path of the user's profiles file, which may not exist."""
     base = environment.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
     return Path(base) / "keylane" / "profiles.toml"
 
 
 def read_profiles(file: Path) -> dict[str, Profile]:
-    """Return the profiles by their names. Raises ConfigError if the file cannot be read."""
+    """Return the profiles by name. Raises ConfigError if the file cannot be read."""
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
         return {name: Profile(**table) for name, table in tables.items()}
@@ -54,7 +54,7 @@ def read_profiles(file: Path) -> dict[str, Profile]:
 
 
 def write_profiles(file: Path, profiles: Mapping[str, Profile]) -> None:
-    """Replace the file, readable by its user only. Raises ConfigError if it cannot be written."""
+    """Write the file, readable only by its owner. Raises ConfigError if it cannot be written."""
     lines: list[str] = []
     for name, profile in sorted(profiles.items()):
         lines.append(f"[{json.dumps(name)}]")
@@ -62,25 +62,25 @@ def write_profiles(file: Path, profiles: Mapping[str, Profile]) -> None:
         lines.append("")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as new:
-            new.write("\n".join(lines))
-        os.replace(new.name, file)
+        with NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as temporary:
+            temporary.write("\n".join(lines))
+        os.replace(temporary.name, file)
     except OSError as error:
         raise ConfigError(f"the profiles in {file} cannot be written: {error.strerror}") from error
 
 
 def use_profile(name: str) -> None:
     """
-    Set the variables of this process to a profile's fields; a field that it lacks is unset.
+    Set this process's environment variables from a profile; unset those that it does not define.
 
     Raises:
         ConfigError: there is no such profile.
     """
     profiles = read_profiles(profiles_file())
     if name not in profiles:
-        known = ", ".join(sorted(profiles)) or "none"
+        names = ", ".join(sorted(profiles)) or "none"
         raise ConfigError(
-            f"there is no profile {name!r} in {profiles_file()}; profiles: {known}. "
+            f"there is no profile {name!r} in {profiles_file()}; profiles: {names}. "
             f"keylane profile add {name} --meta HOST:PORT makes one"
         )
     for key, value in asdict(profiles[name]).items():

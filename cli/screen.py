@@ -1,4 +1,4 @@
-"""Shows the output of a command: tables or JSON on standard output, errors on standard error."""
+"""Prints a command's output: tables or JSON on standard output, errors on standard error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPE_WIDTH = 300
-"""Width in characters of a table that no terminal shows, so that its lines are not folded."""
+"""Width, in characters, of a table that is not shown on a terminal; lines are not wrapped."""
 
 
 def json_text(value: object) -> str:
@@ -38,37 +38,37 @@ def show_json(value: object) -> None:
 
 
 def show_line(text: str, *, errors: bool = False) -> None:
-    """Print a line and flush; control characters are escaped, so that text of servers and users
-    cannot control the terminal.
+    """Print a line and flush. Control characters are escaped, because text from servers and users
+    must not control the terminal.
     """
     print(printable(text), file=sys.stderr if errors else sys.stdout, flush=True)
 
 
-def show_error(error: KeylaneError, form: OutputFormat) -> None:
-    """Print an error with its code and advice, as text or as one JSON object."""
-    if form is OutputFormat.JSON:
+def show_error(error: KeylaneError, output: OutputFormat) -> None:
+    """Print an error with its code and hint, as text or as one JSON object."""
+    if output is OutputFormat.JSON:
         from ..protocol.control import ErrorBody
         from ..protocol.http.bodies import encode_json
 
         print(json_printable(encode_json(ErrorBody.of(error)).decode()), file=sys.stderr)
     else:
-        advice = str(error).removeprefix(error.message).split("\n")  # a server may have sent it
-        lines = [printable(error.message) + printable(advice[0]), *map(printable, advice[1:])]
+        hint = str(error).removeprefix(error.message).split("\n")  # a server may have sent it
+        lines = [printable(error.message) + printable(hint[0]), *map(printable, hint[1:])]
         print("keylane: " + "\n".join(lines), file=sys.stderr)
 
 
-def show_full_output(error: OSError, form: OutputFormat) -> None:
-    """Report that standard output is a file on a full disk, and write no more to it; raise any
-    other `error` again.
+def report_full_disk(error: OSError, output: OutputFormat) -> None:
+    """Report that the disk of standard output is full, and discard further output; re-raise any
+    other `error`.
     """
     if error.errno != errno.ENOSPC:
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    show_error(StorageError(f"the output cannot be written: {error.strerror}"), form)
+    show_error(StorageError(f"the output cannot be written: {error.strerror}"), output)
 
 
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Return a table; columns whose names end in # have numbers and are aligned right."""
+    """Build a table; columns whose names end in # contain numbers and are right-aligned."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -83,7 +83,7 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
         table.add_column(
             column.removesuffix("#"),
             justify="right" if column.endswith("#") else "left",
-            overflow="fold",  # nothing is cut, because people copy from the table
+            overflow="fold",  # never truncate: people copy from the table
         )
     for row in rows:
         table.add_row(*("-" if cell is None else escape(printable(str(cell))) for cell in row))
@@ -92,10 +92,10 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
 def show_table(table: Table) -> None:
     """
-    Print a table below its title, which is never folded.
+    Print a table below its title, which is never wrapped.
 
-    If the output is no terminal, lines are not folded. On a terminal that is too narrow for the
-    longest word of each column, each row is shown as a list.
+    If the output is not a terminal, lines are not wrapped. On a terminal too narrow for the longest
+    word of each column, each row is printed as a list.
     """
     from rich.measure import Measurement
     from rich.text import Text
@@ -104,7 +104,7 @@ def show_table(table: Table) -> None:
     if not console.is_terminal:
         console = _console(PIPE_WIDTH)
     unlimited = console.options.update(max_width=PIPE_WIDTH)
-    title, table.title = table.title, None  # rich would fold it to the width of the columns
+    title, table.title = table.title, None  # rich would wrap it to the width of the columns
     if title is not None:
         console.print(Text.from_markup(title) if isinstance(title, str) else title, style="bold")
     if Measurement.get(console, unlimited, table).minimum > console.width:
@@ -114,8 +114,8 @@ def show_table(table: Table) -> None:
 
 
 def _console(width: int | None = None) -> Console:
-    """Return a console that leaves a closed standard output to `run`; that of rich would end the
-    command with status 1.
+    """Return a console that lets `run` handle a closed standard output; rich's own would exit with
+    status 1.
     """
     from rich.console import Console
 
@@ -127,7 +127,7 @@ def _console(width: int | None = None) -> Console:
 
 
 def _show_as_lists(console: Console, table: Table) -> None:
-    """Print each row of a table as lines of a column and its cell."""
+    """Print each row of a table as a list of column names and cells."""
     from rich.table import Table
 
     columns = [(column.header, list(column.cells)) for column in table.columns]
@@ -145,19 +145,19 @@ def _show_as_lists(console: Console, table: Table) -> None:
         console.print(lines)
 
 
-def show_left_out(count: int) -> None:
-    """Show how many drained partitions a table leaves out, if any."""
+def show_omitted(count: int) -> None:
+    """Print how many drained partitions a table omits, if any."""
     if count:
-        shows = "shows it" if count == 1 else "shows them"
-        show_line(f"… and {counted(count, 'drained partition')} (--all {shows})")
+        pronoun = "it" if count == 1 else "them"
+        show_line(f"… and {counted(count, 'drained partition')} (--all shows {pronoun})")
 
 
-def run(form: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
+def run(output: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
     """
-    Run a command to its end.
+    Run a command to completion.
 
-    A KeylaneError is shown, and the exit status is 1; a closed standard output ends the command
-    quietly, with status 0.
+    A KeylaneError is printed, and the exit status is 1; if standard output is closed, the command
+    ends quietly with status 0.
     """
     import asyncio
 
@@ -167,14 +167,14 @@ def run(form: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(work)
     except KeylaneError as error:
-        show_error(error, form)
+        show_error(error, output)
         raise typer.Exit(1) from None
     except BrokenPipeError:
-        # Python would raise again when it flushes standard output at exit.
+        # Otherwise Python would fail again when it flushes standard output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
     except OSError as error:
-        show_full_output(error, form)
+        report_full_disk(error, output)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

@@ -1,4 +1,4 @@
-"""Answers a wrong command line: with the usage, or with one JSON object for programs; the exit
+"""Reports an invalid command line as usage text, or as one JSON object for programs; the exit
 status is 2.
 """
 
@@ -11,84 +11,82 @@ import typer
 import typer.main
 
 from ..protocol.errors import ConfigError, KeylaneError
-from .groups import with_plain_numbers
+from .groups import restrict_numbers
 from .options import OutputFormat
 
 
-def asks_for_json(arguments: Sequence[str]) -> bool:
-    """Return True if the options ask for JSON, in any spelling, even if other options are wrong."""
-    for at, word in enumerate(arguments):
-        if word == "--":
+def is_json_requested(arguments: Sequence[str]) -> bool:
+    """Return True if an option requests JSON, even if other options are invalid."""
+    for index, argument in enumerate(arguments):
+        if argument == "--":
             return False
-        if word in {"-ojson", "--output=json"}:
+        if argument in {"-ojson", "--output=json"}:
             return True
-        if word in {"-o", "--output"} and list(arguments[at + 1 : at + 2]) == ["json"]:
+        if argument in {"-o", "--output"} and list(arguments[index + 1 : index + 2]) == ["json"]:
             return True
     return False
 
 
-def with_one_meta(arguments: Sequence[str]) -> list[str]:
+def merge_meta_options(arguments: Sequence[str]) -> list[str]:
     """
-    Return the words with the addresses of all `--meta` options joined in the first one.
+    Merge the addresses of all `--meta` options into the first one.
 
-    The parser would use only the last one, and silently ask one of several metaservers.
+    The parser would use only the last option, and silently ignore the other metaservers.
     """
-    words: list[str] = []
+    merged: list[str] = []
     first: int | None = None
-    rest = iter(arguments)
-    for word in rest:
-        if word == "--":
-            return [*words, word, *rest]
-        value = next(rest, None) if word == "--meta" else word.removeprefix("--meta=")
-        if word != "--meta" and not word.startswith("--meta="):
-            words.append(word)
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument == "--":
+            return [*merged, argument, *remaining]
+        value = next(remaining, None) if argument == "--meta" else argument.removeprefix("--meta=")
+        if argument != "--meta" and not argument.startswith("--meta="):
+            merged.append(argument)
         elif value is None:
-            words.append(word)  # the parser reports the missing value
+            merged.append(argument)  # the parser reports the missing value
         elif first is None:
-            first = len(words)
-            words.append(f"--meta={value}")
+            first = len(merged)
+            merged.append(f"--meta={value}")
         else:
-            words[first] += f",{value}"
-    return words
+            merged[first] += f",{value}"
+    return merged
 
 
 def run_command_line(app: typer.Typer, program: str) -> None:
-    """Run `app` with the words of the command line, and end the process with its status, which is 1
-    after a KeylaneError.
-    """
-    in_json = asks_for_json(sys.argv[1:])
-    form = OutputFormat.JSON if in_json else OutputFormat.TABLE
+    """Run `app` with the command line and exit with its status, which is 1 after a KeylaneError."""
+    as_json = is_json_requested(sys.argv[1:])
+    output = OutputFormat.JSON if as_json else OutputFormat.TABLE
     try:
-        _run_app(app, program, in_json=in_json)
+        _run_app(app, program, as_json=as_json)
     except KeylaneError as error:
         from .screen import show_error
 
-        show_error(error, form)
+        show_error(error, output)
         sys.exit(1)
-    except OSError as error:  # --help and --version print outside of `screen.run`
-        from .screen import show_full_output
+    except OSError as error:  # --help and --version do not print through `screen.run`
+        from .screen import report_full_disk
 
-        show_full_output(error, form)
+        report_full_disk(error, output)
         sys.exit(1)
 
 
-def _run_app(app: typer.Typer, program: str, *, in_json: bool) -> None:
-    words = with_one_meta(sys.argv[1:])
-    command = with_plain_numbers(typer.main.get_command(app))
-    if not in_json:
-        command(words, prog_name=program)
+def _run_app(app: typer.Typer, program: str, *, as_json: bool) -> None:
+    arguments = merge_meta_options(sys.argv[1:])
+    command = restrict_numbers(typer.main.get_command(app))
+    if not as_json:
+        command(arguments, prog_name=program)
         return
     try:
-        status = command(words, prog_name=program, standalone_mode=False)
+        status = command(arguments, prog_name=program, standalone_mode=False)
     except typer.TyperException as error:
-        _show_json(error, program)
+        _print_usage_error(error, program)
         sys.exit(getattr(error, "exit_code", 1))
     except typer.Abort:
         sys.exit(1)
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _show_json(error: typer.TyperException, program: str) -> None:
+def _print_usage_error(error: typer.TyperException, program: str) -> None:
     from ..protocol.control import ErrorBody
     from ..protocol.http.bodies import encode_json
 

@@ -36,7 +36,7 @@ from main_path import BenchCluster, line_of
 
 from keylane import Admin, Producer, TlsSettings
 from keylane.broker.access.judge import CapabilityJudge
-from keylane.cli.connection import available_brokers
+from keylane.cli.connection import wait_for_brokers
 from keylane.errors import AccessDeniedError, CapabilityEndedError, UnauthenticatedError
 from keylane.protocol.access.capability import CAPABILITY_MS, AccessNews, Capability
 from keylane.protocol.clock import SystemClock
@@ -109,7 +109,7 @@ class SecuredCluster:
 
         async def create() -> None:
             async with self.admin() as admin:
-                await available_brokers(admin, 1)
+                await wait_for_brokers(admin, 1)
                 await admin.create_subject(subject, partitions=4)
 
         asyncio.run(create())

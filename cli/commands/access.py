@@ -12,7 +12,7 @@ import typer
 
 from ...protocol.errors import ConfigError
 from ...protocol.reading.instants import ago_ms
-from ..answer import Answer, expanded
+from ..answer import CommonOptions, expand_options
 from ..options import parse_time
 from ..screen import make_table, show_line, show_table
 
@@ -46,7 +46,7 @@ SubjectOption = Annotated[
 
 # ── tokens ────────────────────────────────────────────────────────────────────────────────────────
 @token_app.command("create")
-@expanded
+@expand_options
 def create_token(
     principal: PrincipalArgument,
     *,
@@ -59,38 +59,38 @@ def create_token(
             show_default="never",
         ),
     ] = None,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Create a token and print it; it cannot be shown again."""
-    until = None if ends is None else datetime.fromtimestamp(parse_time(ends) / 1000, UTC)
-    answer.ask(
-        lambda admin: admin.create_token(principal, label=label, ends=until),
-        lambda made: show_line(made.token),
+    expires_at = None if ends is None else datetime.fromtimestamp(parse_time(ends) / 1000, UTC)
+    common.ask(
+        lambda admin: admin.create_token(principal, label=label, ends=expires_at),
+        lambda created: show_line(created.token),
     )
 
 
 @token_app.command("list")
-@expanded
-def list_tokens(principal: OnlyPrincipalArgument = None, *, answer: Answer) -> None:
+@expand_options
+def list_tokens(principal: OnlyPrincipalArgument = None, *, common: CommonOptions) -> None:
     """Show all tokens by id; the tokens themselves are not stored."""
-    heads = ("id", "principal", "state", "label")
+    columns = ("id", "principal", "state", "label")
 
-    def show(listed: Any) -> None:
-        rows = [(row.token_id, row.principal, row.state, row.label) for row in listed.tokens]
-        show_table(make_table("tokens", heads, rows))
+    def show(result: Any) -> None:
+        rows = [(row.token_id, row.principal, row.state, row.label) for row in result.tokens]
+        show_table(make_table("tokens", columns, rows))
 
-    answer.ask(lambda admin: admin.list_tokens(principal), show)
+    common.ask(lambda admin: admin.list_tokens(principal), show)
 
 
 @token_app.command("revoke")
-@expanded
+@expand_options
 def revoke_token(
     token_id: Annotated[int, typer.Argument(min=1, help="Id, see `keylane access token list`.")],
     *,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Revoke a token; brokers know of it within seconds."""
-    answer.ask(
+    """Revoke a token; brokers reject it within seconds."""
+    common.ask(
         lambda admin: admin.revoke_token(token_id),
         lambda view: show_line(f"token {view.token_id} of {view.principal} is {view.state}"),
     )
@@ -98,80 +98,82 @@ def revoke_token(
 
 # ── rights ────────────────────────────────────────────────────────────────────────────────────────
 @access_app.command("grant")
-@expanded
+@expand_options
 def grant(
     principal: PrincipalArgument,
     right: RightArgument,
     *,
     subject: SubjectPattern = "*",
     group: GroupPattern = "*",
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Grant a right; without options it covers every subject and group."""
-    answer.ask(
+    common.ask(
         lambda admin: admin.grant(principal, right, subject=subject, group=group),
         lambda _: show_line(f"{principal} may {right} {subject}, group {group}"),
     )
 
 
 @access_app.command("revoke")
-@expanded
+@expand_options
 def revoke(
     principal: PrincipalArgument,
     right: RightArgument,
     *,
     subject: SubjectPattern = "*",
     group: GroupPattern = "*",
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Revoke exactly this right, with its patterns."""
-    answer.ask(
+    common.ask(
         lambda admin: admin.revoke_grant(principal, right, subject=subject, group=group),
         lambda _: show_line(f"{principal} has no such right: {right} {subject}, group {group}"),
     )
 
 
 @access_app.command("list")
-@expanded
-def list_grants(principal: OnlyPrincipalArgument = None, *, answer: Answer) -> None:
+@expand_options
+def list_grants(principal: OnlyPrincipalArgument = None, *, common: CommonOptions) -> None:
     """Show all rights by principal."""
-    heads = ("principal", "right", "subject", "group")
+    columns = ("principal", "right", "subject", "group")
 
-    def show(listed: Any) -> None:
+    def show(result: Any) -> None:
         rows = [
             (row.principal, row.grant.right.value, row.grant.subject, row.grant.group)
-            for row in listed.grants
+            for row in result.grants
         ]
-        show_table(make_table("rights", heads, rows))
+        show_table(make_table("rights", columns, rows))
 
-    answer.ask(lambda admin: admin.list_grants(principal), show)
+    common.ask(lambda admin: admin.list_grants(principal), show)
 
 
 @access_app.command("check")
-@expanded
+@expand_options
 def check(
     principal: PrincipalArgument,
     right: RightArgument,
     *,
     subject: Annotated[str, typer.Option(help="A subject.", show_default="all of them")] = "",
     group: Annotated[str, typer.Option(help="A consumer group.", show_default="all of them")] = "",
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Show whether a principal has a right, and which grant gives it."""
 
     def show(decision: Any) -> None:
-        by = decision.by
-        why = "nothing grants it" if by is None else f"by {by.right} {by.subject}, group {by.group}"
-        show_line(f"{'allowed' if decision.allowed else 'refused'}: {why}")
+        grant = decision.by
+        reason = "nothing grants it"
+        if grant is not None:
+            reason = f"by {grant.right} {grant.subject}, group {grant.group}"
+        show_line(f"{'allowed' if decision.allowed else 'refused'}: {reason}")
 
-    answer.ask(
+    common.ask(
         lambda admin: admin.check_access(principal, right, subject=subject, group=group), show
     )
 
 
 # ── quotas ────────────────────────────────────────────────────────────────────────────────────────
 @quota_app.command("set")
-@expanded
+@expand_options
 def set_quota(
     name: NameArgument,
     *,
@@ -203,13 +205,13 @@ def set_quota(
         ),
     ] = 0,
     subject: SubjectOption = False,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Set the limits of a principal at each server or, with --subject, of subjects at each broker.
 
     The new limits replace all earlier ones.
     """
-    answer.ask(
+    common.ask(
         lambda admin: admin.set_quota(
             name,
             bytes_per_s=bytes_per_s,
@@ -225,23 +227,25 @@ def set_quota(
 
 
 @quota_app.command("unset")
-@expanded
-def unset_quota(name: NameArgument, *, subject: SubjectOption = False, answer: Answer) -> None:
+@expand_options
+def unset_quota(
+    name: NameArgument, *, subject: SubjectOption = False, common: CommonOptions
+) -> None:
     """Remove the limits of a principal or, with --subject, of subjects."""
-    answer.ask(
+    common.ask(
         lambda admin: admin.unset_quota(name, kind="subject" if subject else "principal"),
         lambda _: show_line(f"{name} is not limited"),
     )
 
 
 @quota_app.command("list")
-@expanded
-def list_quotas(*, answer: Answer) -> None:
+@expand_options
+def list_quotas(*, common: CommonOptions) -> None:
     """Show all limits; 0 means no limit."""
     limits = ("bytes/s#", "requests/s#", "connections#", "sessions#", "subjects#")
-    heads = ("kind", "name", *limits, "scheduled bytes#")
+    columns = ("kind", "name", *limits, "scheduled bytes#")
 
-    def show(listed: Any) -> None:
+    def show(result: Any) -> None:
         rows = [
             (
                 row.kind,
@@ -253,16 +257,16 @@ def list_quotas(*, answer: Answer) -> None:
                 row.subjects,
                 row.scheduled_bytes,
             )
-            for row in listed.quotas
+            for row in result.quotas
         ]
-        show_table(make_table("quotas", heads, rows))
+        show_table(make_table("quotas", columns, rows))
 
-    answer.ask(lambda admin: admin.list_quotas(), show)
+    common.ask(lambda admin: admin.list_quotas(), show)
 
 
 # ── the audit log ─────────────────────────────────────────────────────────────────────────────────
 @access_app.command("audit")
-@expanded
+@expand_options
 def show_audit(
     *,
     who: Annotated[str | None, typer.Option(help="Only events of this principal.")] = None,
@@ -283,13 +287,13 @@ def show_audit(
     limit: Annotated[
         int, typer.Option("-n", min=1, max=500, help="Show at most this many events.")
     ] = 100,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Show the audit log, the newest events first."""
     if outcome not in {None, "done", "refused"}:
         raise ConfigError(f"--outcome is done or refused, not {outcome!r:.80}")
-    start = None if since is None else _start_of(since)
-    answer.ask(
+    start = None if since is None else _parse_since(since)
+    common.ask(
         lambda admin: admin.list_audit(
             who=who, subject=subject, outcome=outcome, since=start, before=before, limit=limit
         ),
@@ -297,8 +301,8 @@ def show_audit(
     )
 
 
-def _start_of(text: str) -> datetime:
-    """Return the time that --since names; raise ConfigError if it is none."""
+def _parse_since(text: str) -> datetime:
+    """Parse the value of --since, a time or an age; raise ConfigError."""
     ago = ago_ms(text)
     try:
         if ago is not None:
@@ -312,15 +316,15 @@ def _start_of(text: str) -> datetime:
 
 
 def _show_audit(page: Any) -> None:
-    heads = ("id#", "at", "who", "from", "did", "subject", "group", "outcome", "times#", "server")
+    columns = ("id#", "at", "who", "from", "did", "subject", "group", "outcome", "times#", "server")
     rows = []
     for row in page.rows:
         event = row.event
-        at = datetime.fromtimestamp(event.at_ms / 1000, UTC)
+        time = datetime.fromtimestamp(event.at_ms / 1000, UTC)
         rows.append(
             (
                 row.audit_id,
-                f"{at:%Y-%m-%dT%H:%M:%SZ}",
+                f"{time:%Y-%m-%dT%H:%M:%SZ}",
                 event.who,
                 event.remote,
                 f"{event.did} {event.detail}".strip(),
@@ -331,6 +335,6 @@ def _show_audit(page: Any) -> None:
                 event.server,
             )
         )
-    show_table(make_table("audit log", heads, rows))
+    show_table(make_table("audit log", columns, rows))
     if page.before is not None:
         show_line(f"older ones: --before {page.before}")

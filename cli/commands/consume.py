@@ -1,5 +1,5 @@
-"""`keylane consume`: prints messages as a member of a consumer group, and acks each after it was
-printed.
+"""`keylane consume`: prints messages as a member of a consumer group, and acks each after printing
+it.
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ FIELDS = (
 
 def parse_format(text: str) -> Callable[[Message], str]:
     """
-    Return a function that formats messages by a template such as "{partition}:{offset} {key}".
+    Compile a template such as "{partition}:{offset} {key}" to a function that formats messages.
 
-    Bytes are shown as UTF-8, with control characters escaped, so that a message cannot control the
-    terminal.
+    Bytes are decoded as UTF-8, and control characters are escaped, because a message must not
+    control the terminal.
 
     Raises:
         ConfigError: the template names an unknown field.
     """
     try:
-        parsed = list(string.Formatter().parse(text))
+        fields = list(string.Formatter().parse(text))
     except ValueError as error:
         raise ConfigError(f"--format {text!r}: {error}") from None
-    for _literal, field, spec, conversion in parsed:
+    for _literal, field, spec, conversion in fields:
         if spec or conversion or (field is not None and field not in FIELDS):
-            known = ", ".join(f"{{{name}}}" for name in FIELDS)
-            raise ConfigError(f"--format {text!r}: the fields are {known}")
-    pieces = [(literal, field) for literal, field, _spec, _conversion in parsed]
+            field_names = ", ".join(f"{{{name}}}" for name in FIELDS)
+            raise ConfigError(f"--format {text!r}: the fields are {field_names}")
+    parts = [(literal, field) for literal, field, _spec, _conversion in fields]
 
-    def show(message: Message) -> str:
-        facts = message_facts(message)
+    def format_message(message: Message) -> str:
+        values = message_fields(message)
         return "".join(
-            literal if field is None else f"{literal}{printable(_plain(facts[field]))}"
-            for literal, field in pieces
+            literal if field is None else f"{literal}{printable(_to_text(values[field]))}"
+            for literal, field in parts
         )
 
-    return show
+    return format_message
 
 
-def message_facts(message: Message) -> dict[str, object]:
-    """Return a message as names and values to show, with bytes as UTF-8 text."""
+def message_fields(message: Message) -> dict[str, object]:
+    """Return the fields that a template can show; bytes are decoded as UTF-8."""
     return {
         "subject": message.subject,
         "partition": message.partition_id,
@@ -94,13 +94,13 @@ def _properties(message: Message) -> dict[str, str] | str:
         return message.packed_properties.decode(errors="backslashreplace")
 
 
-def _plain(value: object) -> str:
+def _to_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
 
 
 async def consume(
     meta: str,
-    form: OutputFormat,
+    output: OutputFormat,
     *,
     subject: str,
     group: str,
@@ -112,17 +112,17 @@ async def consume(
     tags: list[str] | None = None,
 ) -> None:
     """
-    Print messages until `count` are printed, none arrives for `idle_s` seconds, or an interrupt;
-    then leave the group.
+    Print messages, then leave the group: after `count` messages, after `idle_s` seconds without
+    one, or when interrupted.
 
     Raises:
-        KeylaneError: an option is invalid, or the consumer ended with this error.
+        KeylaneError: an option is invalid, or the consumer failed.
     """
     check_name("subject", subject)
     check_name("consumer group", group)
-    show = parse_format(template)
-    if form is OutputFormat.JSON:
-        show = message_json
+    format_message = parse_format(template)
+    if output is OutputFormat.JSON:
+        format_message = message_json
     # The command itself configures the log: warnings of the consumer, without its ready line.
     logging.getLogger("keylane").addHandler(cast(logging.Handler, logging.lastResort))
     consumer = Consumer(
@@ -135,21 +135,21 @@ async def consume(
             tags=tags or None,
         ),
     )
-    async with open_admin(meta):  # waits for a metaserver, and a signal ends the command
+    async with open_admin(meta):  # waits for a metaserver; a signal ends the command
         pass
     with StopSignals():  # a signal during the opening reaches `run`
         async with consumer:
-            running = asyncio.create_task(consumer.run())  # ends the iteration at a signal
+            run_task = asyncio.create_task(consumer.run())  # ends the iteration on a signal
             try:
-                await _print_messages(consumer, show, count, idle_s)
+                await _print_messages(consumer, format_message, count, idle_s)
             finally:
                 await consumer.close()
-                await running
+                await run_task
 
 
 async def _print_messages(
     consumer: Consumer,
-    show: Callable[[Message], str],
+    format_message: Callable[[Message], str],
     count: int | None,
     idle_s: float | None,
 ) -> None:
@@ -161,7 +161,7 @@ async def _print_messages(
                 message = await anext(messages)
         except (TimeoutError, StopAsyncIteration):
             return
-        sys.stdout.write(show(message) + "\n")
+        sys.stdout.write(format_message(message) + "\n")
         sys.stdout.flush()
         await message.ack()
         printed += 1

@@ -1,7 +1,7 @@
-"""Confirms deletions of subjects and consumer groups on a terminal, begins them, and follows them.
+"""Deletes subjects and consumer groups: asks for confirmation, starts the deletion, and follows it.
 
-The metaserver does the work, whether the command watches or not; repeat the command to see how far
-it is.
+The metaserver does the work even if the command is interrupted; repeating the command shows the
+progress.
 """
 
 from __future__ import annotations
@@ -22,55 +22,55 @@ POLL_SECONDS = 0.1
 Deletion = SubjectDeletion | GroupDeletion
 
 
-def asks(*, yes: bool) -> bool:
+def will_ask(*, yes: bool) -> bool:
     """Return True if `confirm` will ask: on a terminal, without --yes."""
     return not yes and sys.stdin.isatty()
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal, and exit with status 1 if the answer is no; do not ask elsewhere."""
-    if asks(yes=yes):
+    """Ask on a terminal, and exit with status 1 if the answer is no; elsewhere, do not ask."""
+    if will_ask(yes=yes):
         typer.confirm(question, abort=True, err=True)
 
 
 async def delete(
     meta: str,
     output: OutputFormat,
-    what: str,
-    ask: Callable[[Admin, int], Awaitable[Deletion]],
+    label: str,
+    request_deletion: Callable[[Admin, int], Awaitable[Deletion]],
     *,
     wait: bool,
 ) -> None:
     """
-    Begin a deletion, and show its progress until it is done.
+    Start a deletion, and show its progress until it is done.
 
     Args:
-        what: the name of the subject or the group, for people.
-        ask: calls an admin client; its second argument is the id in the answer of the earlier call,
-            or 0 at first.
-        wait: return only when the deletion is done.
+        label: names the subject or the group in the output.
+        request_deletion: calls an admin client; its second argument is the id that the previous
+            call returned, 0 at first.
+        wait: return only after the deletion is done.
     """
-    shown = ""
+    last_problem = ""
     async with open_admin(meta) as admin:
-        view = await ask(admin, 0)
+        view = await request_deletion(admin, 0)
         while wait and view.left:
-            if output is OutputFormat.TABLE and view.problem != shown:
-                shown = view.problem
-                show_line(_progress(what, view))
+            if output is OutputFormat.TABLE and view.problem != last_problem:
+                last_problem = view.problem
+                show_line(_progress_text(label, view))
             await asyncio.sleep(POLL_SECONDS)
-            view = await ask(admin, _id_of(view))
+            view = await request_deletion(admin, _deleted_id(view))
     if output is OutputFormat.JSON:
         show_json(view)
     else:
-        show_line(_progress(what, view))
+        show_line(_progress_text(label, view))
 
 
-def _id_of(view: Deletion) -> int:
+def _deleted_id(view: Deletion) -> int:
     return view.group_id if isinstance(view, GroupDeletion) else view.subject_id
 
 
-def _progress(what: str, view: Deletion) -> str:
+def _progress_text(label: str, view: Deletion) -> str:
     if not view.left:
-        return f"{what}: deleted"
-    waits = f"; waits: {view.problem}" if view.problem else ""
-    return f"{what}: being deleted, {counted(view.left, 'partition')} left{waits}"
+        return f"{label}: deleted"
+    waiting = f"; waits: {view.problem}" if view.problem else ""
+    return f"{label}: being deleted, {counted(view.left, 'partition')} left{waiting}"

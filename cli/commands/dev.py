@@ -1,4 +1,4 @@
-"""`keylane dev`: runs a whole cluster in this process, on the loopback interface, until Ctrl-C."""
+"""`keylane dev`: runs a whole cluster in this process on the loopback interface until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...protocol.text import PORT_MAX, counted
 from ...rpc.http_network import HttpNetwork
 from ...rpc.listening import check_free, check_port
 from ...rpc.program import Stop, run_program, say, say_stop
-from ..connection import available_brokers, open_admin
+from ..connection import open_admin, wait_for_brokers
 from ..options import META_DEFAULT, OutputFormat
 from ..screen import show_error, show_json
 
@@ -27,24 +27,24 @@ BROKERS_DEFAULT = 2
 REGISTER_TIMEOUT_S = 20.0
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts about a running cluster that are shown."""
+class DevCluster(msgspec.Struct, frozen=True, kw_only=True):
+    """What is shown about a running cluster."""
 
     ready: bool = True
     metaserver: str
     brokers: dict[str, str]
-    """The addresses of the brokers, by broker group."""
+    """Broker group → address."""
     subjects: list[str]
     data: str
     seconds: float
-    """The time of the start, in seconds."""
+    """How long the start took, in seconds."""
 
 
-def broker_count(data: Path, asked: int | None) -> int:
-    """Return the number of brokers to run: the given number, but at least one for each broker
-    folder in `data`.
+def broker_count(data: Path, requested: int | None) -> int:
+    """Return the number of brokers to run: the requested number, but at least one per broker folder
+    in `data`.
     """
-    count = BROKERS_DEFAULT if asked is None else asked
+    count = BROKERS_DEFAULT if requested is None else requested
     while (data / f"broker-{count + 1}").is_dir():
         count += 1
     return count
@@ -52,7 +52,7 @@ def broker_count(data: Path, asked: int | None) -> int:
 
 def prepare_data(data: Path) -> None:
     """
-    Create the data folder, and check that it is writable.
+    Create the data folder if necessary, and check that it is writable.
 
     Raises:
         DataFolderError: the folder cannot be created or written.
@@ -68,7 +68,7 @@ def prepare_data(data: Path) -> None:
         ) from error
 
 
-async def _start(
+async def _start_cluster(
     stack: AsyncExitStack,
     data: Path,
     port: int,
@@ -76,8 +76,8 @@ async def _start(
     brokers: int,
     subjects: list[str],
     auto_create: str,
-) -> Cluster:
-    began = time.monotonic()
+) -> DevCluster:
+    started = time.monotonic()
     check_port(port)
     if port > PORT_MAX - brokers:
         raise AddressError(
@@ -106,24 +106,24 @@ async def _start(
     async with open_admin(metaserver.address) as admin:
         try:
             async with asyncio.timeout(REGISTER_TIMEOUT_S):
-                await available_brokers(admin, brokers)
+                await wait_for_brokers(admin, brokers)
         except TimeoutError:
             raise UnavailableError(
                 Reason.NOT_ENOUGH_BROKERS, "the brokers did not report to the metaserver"
             ) from None
         for subject in subjects:
             await admin.create_subject(subject)
-    return Cluster(
+    return DevCluster(
         metaserver=metaserver.address,
         brokers=addresses,
         subjects=subjects,
         data=str(data),
-        seconds=round(time.monotonic() - began, 2),
+        seconds=round(time.monotonic() - started, 2),
     )
 
 
-def next_steps(cluster: Cluster) -> str:
-    """Return the addresses, and commands to copy."""
+def next_steps(cluster: DevCluster) -> str:
+    """Return the text with the cluster's addresses and commands to try."""
     subject = cluster.subjects[0] if cluster.subjects else "orders"
     lines = [
         (
@@ -148,7 +148,7 @@ def next_steps(cluster: Cluster) -> str:
 
 
 def run_dev(
-    form: OutputFormat,
+    output: OutputFormat,
     *,
     data: Path,
     port: int,
@@ -160,7 +160,7 @@ def run_dev(
     Run a cluster until SIGINT or SIGTERM.
 
     Returns:
-        The exit status; it is 1 if the cluster could not start, after the error was shown.
+        The exit status: 1 if the cluster could not start, otherwise 0.
     """
     status = 0
 
@@ -170,7 +170,7 @@ def run_dev(
             for subject in subjects:
                 check_name("subject", subject)
             async with AsyncExitStack() as stack:
-                cluster = await _start(
+                cluster = await _start_cluster(
                     stack,
                     data,
                     port,
@@ -178,17 +178,17 @@ def run_dev(
                     subjects=subjects,
                     auto_create=auto_create,
                 )
-                if form is OutputFormat.JSON:
+                if output is OutputFormat.JSON:
                     show_json(cluster)
                 else:
                     print(next_steps(cluster), flush=True)
                 await stop.wait()
         except KeylaneError as error:
-            show_error(error, form)
+            show_error(error, output)
             status = 1
 
     def on_stop(stop: Stop) -> None:
-        if form is OutputFormat.JSON:
+        if output is OutputFormat.JSON:
             say_stop("dev", stop)
         elif stop is Stop.STOPPING:
             say("keylane is stopping")

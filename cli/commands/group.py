@@ -14,7 +14,7 @@ from ...protocol.progress import ResetTo
 from ...protocol.reading.instants import ago_ms
 from ...protocol.routing import ConsumeStrategy
 from ...protocol.text import counted, listed, plain_number
-from ..answer import Answer, expanded
+from ..answer import CommonOptions, expand_options
 from ..options import (
     AllPartitionsOption,
     CancelOption,
@@ -45,23 +45,23 @@ ClientOption = Annotated[
 
 
 @group_app.command("describe")
-@expanded
+@expand_options
 def group_describe(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     *,
     all_partitions: AllPartitionsOption = False,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Show the owner, cursor and lag of each partition."""
     from .group_description import describe_group
 
-    answer.run(describe_group, subject=subject, group=group, all_partitions=all_partitions)
+    common.run(describe_group, subject=subject, group=group, all_partitions=all_partitions)
 
 
 @group_app.command("list")
-@expanded
-def group_list(subject: SubjectArgument, *, answer: Answer) -> None:
+@expand_options
+def group_list(subject: SubjectArgument, *, common: CommonOptions) -> None:
     """List the consumer groups of a subject, with their strategies."""
 
     def show(groups: list[GroupSummary]) -> None:
@@ -69,11 +69,11 @@ def group_list(subject: SubjectArgument, *, answer: Answer) -> None:
         title = f"groups of {subject}" if rows else f"no groups on {subject} yet"
         show_table(make_table(title, ("group", "strategy", "consumers#"), rows))
 
-    answer.ask(lambda admin: admin.list_groups(subject), show)
+    common.ask(lambda admin: admin.list_groups(subject), show)
 
 
 @group_app.command("switch")
-@expanded
+@expand_options
 def group_switch(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
@@ -85,12 +85,12 @@ def group_switch(
         ),
     ],
     *,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Change a group's strategy. Its consumers end; consumers started with the new strategy take
     over.
     """
-    answer.ask(
+    common.ask(
         lambda admin: admin.switch_group(subject, group, strategy),
         lambda view: show_line(f"{group} on {subject} is {view.strategy}"),
     )
@@ -98,7 +98,7 @@ def group_switch(
 
 # ── settings ──────────────────────────────────────────────────────────────────────────────────────
 @group_app.command("create")
-@expanded
+@expand_options
 def group_create(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
@@ -114,14 +114,14 @@ def group_create(
     strategy: Annotated[
         ConsumeStrategy, typer.Option(help="How the messages are divided among its consumers.")
     ] = ConsumeStrategy.EXCLUSIVE,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Create a consumer group, and fix where it begins; it gets all messages from there on."""
+    """Create a consumer group and fix where it starts; it gets all messages from that position."""
     from ...consumer.manifest_file import PREFIX, manifest_start
 
     if start.startswith(PREFIX):
-        begins = manifest_start(start, subject=subject)
-        at, at_ms, cursors = begins.at.value, begins.at_ms, begins.cursors
+        manifest = manifest_start(start, subject=subject)
+        at, at_ms, cursors = manifest.at.value, manifest.at_ms, manifest.cursors
     else:
         target, _, at_ms = parse_target(start, now_ms=SystemClock.wall_ms())
         if target is ResetTo.OFFSET:
@@ -129,7 +129,7 @@ def group_create(
                 "a group starts at earliest, latest or a time; an offset needs a reset"
             )
         at, cursors = target.value, None
-    answer.ask(
+    common.ask(
         lambda admin: admin.create_group(
             subject, group, start=at, at_ms=at_ms, cursors=cursors, consume_strategy=strategy
         ),
@@ -138,7 +138,7 @@ def group_create(
 
 
 @group_app.command("set")
-@expanded
+@expand_options
 def group_set(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
@@ -146,7 +146,7 @@ def group_set(
     on_failure: Annotated[
         FailurePolicy | None,
         typer.Option(
-            help="What happens to a message that keeps failing. block: it is tried again for ever, "
+            help="What happens to a message that keeps failing. block: it is retried forever, "
             "and its key waits; after --tries-max tries, park sets its key aside, in order, and "
             "dead sets only the message aside."
         ),
@@ -172,19 +172,19 @@ def group_set(
         int | None, typer.Option(min=1, help="Longest pause between two tries.")
     ] = None,
     forget: Annotated[
-        bool, typer.Option("--forget", help="First forget the stored policy.")
+        bool, typer.Option("--forget", help="First delete the stored policy.")
     ] = False,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Store what a group does with failing messages; its consumers follow it in place of their own
-    settings.
+    """Store what a group does with failing messages; this overrides the settings of its
+    consumers.
     """
-    given = (on_failure, on_full, tries_max, backoff_first_ms, backoff_max_ms)
-    if not forget and all(value is None for value in given):
+    values = (on_failure, on_full, tries_max, backoff_first_ms, backoff_max_ms)
+    if not forget and all(value is None for value in values):
         raise ConfigError(
-            "say what to set: --on-failure, --on-full, --tries-max, the back-off, or --forget"
+            "pass what to set: --on-failure, --on-full, --tries-max, the back-off, or --forget"
         )
-    answer.ask(
+    common.ask(
         lambda admin: admin.set_group(
             subject,
             group,
@@ -200,15 +200,17 @@ def group_set(
 
 
 @group_app.command("suspend")
-@expanded
+@expand_options
 def group_suspend(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     *,
     client: ClientOption = None,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Let a group, or one client of it, release its partitions and get none until it is resumed."""
+    """Let a group, or one of its clients, release its partitions and get none until it is
+    resumed.
+    """
     before: GroupDescription | None = None
 
     async def suspend(admin: Admin) -> GroupSettings:
@@ -216,30 +218,30 @@ def group_suspend(
         before = None if client is None else await admin.describe_group(subject, group)
         return await admin.suspend_group(subject, group, client=client)
 
-    answer.ask(suspend, _show_settings)
-    if before is None or answer.output is OutputFormat.JSON:
+    common.ask(suspend, _show_settings)
+    if before is None or common.output is OutputFormat.JSON:
         return
     owners = {each.owner for each in before.partitions if each.owner is not None}
-    known = before.settings.suspended_clients if before.settings is not None else ()
-    if client not in owners and client not in known:
+    suspended = before.settings.suspended_clients if before.settings is not None else ()
+    if client not in owners and client not in suspended:
         names = ", ".join(sorted(owners)) or "none"
         show_line(
-            f"no consumer of the name {client} had a partition (those that had: {names}); the "
+            f"no consumer named {client} had a partition (owners: {names}); the "
             "suspension applies to any that joins later"
         )
 
 
 @group_app.command("resume")
-@expanded
+@expand_options
 def group_resume(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     *,
     client: ClientOption = None,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """End the suspension that `suspend` with the same --client has begun."""
-    answer.ask(lambda admin: admin.resume_group(subject, group, client=client), _show_settings)
+    """Undo `suspend` with the same --client."""
+    common.ask(lambda admin: admin.resume_group(subject, group, client=client), _show_settings)
 
 
 def _show_settings(settings: GroupSettings) -> None:
@@ -250,7 +252,7 @@ def _show_settings(settings: GroupSettings) -> None:
 
 
 @group_app.command("delete")
-@expanded
+@expand_options
 def group_delete(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
@@ -258,23 +260,25 @@ def group_delete(
     force: ForceOption = False,
     yes: YesOption = False,
     wait: WaitOption = True,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Delete a consumer group and its progress; run it again to see how far the deletion is."""
+    """Delete a consumer group and its progress; repeat the command to see the deletion's
+    progress.
+    """
     from .deletion import confirm, delete
 
     confirm(f"Delete group {group} of {subject} with its progress?", yes=yes)
-    answer.run(
+    common.run(
         delete,
         f"group {group} of {subject}",
-        lambda admin, known: admin.delete_group(subject, group, force=force, group_id=known),
+        lambda admin, group_id: admin.delete_group(subject, group, force=force, group_id=group_id),
         wait=wait,
     )
 
 
 # ── reset ─────────────────────────────────────────────────────────────────────────────────────────
 @group_app.command("reset")
-@expanded
+@expand_options
 def group_reset(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
@@ -307,7 +311,7 @@ def group_reset(
             "children keep their cursors.",
         ),
     ] = None,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Set the cursors of a group without live consumers, or with --live; run it again to finish an
     interrupted reset.
@@ -315,9 +319,9 @@ def group_reset(
     if cancel:
         if (to, shift, queue, partition) != (None,) * 4 or dry_run or live:
             raise ConfigError(
-                "--cancel ends the reset that is under way, and takes no other option"
+                "--cancel ends the reset in progress, and cannot be combined with other options"
             )
-        answer.ask(
+        common.ask(
             lambda admin: admin.cancel_reset(subject, group),
             lambda canceled: show_line(
                 f"the reset of {group} on {subject} to {canceled.asked.to} is canceled; "
@@ -326,13 +330,13 @@ def group_reset(
         )
         return
     if (to is None) == (shift is None):
-        raise ConfigError("say where to with --to, or by how many messages with --shift")
+        raise ConfigError("pass either --to POSITION or --shift MESSAGES")
     target, offset, at_ms = ResetTo.SHIFT, None, None
     if to is not None:
         target, offset, at_ms = parse_target(to, now_ms=SystemClock.wall_ms())
-    done = "would be set" if dry_run else "was set"
-    where = f"to {to}" if to is not None else f"by {shift:+}"
-    answer.ask(
+    verb = "would be set" if dry_run else "was set"
+    target_text = f"to {to}" if to is not None else f"by {shift:+}"
+    common.ask(
         lambda admin: admin.reset_group(
             subject,
             group,
@@ -345,17 +349,17 @@ def group_reset(
             dry_run=dry_run,
             live=live,
         ),
-        partial(_show_reset, title=f"{group} on {subject} {done} {where}", dry_run=dry_run),
+        partial(_show_reset, title=f"{group} on {subject} {verb} {target_text}", dry_run=dry_run),
     )
 
 
 def parse_target(to: str, *, now_ms: int) -> tuple[ResetTo, int | None, int | None]:
     """
-    Parse a position: return its kind, the offset if it is one, and the milliseconds since 1970 if
-    it is a time or an age.
+    Parse a position into its kind, its offset if it is one, and its time in milliseconds since 1970
+    if it is a time or an age.
 
     Raises:
-        ConfigError: the text is neither a word, nor an offset, nor a time.
+        ConfigError: the text is not a keyword, an offset, an age or a time.
     """
     if to in {ResetTo.EARLIEST, ResetTo.LATEST}:
         return ResetTo(to), None, None
@@ -397,14 +401,17 @@ def _show_reset(reset: GroupReset, *, title: str, dry_run: bool) -> None:
 
 
 def still_parked_line(reset: GroupReset) -> str:
-    """Return the line about messages that stay parked on the reset partitions; "" if none do."""
-    still = [cursor for cursor in reset.cursors if cursor.parked]
-    if not still:
+    """Return a line about messages that stay parked on the reset partitions; "" if there are
+    none.
+    """
+    affected = [cursor for cursor in reset.cursors if cursor.parked]
+    if not affected:
         return ""
-    count = sum(cursor.parked or 0 for cursor in still)
+    count = sum(cursor.parked or 0 for cursor in affected)
     return (
         f"{counted(count, 'message')} of partitions before these "
         f"{'stays' if count == 1 else 'stay'} parked on "
-        f"{counted(len(still), 'partition')} ({listed(cursor.partition_id for cursor in still)}): "
+        f"{counted(len(affected), 'partition')} "
+        f"({listed(cursor.partition_id for cursor in affected)}): "
         f"keylane parked list {reset.subject} {reset.group}"
     )

@@ -16,8 +16,8 @@ from ...protocol.text import counted
 from ..connection import open_admin
 from ..failing import failing_lines
 from ..options import WAIT_S, OutputFormat
-from ..screen import make_table, show_json, show_left_out, show_line, show_table
-from .operations import most_lost
+from ..screen import make_table, show_json, show_line, show_omitted, show_table
+from .operations import max_loss_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,34 +32,40 @@ async def describe_group(
     meta: str, output: OutputFormat, *, subject: str, group: str, all_partitions: bool = False
 ) -> None:
     """
-    Show a group's owners, cursors and lag; for a static subject the logic queues as well.
+    Show a group's owners, cursors and lag; for a static subject also its logic queues.
 
-    A table leaves out sealed partitions that the group has drained, unless `all_partitions` is set.
+    A table omits sealed partitions that the group has drained, unless `all_partitions` is set.
     """
     sealed: set[int] = set()
     async with open_admin(meta) as admin:
-        described = await admin.describe_group(subject, group)
+        description = await admin.describe_group(subject, group)
         if not all_partitions and output is not OutputFormat.JSON:
-            past = (entry.partition for entry in (await admin.history(subject)).partitions)
-            sealed = {part.partition_id for part in past if part.state is PartitionState.SEALED}
+            history = (entry.partition for entry in (await admin.history(subject)).partitions)
+            sealed = {
+                partition.partition_id
+                for partition in history
+                if partition.state is PartitionState.SEALED
+            }
     queues = await _queue_progress(meta, subject, group)
     if output is OutputFormat.JSON:
-        show_json({**asdict(described), "queues": queues})
+        show_json({**asdict(description), "queues": queues})
         return
-    shown = [part for part in described.partitions if not _is_drained(part, sealed)]
-    show_table(_partition_table(described, shown))
-    show_left_out(len(described.partitions) - len(shown))
-    if not described.sessions:
-        show_line(_silence_line(described))
+    visible = [
+        partition for partition in description.partitions if not _is_drained(partition, sealed)
+    ]
+    show_table(_partition_table(description, visible))
+    show_omitted(len(description.partitions) - len(visible))
+    if not description.sessions:
+        show_line(_silence_line(description))
     if queues:
         show_table(_queue_table(queues))
-    if described.settings is not None:
-        for line in settings_lines(described.settings)[1:]:
+    if description.settings is not None:
+        for line in settings_lines(description.settings)[1:]:
             show_line(line)
-    if described.reset is not None:
-        show_line(_reset_line(described.reset, subject=subject, group=group))
-    _show_given_up(described, all_partitions=all_partitions)
-    for partition in described.partitions:
+    if description.reset is not None:
+        show_line(_reset_line(description.reset, subject=subject, group=group))
+    _show_given_up(description, all_partitions=all_partitions)
+    for partition in description.partitions:
         if partition.removed_unread:
             show_line(
                 f"partition {partition.partition_id}: retention has removed "
@@ -79,32 +85,32 @@ async def describe_group(
                 show_line(line)
 
 
-def _show_given_up(described: GroupDescription, *, all_partitions: bool) -> None:
-    """Show what the group lost with disks that an operator gave up: in total, and with
-    `all_partitions` by partition.
+def _show_given_up(group: GroupDescription, *, all_partitions: bool) -> None:
+    """Show what the group lost with disks that an operator declared lost: in total and, with
+    `all_partitions`, by partition.
     """
-    lost = described.given_up
-    if not lost:
+    losses = group.given_up
+    if not losses:
         return
-    in_all = most_lost(*(each.messages_max for each in lost))
+    total = max_loss_text(*(each.messages_max for each in losses))
     show_line(
-        f"an operator accepted the loss of {counted(len(lost), 'partition')} that the group had "
-        f"not read to the end: {in_all}" + ("" if all_partitions else "; --all shows each")
+        f"an operator accepted the loss of {counted(len(losses), 'partition')} that the group had "
+        f"not read to the end: {total}" + ("" if all_partitions else "; --all shows each")
     )
-    for each in lost if all_partitions else ():
+    for each in losses if all_partitions else ():
         show_line(
             f"partition {each.partition_id} ({each.name}) was lost with broker group "
-            f"{each.broker_group}: {most_lost(each.messages_max)} unread"
+            f"{each.broker_group}: {max_loss_text(each.messages_max)} unread"
         )
 
 
-def _silence_line(described: GroupDescription) -> str:
-    """Return the line about consumers when none has sent a heartbeat."""
+def _silence_line(group: GroupDescription) -> str:
+    """Return the line that explains why the group has no live consumers."""
     since = ""
-    if described.silent_ms is not None:
-        since = f" for at least {described.silent_ms // 1000} s"
-    had = sum(1 for part in described.partitions if part.token)
-    leases = f"; the leases on {counted(had, 'partition')} have ended" if had else ""
+    if group.silent_ms is not None:
+        since = f" for at least {group.silent_ms // 1000} s"
+    expired = sum(1 for partition in group.partitions if partition.token)
+    leases = f"; the leases on {counted(expired, 'partition')} have ended" if expired else ""
     return (
         f"no consumer has sent a heartbeat{since}{leases}: none is running, or a handler blocks "
         "the event loop of each one that is"
@@ -112,19 +118,20 @@ def _silence_line(described: GroupDescription) -> str:
 
 
 def _reset_line(reset: PendingReset, *, subject: str, group: str) -> str:
-    """Return the line that says what a pending reset waits for, and how it is canceled."""
-    what = f"a reset to {reset.to.value} is under way, and no partition is granted meanwhile"
+    """Return the line that says what a pending reset waits for and how to cancel it."""
+    status = f"a reset to {reset.to.value} is under way, and no partition is granted meanwhile"
     if reset.begun:
-        return f"{what}: its cursors are being set"
-    waits_for = ", ".join(reset.waits_for) or "the metaserver's next look"
+        return f"{status}: its cursors are being set"
+    waits_for = ", ".join(reset.waits_for) or "the metaserver's next check"
     return (
-        f"{what}: it waits for {waits_for}; keylane group reset {subject} {group} --cancel ends it"
+        f"{status}: it waits for {waits_for}; "
+        f"keylane group reset {subject} {group} --cancel ends it"
     )
 
 
 async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProgress]:
-    """Return the progress of a group on the logic queues of a static subject; queues whose brokers
-    do not answer are left out.
+    """Return a group's progress on the logic queues of a static subject; omit queues whose brokers
+    do not answer.
     """
     async with QueueReader(meta, subject=subject, wait_s=WAIT_S.get()) as reader:
         try:
@@ -133,17 +140,17 @@ async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProg
             if error.reason is not Reason.SUBJECT_NOT_STATIC:
                 raise
             return []
-        answers = await asyncio.gather(
+        results = await asyncio.gather(
             *(reader.progress(view.queue, group) for view in views), return_exceptions=True
         )
-    for answer in answers:
-        if isinstance(answer, BaseException) and not isinstance(answer, KeylaneError):
-            raise answer
-    return [answer for answer in answers if isinstance(answer, QueueProgress)]
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, KeylaneError):
+            raise result
+    return [result for result in results if isinstance(result, QueueProgress)]
 
 
 def _is_drained(partition: PartitionProgress, sealed: Collection[int]) -> bool:
-    """Return True if the partition is sealed, and the group has acked all its messages."""
+    """Return True if the partition is sealed and the group has acked all its messages."""
     return (
         partition.partition_id in sealed
         and partition.lag == 0
@@ -152,7 +159,7 @@ def _is_drained(partition: PartitionProgress, sealed: Collection[int]) -> bool:
     )
 
 
-def _partition_table(described: GroupDescription, shown: Sequence[PartitionProgress]) -> Table:
+def _partition_table(group: GroupDescription, visible: Sequence[PartitionProgress]) -> Table:
     columns: tuple[str, ...] = (
         "id#",
         "partition",
@@ -163,32 +170,32 @@ def _partition_table(described: GroupDescription, shown: Sequence[PartitionProgr
         "next#",
         "lag#",
     )
-    parked = any(partition.parked for partition in shown)
+    parked = any(partition.parked for partition in visible)
     columns += ("parked#",) if parked else ()
-    retrying = any(partition.retrying for partition in shown)
+    retrying = any(partition.retrying for partition in visible)
     columns += ("retry#",) if retrying else ()
     rows = [
         (
             partition.partition_id,
             partition.name,
-            _shortened(partition.owner),
+            _shorten_owner(partition.owner),
             partition.token,
             None if partition.expires_in_ms is None else f"{partition.expires_in_ms / 1000:.1f} s",
             partition.offset,
             partition.next_offset,
             partition.lag,
-            *((_parked(partition),) if parked else ()),
+            *((_parked_without_retries(partition),) if parked else ()),
             *((partition.retrying,) if retrying else ()),
         )
-        for partition in shown
+        for partition in visible
     ]
-    lag = "unknown" if described.lag is None else described.lag
-    who = f"{described.strategy}, {counted(described.sessions, 'consumer')}"
-    return make_table(f"{described.group} on {described.subject}: {who}, lag {lag}", columns, rows)
+    lag = "unknown" if group.lag is None else group.lag
+    summary = f"{group.strategy}, {counted(group.sessions, 'consumer')}"
+    return make_table(f"{group.group} on {group.subject}: {summary}, lag {lag}", columns, rows)
 
 
-def _parked(partition: PartitionProgress) -> int | None:
-    """Return the number of parked messages without those that wait for retry."""
+def _parked_without_retries(partition: PartitionProgress) -> int | None:
+    """Return the number of parked messages, excluding those that wait for retry."""
     return None if partition.parked is None else partition.parked - (partition.retrying or 0)
 
 
@@ -200,8 +207,8 @@ def _queue_table(queues: Sequence[QueueProgress]) -> Table:
     return make_table("in logic offsets", ("queue#", "logic offset#", "min#", "max#", "lag#"), rows)
 
 
-def _shortened(owner: str | None) -> str | None:
-    """Shorten a name to OWNER_CHARS_MAX characters, keeping the end, where the process id is."""
+def _shorten_owner(owner: str | None) -> str | None:
+    """Shorten a name to OWNER_CHARS_MAX characters; keep the end, which contains the process id."""
     if owner is None or len(owner) <= OWNER_CHARS_MAX:
         return owner
     half = OWNER_CHARS_MAX // 2
@@ -209,7 +216,7 @@ def _shortened(owner: str | None) -> str | None:
 
 
 def settings_lines(settings: GroupSettings) -> list[str]:
-    """Return what is stored of a group, as lines for people."""
+    """Format a group's stored settings as lines of text."""
     policy = settings.policy
     stored = {
         "on failure": policy.on_failure,
@@ -219,10 +226,10 @@ def settings_lines(settings: GroupSettings) -> list[str]:
         if policy.backoff_max_ms is None
         else f"{policy.backoff_first_ms} to {policy.backoff_max_ms} ms",
     }
-    given = [f"{name} {value}" for name, value in stored.items() if value is not None]
+    fields = [f"{name} {value}" for name, value in stored.items() if value is not None]
     lines = [
         f"{settings.group} on {settings.subject}: {settings.strategy}, began at {settings.start}",
-        f"stored policy: {', '.join(given) or 'none; each consumer uses its own settings'}",
+        f"stored policy: {', '.join(fields) or 'none; each consumer uses its own settings'}",
     ]
     if settings.unstarted:
         ids = ", ".join(map(str, settings.unstarted))

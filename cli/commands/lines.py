@@ -1,4 +1,4 @@
-"""Reads, numbers and chooses the lines of the input, and turns them into messages."""
+"""Reads and numbers the lines of the input, selects some, and parses them into messages."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ...protocol.http.message_json import read_message
 from ...protocol.limits import MESSAGE_BYTES_MAX
 
 LINE_BYTES_MAX = 8 * MESSAGE_BYTES_MAX
-"""Longest line in bytes: it holds the largest message in JSON with every byte escaped."""
+"""Maximum line length in bytes: fits the largest message in JSON with every byte escaped."""
 STANDARD_INPUT = "standard input"
 CHUNK_BYTES = 1 << 18
-CHUNKS_AHEAD = 8
+PREFETCH_CHUNKS = 8
 RANGES_MAX = 200
-"""Number of line ranges in an answer; if there are more, the last one has no end."""
+"""Maximum number of line ranges that are shown; if there are more, the last one is open-ended."""
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.?)", re.DOTALL)
 _ESCAPES = {"t": b"\t", "0": b"\0", "\\": b"\\"}
 _RANGE = re.compile(r"([0-9]{1,18})(?:(-)([0-9]{1,18})?)?")
 
-Records = Callable[[AsyncIterator[tuple[int, bytes]]], AsyncIterator[tuple[int, bytes]]]
-"""Turns numbered lines, with their line ends, into numbered records."""
+RecordParser = Callable[[AsyncIterator[tuple[int, bytes]]], AsyncIterator[tuple[int, bytes]]]
+"""Converts numbered lines, including line ends, to numbered records."""
 
 
-class Outgoing(NamedTuple):
+class OutgoingMessage(NamedTuple):
     """A message to send."""
 
     key: bytes
@@ -38,51 +38,50 @@ class Outgoing(NamedTuple):
 
 
 class LineFormat(NamedTuple):
-    """The format of a line: JSON, key and value with a separator between them, or only a value."""
+    """The format of a line: JSON, key and value with a separator, or only a value."""
 
     separator: bytes | None = None
     as_json: bool = False
     keyless: bool = False
-    """True if a line without a key, where there is a separator, is a message without order; False
-    if it is an error.
+    """With a separator: True if a line without a key is sent as an unordered message, False if it
+    is an error.
     """
 
 
-def parse_line(line: bytes, form: LineFormat) -> Outgoing:
+def parse_line(line: bytes, form: LineFormat) -> OutgoingMessage:
     """
     Parse one line, without its line end, into a message.
 
-    With a separator, the key is the text before its first occurrence. `message_json.read_message`
-    reads JSON.
+    With a separator, the key is the text before its first occurrence.
 
     Raises:
-        InvalidRequestError: the line is no valid object, or a key is missing.
+        InvalidRequestError: the line is not a valid JSON message, or its key is missing.
     """
     if form.as_json:
-        return Outgoing(*read_message(line))
+        return OutgoingMessage(*read_message(line))
     if form.separator is None:
-        return Outgoing(b"", line)
-    before, separator, after = line.partition(form.separator)
-    if before and separator:
-        return Outgoing(before, after)
+        return OutgoingMessage(b"", line)
+    key, separator, after = line.partition(form.separator)
+    if key and separator:
+        return OutgoingMessage(key, after)
     if not form.keyless:
-        lack = "no key before the separator" if separator else "no separator, so no key"
-        raise InvalidRequestError(f"{lack}; --keyless sends such lines without order")
-    return Outgoing(b"", after if separator else line)
+        problem = "no key before the separator" if separator else "no separator, so no key"
+        raise InvalidRequestError(f"{problem}; --keyless sends such lines without order")
+    return OutgoingMessage(b"", after if separator else line)
 
 
-def without_end(line: bytes) -> bytes:
-    r"""Return the line without its end, `\n` or `\r\n`; a single `\r` is no line end."""
+def strip_line_end(line: bytes) -> bytes:
+    r"""Return the line without its end, `\n` or `\r\n`; a lone `\r` does not end a line."""
     return line[:-1].removesuffix(b"\r") if line.endswith(b"\n") else line
 
 
 def parse_separator(text: str) -> bytes:
     r"""
-    Return the bytes of a separator that a user typed: `\t` is a tab, `\0` a zero byte, `\\` a
-    backslash, `\x1f` that byte.
+    Parse a separator as typed by a user: `\t` is a tab, `\0` a zero byte, `\\` a backslash, `\x1f`
+    the byte with that code.
 
     Raises:
-        ConfigError: the separator is empty, or has an unknown escape or a line end.
+        ConfigError: the separator is empty, or contains an unknown escape or a line end.
     """
 
     def unescape(match: re.Match[str]) -> str:
@@ -108,7 +107,7 @@ def parse_ranges(text: str) -> list[tuple[int, int | None]]:
     `[(3, 4), (7, 10), (26386, None)]`.
 
     Raises:
-        ConfigError: the text is no such list, or not in ascending order.
+        ConfigError: the text is not a list of ascending line numbers.
     """
     ranges: list[tuple[int, int | None]] = []
     for part in text.split(","):
@@ -124,22 +123,22 @@ def parse_ranges(text: str) -> list[tuple[int, int | None]]:
     return ranges
 
 
-def show_ranges(ranges: Sequence[tuple[int, int | None]]) -> str:
-    """Return the text that `parse_ranges` parses into `ranges`; if there are more than RANGES_MAX,
-    the last range has no end.
+def format_ranges(ranges: Sequence[tuple[int, int | None]]) -> str:
+    """Format ranges in the syntax of `parse_ranges`; if there are more than RANGES_MAX, the last
+    one is open-ended.
     """
-    shown = list(ranges[:RANGES_MAX])
+    limited = list(ranges[:RANGES_MAX])
     if len(ranges) > RANGES_MAX:
-        shown[-1] = (shown[-1][0], None)
+        limited[-1] = (limited[-1][0], None)
     return ",".join(
         f"{start}-" if end is None else f"{start}" if end == start + 1 else f"{start}-{end - 1}"
-        for start, end in shown
+        for start, end in limited
     )
 
 
 class NumberedLines:
     """
-    The lines of a stream with their numbers from 1; `count` lines were read so far.
+    Iterates over the lines of a stream with their numbers from 1; `count` lines have been read.
 
     Args:
         with_ends: see `read_lines`.
@@ -158,38 +157,38 @@ class NumberedLines:
                 yield self.count, line
         except (MessageTooLargeError, InputError) as error:
             number = self.count + 1
-            named = error.copy(message=f"{error.message}, in line {number}")
-            named.details["line"] = number
-            raise named from error
+            located = error.copy(message=f"{error.message}, in line {number}")
+            located.details["line"] = number
+            raise located from error
 
 
 async def numbered_lines(
     stream: BinaryIO,
     ranges: Sequence[tuple[int, int | None]],
     *,
-    records: Records | None = None,
+    records: RecordParser | None = None,
     name: str = STANDARD_INPUT,
 ) -> AsyncIterator[tuple[int, bytes]]:
     """
-    Yield the lines of `stream` that are in `ranges` (all, if it is empty), with numbers from 1.
+    Yield the lines of `stream` in `ranges` (all, if it is empty), with numbers from 1.
 
     Args:
-        records: turns lines into records; the number of a record is that of its first line.
-        name: the name of the stream, for errors.
+        records: converts lines to records; a record has the number of its first line.
+        name: the name of the stream, for error messages.
 
     Raises:
-        MessageTooLargeError, InputError: see `read_lines`; the detail `line` is the line's number.
-        InputError: the input ends before the last line in `ranges`.
-        KeylaneError: an error of `records`.
+        MessageTooLargeError: see `read_lines`; the detail `line` is the line number.
+        InputError: see `read_lines`; or the input ends before the last line in `ranges`.
+        KeylaneError: raised by `records`.
     """
-    wanted = list(ranges or [(1, None)])
+    pending_ranges = list(ranges or [(1, None)])
     lines = NumberedLines(stream, name, with_ends=records is not None)
     async for number, record in aiter(lines) if records is None else records(aiter(lines)):
-        while wanted and (end := wanted[0][1]) is not None and end <= number:
-            del wanted[0]
-        if not wanted:
+        while pending_ranges and (end := pending_ranges[0][1]) is not None and end <= number:
+            del pending_ranges[0]
+        if not pending_ranges:
             return
-        if wanted[0][0] <= number:
+        if pending_ranges[0][0] <= number:
             yield number, record
     last = max((end - 1 for _, end in ranges if end is not None), default=0)
     if last > lines.count:
@@ -202,10 +201,11 @@ async def read_lines(
     stream: BinaryIO, name: str = STANDARD_INPUT, *, with_ends: bool = False
 ) -> AsyncIterator[bytes]:
     """
-    Yield the lines of `stream` as they arrive; a thread reads them, which may be abandoned.
+    Yield the lines of `stream` as they arrive. A daemon thread reads them, and may outlive the
+    iteration.
 
     Args:
-        with_ends: yield lines with their ends, which are part of a quoted field of CSV.
+        with_ends: include line ends, which may be part of a quoted CSV field.
 
     Raises:
         MessageTooLargeError: a line has more than LINE_BYTES_MAX bytes.
@@ -213,48 +213,47 @@ async def read_lines(
     """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
-    ahead = threading.Semaphore(CHUNKS_AHEAD)
+    prefetch_slots = threading.Semaphore(PREFETCH_CHUNKS)
 
-    # The raw stream: a thread that still waits would hold the lock of the buffer when the
-    # interpreter ends.
+    # Read the raw stream: at interpreter exit, a blocked thread would hold the buffer's lock.
     source = getattr(stream, "raw", stream)
 
     def read() -> None:
         while True:
-            ahead.acquire()
-            data = _read_some(source)
+            prefetch_slots.acquire()
+            data = _read_chunk(source)
             try:
                 loop.call_soon_threadsafe(chunks.put_nowait, data)
-            except RuntimeError:  # the loop has ended before the input did
+            except RuntimeError:  # the loop was closed before the end of the input
                 return
             if not data or isinstance(data, OSError):
                 return
 
-    # A daemon thread, because an interrupted command must not wait for input from a terminal.
+    # A daemon thread, because an interrupted command must not wait for terminal input.
     threading.Thread(target=read, name=name, daemon=True).start()
-    rest = b""
+    partial = b""
     while data := await chunks.get():
         if isinstance(data, OSError):
             raise InputError(f"{name} cannot be read: {data.strerror or data}")
-        ahead.release()
-        *lines, rest = (rest + data).split(b"\n")
+        prefetch_slots.release()
+        *lines, partial = (partial + data).split(b"\n")
         for line in lines:
             yield line + b"\n" if with_ends else line.removesuffix(b"\r")
-        if len(rest) > LINE_BYTES_MAX:
+        if len(partial) > LINE_BYTES_MAX:
             raise MessageTooLargeError(
-                "a line without end", size_bytes=len(rest), limit_bytes=LINE_BYTES_MAX
+                "a line without end", size_bytes=len(partial), limit_bytes=LINE_BYTES_MAX
             )
-    if rest:
-        yield rest
+    if partial:
+        yield partial
 
 
-def _read_some(source: Any) -> bytes | OSError:
-    """Wait for the next bytes, also of a non-blocking `source`; return them, none at the end, or
-    the error.
+def _read_chunk(source: Any) -> bytes | OSError:
+    """Return the next bytes of `source`, b"" at the end, or the error; wait even if `source` is
+    non-blocking.
     """
     try:
         while (data := source.read(CHUNK_BYTES)) is None:  # non-blocking, and nothing to read yet
-            # select.select takes no file number above 1,023.
+            # `select.select` fails for file descriptors above 1023.
             with selectors.DefaultSelector() as ready:
                 ready.register(source, selectors.EVENT_READ)
                 ready.select()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...protocol.text import counted
-from ..answer import Answer, expanded
+from ..answer import CommonOptions, expand_options
 from ..options import OutputFormat, OutputOption
 from ..screen import make_table, run, show_line, show_table
 
@@ -31,16 +31,16 @@ UrlOption = Annotated[
 
 
 @meta_app.command("verify")
-@expanded
-def meta_verify(*, answer: Answer) -> None:
+@expand_options
+def meta_verify(*, common: CommonOptions) -> None:
     """Compare the database with the brokers; exit status 1 if a check finds a violation."""
-    verification = answer.ask(lambda admin: admin.verify(), _show_verification)
+    verification = common.ask(lambda admin: admin.verify(), _show_verification)
     if not verification.ok:
         raise typer.Exit(1)
 
 
 def _show_verification(verification: Verification) -> None:
-    """Show a line for each check, and the violations below."""
+    """Show a line for each check, followed by the violations."""
     rows = [
         (
             check.code,
@@ -122,7 +122,7 @@ def meta_backup(
     database_url: UrlOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Write all rows of the database, as of one moment, to a file; metaservers may keep running."""
+    """Write a consistent backup of the database to a file; metaservers may keep running."""
     from .metaserver_database import backup
 
     run(output, backup(data, database_url, file, output))

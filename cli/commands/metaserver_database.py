@@ -1,4 +1,4 @@
-"""`keylane meta` rebuild, backup, restore and migrate: the work on a metaserver's database."""
+"""`keylane meta` rebuild, backup, restore and migrate, which work directly on the database."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NO_RIGHTS = (
     "brokers do not store tokens, grants and quotas: create them again with keylane access, "
     "or rebuild into another empty database with --access-from BACKUP, FOLDER or URL"
 )
-RIGHTS = (
+RIGHTS_IMPORTED = (
     "from {}: {}, {}, {}; those that were revoked after it was written are valid again: keylane "
     "access list"
 )
@@ -55,12 +55,12 @@ LOSSES = (
 
 def database_settings(data: Path | None, database_url: str | None) -> MetaserverSettings:
     """
-    Return the settings of a metaserver with this database; a database on a server needs no folder.
+    Return the settings of a metaserver with this database; a database server needs no folder.
 
-    If neither is given, the URL is read from the environment, as metaservers do.
+    If neither is given, the URL is read from the environment, like a metaserver does.
 
     Raises:
-        ConfigError: there is neither, or the URL is invalid.
+        ConfigError: no database is given, or the URL is invalid.
     """
     if data is None and database_url is None:
         database_url = os.environ.get(DATABASE_URL_VARIABLE)
@@ -69,18 +69,16 @@ def database_settings(data: Path | None, database_url: str | None) -> Metaserver
     return metaserver_settings({"data": data, "database_url": database_url})
 
 
-async def _kept_rights(settings: MetaserverSettings, source: str) -> ImportedRights:
-    """Return the rights in a backup file, in the folder of an embedded database, or in the database
-    of a URL.
-    """
-    other = _other_database(settings, source)
-    if other is not None:
-        return await read_rights_database(other)
+async def _read_rights(settings: MetaserverSettings, source: str) -> ImportedRights:
+    """Read the rights from a backup file, the folder of an embedded database, or a database URL."""
+    source_settings = _source_settings(settings, source)
+    if source_settings is not None:
+        return await read_rights_database(source_settings)
     return read_rights_file(settings, backup_content(Path(source)), source)
 
 
-def _other_database(settings: MetaserverSettings, source: str) -> MetaserverSettings | None:
-    """Return the settings of the database that a text names; None if it names a file."""
+def _source_settings(settings: MetaserverSettings, source: str) -> MetaserverSettings | None:
+    """Return the settings for a source database; None if the source is a backup file."""
     if "://" in source:
         return replace(settings, database_url=source)
     path = Path(source)
@@ -96,10 +94,10 @@ async def rebuild(
     options: dict[str, Any],
     access_from: str | None = None,
 ) -> None:
-    """Rebuild a database, and show what it has and what it lacks."""
+    """Rebuild a database, and show what was restored and what is missing."""
     settings = database_settings(data, database_url)
     addresses = [address for text in brokers for address in addresses_of(text)]
-    rights = None if access_from is None else await _kept_rights(settings, access_from)
+    rights = None if access_from is None else await _read_rights(settings, access_from)
     network = client_network()
     try:
         cluster = await rebuild_database(
@@ -107,46 +105,46 @@ async def rebuild(
         )
     finally:
         await network.close()
-    rebuilt = [_subject_facts(subject) for subject in cluster.subjects]
-    for facts in rebuilt:
-        for gone in facts["gone"]:
+    rebuilt = [_subject_fields(subject) for subject in cluster.subjects]
+    for fields in rebuilt:
+        for gone in fields["gone"]:
             unread = ", ".join(gone["unread_by"])
             show_line(
-                f"partition {gone['partition_id']} of {facts['subject']!r} is lost, "
+                f"partition {gone['partition_id']} of {fields['subject']!r} is lost, "
                 f"with all its messages" + (f"; perhaps not read by {unread}" if unread else ""),
                 errors=True,
             )
     groups = [
-        f"{facts['group']} of {subject['subject']}"
+        f"{fields['group']} of {subject['subject']}"
         for subject in rebuilt
-        for facts in subject["groups"]
+        for fields in subject["groups"]
     ]
-    lost = [_rights_line(rights, access_from), CORDONS, HISTORY]
+    notes = [_rights_line(rights, access_from), CORDONS, HISTORY]
     if groups:
-        lost += [SETTINGS.format(listed(groups)), LOSSES]
+        notes += [SETTINGS.format(listed(groups)), LOSSES]
     if output is OutputFormat.JSON:
         show_json(rebuilt)
-        for line in lost:
+        for line in notes:
             show_line(line, errors=True)
         return
     rows = [
         (
-            facts["subject"],
-            facts["order_strategy"],
-            facts["partitions"],
-            len(facts["groups"]),
-            facts["operation"],
+            fields["subject"],
+            fields["order_strategy"],
+            fields["partitions"],
+            len(fields["groups"]),
+            fields["operation"],
         )
-        for facts in rebuilt
+        for fields in rebuilt
     ]
     columns = ("subject", "strategy", "partitions#", "groups#", "unfinished")
     show_table(make_table(f"rebuilt from {counted(len(addresses), 'broker')}", columns, rows))
-    for line in lost:
+    for line in notes:
         show_line(line)
 
 
 def _rights_line(rights: ImportedRights | None, source: str | None) -> str:
-    """Return the line about tokens, grants and quotas."""
+    """Return the note about tokens, grants and quotas."""
     if rights is None or source is None:
         return NO_RIGHTS
     counts = (
@@ -154,10 +152,10 @@ def _rights_line(rights: ImportedRights | None, source: str | None) -> str:
         counted(rights.grants, "grant"),
         counted(rights.quotas, "quota"),
     )
-    return RIGHTS.format(without_password(source), *counts)
+    return RIGHTS_IMPORTED.format(without_password(source), *counts)
 
 
-def _subject_facts(subject: RebuiltSubject) -> dict[str, Any]:
+def _subject_fields(subject: RebuiltSubject) -> dict[str, Any]:
     unfinished = [each.state for each in (subject.operation, *subject.fences) if each is not None]
     return {
         "subject": subject.name,
@@ -175,7 +173,7 @@ def _subject_facts(subject: RebuiltSubject) -> dict[str, Any]:
 
 
 async def migrate(data: Path | None, database_url: str | None, output: OutputFormat) -> None:
-    """Bring a schema up to date, and show its revision."""
+    """Upgrade the schema, and show its revision."""
     settings = database_settings(data, database_url)
     async with open_database(
         folder=prepare_folder(settings.data),
@@ -207,11 +205,11 @@ async def backup(
     """Write a backup to a new file."""
 
     def write(content: bytes) -> None:
-        number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_MODE)
-        with open(number, "wb") as opened:
-            opened.write(content)
-            opened.flush()
-            os.fsync(number)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_MODE)
+        with open(descriptor, "wb") as output_file:
+            output_file.write(content)
+            output_file.flush()
+            os.fsync(descriptor)
 
     try:
         head = await backup_database(database_settings(data, database_url), write)

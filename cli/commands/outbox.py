@@ -13,7 +13,7 @@ import typer
 
 from ...protocol.errors import ConfigError
 from ...protocol.text import counted, key_digest, printable, seconds
-from ..answer import expanded
+from ..answer import expand_options
 from ..options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, YesOption
 from ..screen import make_table, run, show_json, show_line, show_table
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 SUBJECT_COLUMNS = (
     *("subject", "waiting#", "recorded#", "failed#", "halted#", "refused#", "oldest"),
 )
-LISTED_COLUMNS = ("row#", "subject", "key", "why")
+ROW_COLUMNS = ("row#", "subject", "key", "why")
 
 outbox_app = typer.Typer()
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxOptions:
-    """The options that name an outbox and its rows."""
+    """The options that select an outbox and its rows."""
 
     database_url: Annotated[
         str,
@@ -50,8 +50,10 @@ class OutboxOptions:
     )
     output: OutputOption = OutputFormat.TABLE
 
-    def check_file(self) -> None:
-        """Refuse a missing file of SQLite, which would create an empty one for a misspelt name."""
+    def check_sqlite_file(self) -> None:
+        """Reject a missing SQLite file; SQLite would create an empty database for a mistyped
+        name.
+        """
         scheme, _, path = self.database_url.partition(":///")
         path = path.partition("?")[0]
         if scheme.partition("+")[0] != "sqlite" or path in ("", ":memory:"):
@@ -60,27 +62,27 @@ class OutboxOptions:
             raise typer.BadParameter(f"--database-url: there is no file {path}")
 
     def call(self, function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        """Return a function of `keylane.outbox` that is applied to these rows."""
+        """Bind a function of `keylane.outbox` to the selected rows."""
         return partial(function, self.database_url, subject=self.subject, prefix=self.prefix)
 
 
 # ── outbox status ─────────────────────────────────────────────────────────────────────────────────
 @outbox_app.command("status")
-@expanded
+@expand_options
 def outbox_status(*, options: OutboxOptions) -> None:
-    """Show how many rows wait, the oldest age, why rows failed or were refused, and which process
-    sends.
+    """Show how many rows wait, the age of the oldest, why rows failed or were refused, and which
+    process sends.
     """
     from ...outbox import outbox_status as read_status
 
     async def work() -> None:
         status = await options.call(read_status)()
         if options.output is OutputFormat.JSON:
-            show_json(_facts(status))
+            show_json(_status_fields(status))
         else:
             _show_status(status, options.prefix)
 
-    options.check_file()
+    options.check_sqlite_file()
     run(options.output, work())
 
 
@@ -98,11 +100,11 @@ def _show_status(status: OutboxStatus, prefix: str) -> None:
         for each in status.subjects
     ]
     show_table(make_table(f"{prefix}: {counted(status.rows, 'row')}", SUBJECT_COLUMNS, rows))
-    _show_listed(
+    _show_row_list(
         counted(status.failed, "failed row"),
         [(row.id, row.subject, row.key, row.failure) for row in status.failed_rows],
     )
-    _show_listed(
+    _show_row_list(
         counted(status.refused, "refused row"),
         [(row.id, row.subject, row.key, row.refusal) for row in status.refused_rows],
     )
@@ -116,13 +118,15 @@ def _show_status(status: OutboxStatus, prefix: str) -> None:
         )
 
 
-def _show_listed(title: str, listed: list[tuple[int, str, bytes, str]]) -> None:
-    rows = [(row_id, name, key_digest(key), printable(why)) for row_id, name, key, why in listed]
+def _show_row_list(title: str, row_list: list[tuple[int, str, bytes, str]]) -> None:
+    rows = [
+        (row_id, name, key_digest(key), printable(reason)) for row_id, name, key, reason in row_list
+    ]
     if rows:
-        show_table(make_table(f"{title}, the first {len(rows)}", LISTED_COLUMNS, rows))
+        show_table(make_table(f"{title}, the first {len(rows)}", ROW_COLUMNS, rows))
 
 
-def _facts(status: OutboxStatus) -> dict[str, object]:
+def _status_fields(status: OutboxStatus) -> dict[str, object]:
     return {
         "rows": status.rows,
         "failed": status.failed,
@@ -147,7 +151,7 @@ def _facts(status: OutboxStatus) -> dict[str, object]:
 
 # ── outbox redrive ────────────────────────────────────────────────────────────────────────────────
 @outbox_app.command("redrive")
-@expanded
+@expand_options
 def outbox_redrive(*, options: OutboxOptions) -> None:
     """Send failed and refused rows again; a failed row that was stored is then stored twice."""
     from ...outbox import redrive_failed
@@ -156,12 +160,12 @@ def outbox_redrive(*, options: OutboxOptions) -> None:
         change = await options.call(redrive_failed)()
         _show_change(options.output, change, "waits again", "wait again")
 
-    options.check_file()
+    options.check_sqlite_file()
     run(options.output, work())
 
 
-def _rows_of(change: RowChange) -> str:
-    """Return a text such as "1 failed row and 2 refused rows"; "0 rows" if there are none."""
+def _count_text(change: RowChange) -> str:
+    """Format counts such as "1 failed row and 2 refused rows"; "0 rows" if there are none."""
     parts = [
         counted(count, f"{state} row")
         for state in change.__struct_fields__
@@ -170,16 +174,18 @@ def _rows_of(change: RowChange) -> str:
     return " and ".join(parts) or "0 rows"
 
 
-def _show_change(output: OutputFormat, change: RowChange, becomes: str, become: str) -> None:
+def _show_change(
+    output: OutputFormat, change: RowChange, singular_verb: str, plural_verb: str
+) -> None:
     if output is OutputFormat.JSON:
         show_json({state: getattr(change, state) for state in change.__struct_fields__})
     else:
-        show_line(f"{_rows_of(change)} {becomes if change.rows == 1 else become}")
+        show_line(f"{_count_text(change)} {singular_verb if change.rows == 1 else plural_verb}")
 
 
 # ── outbox purge ──────────────────────────────────────────────────────────────────────────────────
 @outbox_app.command("purge")
-@expanded
+@expand_options
 def outbox_purge(
     *,
     options: OutboxOptions,
@@ -196,17 +202,17 @@ def outbox_purge(
     yes: YesOption = False,
 ) -> None:
     """
-    Delete failed and refused rows, so that newer rows of the failed rows' keys are sent.
+    Delete failed and refused rows, which lets newer rows of the same keys be sent.
 
     With --waiting, delete the waiting and halted rows of a deleted subject, which were never sent.
     The command first shows what it will delete, and asks on a terminal; without a terminal,
     --waiting needs --yes.
     """
-    options.check_file()
+    options.check_sqlite_file()
     run(options.output, _purge(options, meta, waiting=waiting, force=force, yes=yes))
 
 
-def _chosen_purge(
+def _select_purge(
     options: OutboxOptions, meta: str, *, waiting: bool, force: bool, yes: bool
 ) -> Callable[..., Awaitable[RowChange]]:
     from ...outbox import purge_failed, purge_waiting
@@ -220,23 +226,23 @@ def _chosen_purge(
     if not options.subject:
         raise ConfigError("--waiting needs --subject: rows of one subject are deleted")
     if not (yes or sys.stdin.isatty()):
-        raise ConfigError("--waiting deletes messages that were never sent: say --yes")
+        raise ConfigError("--waiting deletes messages that were never sent: pass --yes to confirm")
     return partial(options.call(partial(purge_waiting, meta)), force=force)
 
 
 async def _purge(
     options: OutboxOptions, meta: str, *, waiting: bool, force: bool, yes: bool
 ) -> None:
-    """Count the rows and show them before they are deleted; ask on a terminal."""
-    from .deletion import asks, confirm
+    """Count and show the rows before deleting them; on a terminal, ask for confirmation."""
+    from .deletion import confirm, will_ask
 
-    purge = _chosen_purge(options, meta, waiting=waiting, force=force, yes=yes)
-    doomed = await purge(dry_run=True)
-    if doomed.rows:
-        of = f" of {options.subject}" if options.subject else ""
-        what = f"{_rows_of(doomed)}{of} in {options.prefix}"
-        if asks(yes=yes):
-            confirm(f"Delete {what}?", yes=yes)
+    purge = _select_purge(options, meta, waiting=waiting, force=force, yes=yes)
+    change = await purge(dry_run=True)
+    if change.rows:
+        subject = f" of {options.subject}" if options.subject else ""
+        description = f"{_count_text(change)}{subject} in {options.prefix}"
+        if will_ask(yes=yes):
+            confirm(f"Delete {description}?", yes=yes)
         else:
-            show_line(f"deleting {what}", errors=True)
+            show_line(f"deleting {description}", errors=True)
     _show_change(options.output, await purge(), "is deleted", "are deleted")

@@ -1,10 +1,9 @@
-"""`keylane produce`: sends one message, or one for each line or row of the input, and shows where
-they are stored.
+"""`keylane produce`: sends one message, or one per line or row of the input, and shows where they
+are stored.
 
     line ─▶ message ─▶ future ─▶ receipt
 
-After a failed line nothing more is read, and the command waits for the receipts of all lines that
-were sent.
+After a line fails, the command stops reading and waits for the receipts of all sent lines.
 """
 
 from __future__ import annotations
@@ -29,31 +28,31 @@ from ...protocol.message import Receipt
 from ...protocol.scheduled.deliver_at import AHEAD_MS_MAX, read_deliver_at, shown
 from ...protocol.scheduled.receipt import ScheduledReceipt
 from ...protocol.text import counted
-from ..options import WAIT_S, InputFormat, OutputFormat, headers_of
+from ..options import WAIT_S, InputFormat, OutputFormat, parse_headers
 from ..screen import show_error, show_json, show_line
 from .lines import (
     STANDARD_INPUT,
     LineFormat,
-    Outgoing,
-    Records,
+    OutgoingMessage,
+    RecordParser,
+    format_ranges,
     numbered_lines,
     parse_line,
     parse_ranges,
     parse_separator,
-    show_ranges,
 )
-from .rows import CsvTable, Ndjson, format_of
+from .rows import CsvTable, Ndjson, guess_format
 
-Sending = SendFuture | ScheduledFuture
+PendingSend = SendFuture | ScheduledFuture
 CLOCK = SystemClock()
-FUTURES_AHEAD = 10_000
+IN_FLIGHT_MAX = 10_000
 INTERRUPT_FLUSH_S = 5.0
-"""Seconds after an interrupt in which queued messages may still be stored."""
+"""Seconds that queued messages have to be stored after an interrupt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendOptions:
-    """The options that the user typed."""
+    """The options of `keylane produce`."""
 
     subject: str
     value: str | None = None
@@ -71,106 +70,111 @@ class SendOptions:
 
 
 class SendInput(NamedTuple):
-    """How input is turned into messages."""
+    """How the input is converted to messages."""
 
-    parse: Callable[[bytes], Outgoing]
-    records: Records | None
+    parse: Callable[[bytes], OutgoingMessage]
+    records: RecordParser | None
     key: bytes
     properties: Mapping[str, str]
     deliver_at: Callable[[], int | None]
     """Returns the delivery time of a message that is sent now, in milliseconds since 1970; None:
-    at once.
+    immediately.
     """
 
 
 class ReceiptTally:
-    """Receipts, which are shown as they arrive (JSON) or counted at the end (table)."""
+    """Shows receipts as they arrive (JSON) or counts them for the end (table)."""
 
-    def __init__(self, form: OutputFormat) -> None:
-        self._json = form is OutputFormat.JSON
-        self._first: Receipt | ScheduledReceipt | None = None
+    def __init__(self, output: OutputFormat) -> None:
+        self._json = output is OutputFormat.JSON
+        self._first_receipt: Receipt | ScheduledReceipt | None = None
         self.count = 0
         self._reordered = 0
-        self._possible = 0
+        self._duplicates = 0
         """Number of messages that may be stored twice."""
         self._partitions: set[int] = set()
-        self._groups: set[str] = set()
-        """Broker groups that keep messages for a later delivery."""
+        self._broker_groups: set[str] = set()
+        """Broker groups that store scheduled messages."""
 
     def add(self, receipt: Receipt | ScheduledReceipt, line: int | None = None) -> None:
-        """Count a receipt, and show it as JSON; `line` is the number of its line in the input."""
+        """Count a receipt, or show it as JSON; `line` is its line number in the input."""
         self.count += 1
-        self._first = self._first or receipt
+        self._first_receipt = self._first_receipt or receipt
         if isinstance(receipt, ScheduledReceipt):
-            self._groups.add(receipt.broker_group)
+            self._broker_groups.add(receipt.broker_group)
         else:
             self._reordered += receipt.reordered
-            self._possible += receipt.duplicate == "possible"
+            self._duplicates += receipt.duplicate == "possible"
             self._partitions.add(receipt.partition_id)
         if self._json:
-            where = {} if line is None else {"line": line}
-            show_json(where | msgspec.structs.asdict(receipt))
+            line_field = {} if line is None else {"line": line}
+            show_json(line_field | msgspec.structs.asdict(receipt))
 
     @property
-    def declared(self) -> str:
-        """The declarations of the receipts, as the end of a sentence; empty if there are none."""
+    def anomalies_text(self) -> str:
+        """Reordered and possibly duplicate messages, as the end of a sentence; "" if there are
+        none.
+        """
         reordered = f", {self._reordered} of them reordered" if self._reordered else ""
-        return reordered + (f", {self._possible} maybe stored twice" if self._possible else "")
+        return reordered + (f", {self._duplicates} maybe stored twice" if self._duplicates else "")
 
     def close(self) -> None:
-        """Show the counts, unless each receipt was shown."""
+        """Show the counts, unless each receipt was shown as JSON."""
         if self._json:
             return
-        if isinstance(self._first, ScheduledReceipt):
-            groups = ", ".join(sorted(self._groups))
+        receipt = self._first_receipt
+        if isinstance(receipt, ScheduledReceipt):
+            groups = ", ".join(sorted(self._broker_groups))
             if self.count == 1:
-                until = f"until {shown(self._first.deliver_at_ms)}: id {self._first.scheduled_id}"
+                until = f"until {shown(receipt.deliver_at_ms)}: id {receipt.scheduled_id}"
             else:
-                until = f"for later; the first is delivered at {shown(self._first.deliver_at_ms)}"
-            kept = counted(self.count, "message is kept", "messages are kept")
-            show_line(f"{kept} by {groups} ({self._first.durable}) {until}")
-        elif self.count == 1 and self._first is not None:
-            receipt = self._first
+                until = f"for later; the first is delivered at {shown(receipt.deliver_at_ms)}"
+            count_text = counted(self.count, "message is kept", "messages are kept")
+            show_line(f"{count_text} by {groups} ({receipt.durable}) {until}")
+        elif self.count == 1 and receipt is not None:
             reordered = ", reordered" if receipt.reordered else ""
-            possible = ", maybe stored twice" if self._possible else ""
+            possible = ", maybe stored twice" if self._duplicates else ""
             show_line(
                 f"stored at offset {receipt.offset} of partition {receipt.partition_id} "
                 f"({receipt.durable}{reordered}{possible})"
             )
         else:
             partitions = ", ".join(map(str, sorted(self._partitions))) or "none"
-            stored = f"{counted(self.count, 'message')} stored{self.declared}"
+            stored = f"{counted(self.count, 'message')} stored{self.anomalies_text}"
             show_line(f"{stored}; partitions: {partitions}")
 
 
-async def produce(meta: str, form: OutputFormat, options: SendOptions) -> None:
+async def produce(meta: str, output: OutputFormat, options: SendOptions) -> None:
     """
     Send the value, or each line or row of the input, and show where it is stored.
 
     Raises:
-        InputError: not all lines are stored; the error names the others.
-        InputError: the file cannot be opened.
+        InputError: the file cannot be opened, or some lines are not stored; the error lists them.
         KeylaneError: the value is not stored, or an option is invalid.
     """
     check_name("subject", options.subject)
-    source = _input_of(options)
+    source = _build_input(options)
     ranges = [] if options.lines is None else parse_ranges(options.lines)
-    tally = ReceiptTally(form)
+    tally = ReceiptTally(output)
     with contextlib.ExitStack() as files:
-        stream = sys.stdin.buffer if options.file is None else _opened(options.file, files)
+        stream = sys.stdin.buffer if options.file is None else _open_file(options.file, files)
         async with Producer(meta, wait_s=WAIT_S.get()) as producer:
             if options.value is not None:
-                message = Outgoing(source.key, _bytes(options.value), None)
+                message = OutgoingMessage(source.key, _bytes(options.value), None)
                 tally.add(await _send(producer, options.subject, message, source))
             else:
                 name = STANDARD_INPUT if options.file is None else str(options.file)
                 lines = partial(numbered_lines, stream, records=source.records, name=name)
-                await _Lines(producer, tally, options.subject, source, lines).run(ranges, form)
+                await _LineSender(producer, tally, options.subject, source, lines).run(
+                    ranges, output
+                )
             tally.close()
 
 
-def _send(producer: Producer, subject: str, message: Outgoing, source: SendInput) -> Sending:
-    """Queue a message, or schedule it at a broker."""
+def _send(
+    producer: Producer, subject: str, message: OutgoingMessage, source: SendInput
+) -> PendingSend:
+    """Send a message, or schedule it if the options set a delivery time."""
     key = message.key or source.key
     properties = {**source.properties, **(message.properties or {})}
     deliver_at = source.deliver_at()
@@ -181,10 +185,8 @@ def _send(producer: Producer, subject: str, message: Outgoing, source: SendInput
     )
 
 
-def _deliver_at(options: SendOptions) -> Callable[[], int | None]:
-    """Return a function for the delivery time of a message that is sent now; raise
-    InvalidRequestError.
-    """
+def _delivery_time(options: SendOptions) -> Callable[[], int | None]:
+    """Return the function for `SendInput.deliver_at`; raise InvalidRequestError."""
     if options.deliver_at is not None:
         at_ms = read_deliver_at(options.deliver_at, now_ms=CLOCK.wall_ms())
         return lambda: at_ms
@@ -194,22 +196,31 @@ def _deliver_at(options: SendOptions) -> Callable[[], int | None]:
     return lambda: None
 
 
-def _input_of(options: SendOptions) -> SendInput:
-    """Return how these options send the input; raise ConfigError if they exclude each other."""
-    form = InputFormat.JSON if options.as_json else options.format or format_of(options.file)
-    rows = form in {InputFormat.CSV, InputFormat.NDJSON}
-    own_key = options.separator is not None or options.key_field is not None
-    of_lines = (options.separator, options.lines, options.file, options.format, options.key_field)
-    impossible = {
+def _build_input(options: SendOptions) -> SendInput:
+    """Convert the options to a SendInput; raise ConfigError if they conflict."""
+    input_format = (
+        InputFormat.JSON if options.as_json else options.format or guess_format(options.file)
+    )
+    rows = input_format in {InputFormat.CSV, InputFormat.NDJSON}
+    has_line_key = options.separator is not None or options.key_field is not None
+    line_options = (
+        options.separator,
+        options.lines,
+        options.file,
+        options.format,
+        options.key_field,
+    )
+    conflicts = {
         "--key-separator, --key-field, --json, --format, --file and --lines are for "
         "lines, not for VALUE": (
-            options.value is not None and (options.as_json or any(v is not None for v in of_lines))
+            options.value is not None
+            and (options.as_json or any(v is not None for v in line_options))
         ),
         "--json and --format are two formats": (
             options.as_json and options.format not in {None, InputFormat.JSON}
         ),
         "a line has a --key-separator only in the format lines": (
-            options.separator is not None and form is not InputFormat.LINES
+            options.separator is not None and input_format is not InputFormat.LINES
         ),
         "--key-field is for the formats csv and ndjson": (
             options.key_field is not None and not rows
@@ -220,35 +231,35 @@ def _input_of(options: SendOptions) -> SendInput:
         "--delay is over 366 days": (options.delay_s or 0) * 1000 > AHEAD_MS_MAX,
         "--key is empty: remove it to send without a key, which has no order": options.key == "",
         "the key is in each line: remove --key": (
-            options.key is not None and (own_key or form is InputFormat.JSON)
+            options.key is not None and (has_line_key or input_format is InputFormat.JSON)
         ),
         "--keyless is for lines with a --key-separator or a --key-field": (
-            options.keyless and not own_key
+            options.keyless and not has_line_key
         ),
     }
-    for problem, met in impossible.items():
-        if met:
+    for problem, applies in conflicts.items():
+        if applies:
             raise ConfigError(problem)
-    key, properties = _bytes(options.key or ""), headers_of(options.headers)
-    deliver_at = _deliver_at(options)
+    key, properties = _bytes(options.key or ""), parse_headers(options.headers)
+    deliver_at = _delivery_time(options)
     if rows:
-        kind = CsvTable if form is InputFormat.CSV else Ndjson
-        source = kind(options.key_field, keyless=options.keyless)
-        return SendInput(source.message, source.records, key, properties, deliver_at)
+        parser_class = CsvTable if input_format is InputFormat.CSV else Ndjson
+        parser = parser_class(options.key_field, keyless=options.keyless)
+        return SendInput(parser.parse, parser.records, key, properties, deliver_at)
     separator = None if options.separator is None else parse_separator(options.separator)
-    line_format = LineFormat(separator, form is InputFormat.JSON, options.keyless)
+    line_format = LineFormat(separator, input_format is InputFormat.JSON, options.keyless)
     return SendInput(partial(parse_line, form=line_format), None, key, properties, deliver_at)
 
 
-def _opened(path: Path, files: contextlib.ExitStack) -> BinaryIO:
+def _open_file(path: Path, files: contextlib.ExitStack) -> BinaryIO:
     try:
         return files.enter_context(path.open("rb"))
     except OSError as error:
         raise InputError(f"{path} cannot be opened: {error.strerror or error}") from error
 
 
-class _Lines:
-    """Sends the lines or rows of the input, and records which are stored."""
+class _LineSender:
+    """Sends the lines or rows of the input, and records which of them are stored."""
 
     def __init__(
         self,
@@ -262,118 +273,120 @@ class _Lines:
         self._tally = tally
         self._subject = subject
         self._source = source
-        self._numbered = lines
-        self._sent: asyncio.Queue[tuple[int, Sending] | None] = asyncio.Queue()
-        """Lines that wait for their receipts, in order; None after the last."""
-        self._ahead = asyncio.Semaphore(FUTURES_AHEAD)
+        self._numbered_lines = lines
+        self._sent: asyncio.Queue[tuple[int, PendingSend] | None] = asyncio.Queue()
+        """Sent lines without a receipt, in order; None after the last."""
+        self._in_flight_slots = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._next_line = 1
-        """The first line that was not sent."""
-        self._failed: list[int] = []
-        """Lines that failed, so that they are not known to be stored."""
-        self._cause: KeylaneError | None = None
-        """The error of the first line that failed."""
-        self._doubtful = False
+        """The first line that is not sent yet."""
+        self._failed_lines: list[int] = []
+        """Lines that failed."""
+        self._first_error: KeylaneError | None = None
+        """The error of the line that failed first."""
+        self._may_be_stored = False
         """True if a failed line may be stored."""
 
-    async def run(self, ranges: Sequence[tuple[int, int | None]], form: OutputFormat) -> None:
+    async def run(self, ranges: Sequence[tuple[int, int | None]], output: OutputFormat) -> None:
         """
         Send the lines in `ranges` (all, if it is empty) until one fails.
 
         Raises:
-            InputError: a line failed; the results of all lines that were sent are known.
+            InputError: a line failed; the outcome of every sent line is known by then.
         """
         self._next_line = ranges[0][0] if ranges else 1
-        reader = asyncio.create_task(self._send(ranges), name="read lines")
-        settler = asyncio.create_task(self._settle(reader), name="take receipts")
+        read_task = asyncio.create_task(self._send(ranges), name="read lines")
+        receipt_task = asyncio.create_task(self._await_receipts(read_task), name="take receipts")
         try:
-            with _cancelled_by_sigterm():
-                await asyncio.wait([reader, settler], return_when=asyncio.FIRST_COMPLETED)
-                if settler.done():  # it failed, as when standard output is closed
-                    reader.cancel()
-                await asyncio.wait([settler])  # a signal ends this wait, and not the settler
-                settler.result()
+            with _cancel_on_sigterm():
+                await asyncio.wait([read_task, receipt_task], return_when=asyncio.FIRST_COMPLETED)
+                if receipt_task.done():  # it failed, for example because standard output is closed
+                    read_task.cancel()
+                await asyncio.wait([receipt_task])  # a signal ends this wait but not the task
+                receipt_task.result()
         except asyncio.CancelledError:
-            await self._abort(reader, settler)
-            show_error(self._unfinished("interrupted", ranges), form)
+            await self._abort(read_task, receipt_task)
+            show_error(self._unfinished_error("interrupted", ranges), output)
             raise
-        if self._cause is not None:
-            raise self._unfinished(self._cause.message, ranges) from self._cause
-        await reader  # raises a fault of our own
+        if self._first_error is not None:
+            raise self._unfinished_error(self._first_error.message, ranges) from self._first_error
+        await read_task  # raises if we have a bug
 
     async def _send(self, ranges: Sequence[tuple[int, int | None]]) -> None:
         try:
             source = self._source
-            async for number, line in self._numbered(ranges):
+            async for number, line in self._numbered_lines(ranges):
                 self._next_line = number
                 message = source.parse(line)
                 await self._producer.drain()
-                await self._ahead.acquire()
+                await self._in_flight_slots.acquire()
                 future = _send(self._producer, self._subject, message, source)
                 self._next_line = number + 1
                 self._sent.put_nowait((number, future))
-        except KeylaneError as error:  # this line was not sent
-            ended_at = error.line if isinstance(error, InputError) else None
-            number = max(self._next_line, ended_at or 0)
+        except KeylaneError as error:  # the line at `_next_line` was not sent
+            error_line = error.line if isinstance(error, InputError) else None
+            number = max(self._next_line, error_line or 0)
             self._fail(number, error)
             self._next_line = number + 1
         finally:
             self._sent.put_nowait(None)
 
-    async def _settle(self, reader: asyncio.Task[None]) -> None:
-        """Take the receipts in the order of the lines, and stop reading after a failure."""
+    async def _await_receipts(self, read_task: asyncio.Task[None]) -> None:
+        """Await the receipts in the order of the lines; stop reading after a failure."""
         while (sent := await self._sent.get()) is not None:
             number, future = sent
             try:
                 receipt = await future
             except KeylaneError as error:
                 self._fail(number, error)
-                reader.cancel()
+                read_task.cancel()
             else:
                 self._tally.add(receipt, number)
-            self._ahead.release()
+            self._in_flight_slots.release()
 
     def _fail(self, number: int, error: KeylaneError) -> None:
-        self._failed.append(number)
-        self._cause = self._cause or error
-        self._doubtful = self._doubtful or error.fate is Fate.UNKNOWN
+        self._failed_lines.append(number)
+        self._first_error = self._first_error or error
+        self._may_be_stored = self._may_be_stored or error.fate is Fate.UNKNOWN
 
-    async def _abort(self, reader: asyncio.Task[None], settler: asyncio.Task[None]) -> None:
-        """Wait until queued messages are stored, for INTERRUPT_FLUSH_S at most, give up the others,
-        and take all receipts.
+    async def _abort(self, read_task: asyncio.Task[None], receipt_task: asyncio.Task[None]) -> None:
+        """Stop reading, give queued messages INTERRUPT_FLUSH_S to be stored, drop the others, and
+        await all receipts.
         """
-        reader.cancel()
+        read_task.cancel()
         with contextlib.suppress(TimeoutError, KeylaneError):
             async with asyncio.timeout(INTERRUPT_FLUSH_S):
                 await self._producer.flush()
         await self._producer.close(flush=False)
-        await asyncio.wait([reader, settler])
+        await asyncio.wait([read_task, receipt_task])
 
-    def _unfinished(self, cause: str, ranges: Sequence[tuple[int, int | None]]) -> InputError:
-        failed = sorted(self._failed)
-        rest = [
+    def _unfinished_error(self, cause: str, ranges: Sequence[tuple[int, int | None]]) -> InputError:
+        failed = sorted(self._failed_lines)
+        unsent = [
             (max(start, self._next_line), end)
             for start, end in ranges or [(1, None)]
             if end is None or end > self._next_line
         ]
-        shown = show_ranges(_joined([*((number, number + 1) for number in failed), *rest]))
+        ranges_text = format_ranges(
+            _join_ranges([*((number, number + 1) for number in failed), *unsent])
+        )
         text = f"line {failed[0]}: {cause}" if failed else cause
-        doubt = "; some of them may be stored" if self._doubtful else ""
+        doubt = "; some of them may be stored" if self._may_be_stored else ""
         error = InputError(
             Reason.INPUT_UNFINISHED,
-            f"{text}. Lines stored: {self._tally.count}{self._tally.declared}; lines not stored: "
-            f"{shown}{doubt}",
+            f"{text}. Lines stored: {self._tally.count}{self._tally.anomalies_text}; "
+            f"lines not stored: {ranges_text}{doubt}",
             stored=self._tally.count,
             line=failed[0] if failed else self._next_line,
-            lines=shown,
+            lines=ranges_text,
         )
-        error.hint = error.hint.replace("LINES", shown)
-        if not self._tally.count and not self._doubtful:
+        error.hint = error.hint.replace("LINES", ranges_text)
+        if not self._tally.count and not self._may_be_stored:
             error.fate = Fate.NOT_DONE
         return error
 
 
-def _joined(ranges: Sequence[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
-    """Join adjacent ranges of an ascending list."""
+def _join_ranges(ranges: Sequence[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
+    """Merge adjacent ranges of an ascending list."""
     joined: list[tuple[int, int | None]] = []
     for start, end in ranges:
         if joined and joined[-1][1] == start:
@@ -384,8 +397,8 @@ def _joined(ranges: Sequence[tuple[int, int | None]]) -> list[tuple[int, int | N
 
 
 @contextlib.contextmanager
-def _cancelled_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the input as SIGINT does, so that the stored lines are reported."""
+def _cancel_on_sigterm() -> Iterator[None]:
+    """Handle SIGTERM like SIGINT, which reports the stored lines before the command ends."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
@@ -397,5 +410,5 @@ def _cancelled_by_sigterm() -> Iterator[None]:
 
 
 def _bytes(text: str) -> bytes:
-    """Return the bytes that the user typed, whatever their encoding."""
+    """Return the original bytes of a command-line argument, whatever its encoding."""
     return text.encode(errors="surrogateescape")

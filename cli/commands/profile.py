@@ -27,20 +27,20 @@ def profile_add(
         typer.Option(metavar="HOST:PORT", help="Address of the metaserver; several with commas."),
     ],
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File of the token, which is not copied.")
+        Path | None, typer.Option(metavar="FILE", help="File with the token, which is not copied.")
     ] = None,
     tls_ca: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificate authority of the servers.")
     ] = None,
 ) -> None:
-    """Add a profile, or replace the one of this name."""
+    """Add a profile, or replace the one with this name."""
     addresses_of(meta)
-    for each in filter(None, (token_file, tls_ca)):
-        if not os.access(each, os.R_OK):
-            raise ConfigError(f"{each} cannot be read")
+    for path in filter(None, (token_file, tls_ca)):
+        if not os.access(path, os.R_OK):
+            raise ConfigError(f"{path} cannot be read")
     file = profiles_file()
-    files = ["" if each is None else str(each.absolute()) for each in (token_file, tls_ca)]
-    write_profiles(file, {**read_profiles(file), name: Profile(meta, *files)})
+    paths = ["" if path is None else str(path.absolute()) for path in (token_file, tls_ca)]
+    write_profiles(file, {**read_profiles(file), name: Profile(meta, *paths)})
     show_line(f"keylane -p {name} uses {meta}; the profile is in {file}")
 
 

@@ -1,7 +1,7 @@
 """`keylane broker run`, `keylane metaserver run` and `keylane config show`: the server programs and
 their settings.
 
-The programs declare their settings, and each setting is a flag.
+Each program declares its settings; each setting is also a flag.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ..options import OutputFormat, OutputOption
 from ..screen import make_table, show_json, show_table
 
 RUN_CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-"""Settings with which the program itself reads its flags, including `--help`."""
+"""Typer settings that pass all flags, including `--help`, to the server program."""
 
 
 class ServerProgram(enum.StrEnum):
-    """A server program."""
+    """The server programs that the command can run."""
 
     BROKER = "broker"
     METASERVER = "metaserver"
@@ -34,19 +34,19 @@ metaserver_app = typer.Typer()
 config_app = typer.Typer()
 
 
-def add_run(app: typer.Typer, program: ServerProgram) -> None:
-    """Add the command `run` of a program to its group of commands."""
+def add_run_command(app: typer.Typer, program: ServerProgram) -> None:
+    """Add the command `run` of a server program to a command group."""
 
     @app.command("run", context_settings=RUN_CONTEXT, add_help_option=False)
     def run(context: typer.Context) -> None:
-        raise typer.Exit(_main_of(program)(context.args, prog=f"keylane {program} run"))
+        raise typer.Exit(_import_main(program)(context.args, prog=f"keylane {program} run"))
 
     run.__doc__ = f"Run a {program} until SIGTERM or SIGINT; --help lists its settings."
-    # Typer has read the docstring when it decorated, so the help is set on its record.
+    # Typer has already read the docstring in the decorator; set the help on its registration.
     app.registered_commands[-1].help = run.__doc__
 
 
-def _main_of(program: ServerProgram) -> Callable[..., int]:
+def _import_main(program: ServerProgram) -> Callable[..., int]:
     if program is ServerProgram.BROKER:
         from ...broker.__main__ import main
     else:
@@ -54,7 +54,7 @@ def _main_of(program: ServerProgram) -> Callable[..., int]:
     return main
 
 
-def _sources_of(program: ServerProgram) -> SettingSources[Any]:
+def _import_sources(program: ServerProgram) -> SettingSources[Any]:
     if program is ServerProgram.BROKER:
         from ...broker.settings import SOURCES
     else:
@@ -62,7 +62,7 @@ def _sources_of(program: ServerProgram) -> SettingSources[Any]:
     return SOURCES
 
 
-add_run(metaserver_app, ServerProgram.METASERVER)
+add_run_command(metaserver_app, ServerProgram.METASERVER)
 
 
 @config_app.command("show", context_settings=RUN_CONTEXT | {"help_option_names": ["-h", "--help"]})
@@ -79,28 +79,28 @@ def config_show(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """
-    Show the settings with which a program would run; it takes the flags of the program too.
+    Show the settings with which a program would run; accepts the flags of the program too.
 
-    Nothing is started. All mistakes are reported at once.
+    Nothing is started. All mistakes are reported together.
     """
-    sources = _sources_of(program)
+    sources = _import_sources(program)
     flags = vars(sources.parser(f"keylane config show {program}", "").parse_args(context.args))
     settings = sources.explain(flags, config or flags.pop("config"), dict(os.environ))
     if output is OutputFormat.JSON:
         show_json(
             {
-                setting.name: {"value": _plain(setting), "origin": setting.origin}
+                setting.name: {"value": _json_value(setting), "origin": setting.origin}
                 for setting in settings
             }
         )
         return
-    heads = ("setting", "value", *(("origin",) if origin else ()), "what it is for")
+    columns = ("setting", "value", *(("origin",) if origin else ()), "what it is for")
     rows = [_row(setting, origin=origin) for setting in settings]
-    show_table(make_table(f"settings of a {program}", heads, rows))
+    show_table(make_table(f"settings of a {program}", columns, rows))
 
 
-def _plain(setting: Setting) -> object:
-    """Return the value for JSON, without the password of a database."""
+def _json_value(setting: Setting) -> object:
+    """Return the value as JSON, without a database password."""
     value = setting.value
     if setting.name == "database_url" and isinstance(value, str):
         return without_password(value)
@@ -108,8 +108,8 @@ def _plain(setting: Setting) -> object:
 
 
 def _row(setting: Setting, *, origin: bool) -> tuple[object, ...]:
-    value = _plain(setting)
+    value = _json_value(setting)
     if isinstance(value, tuple):
         value = ", ".join(map(str, value))
-    shown = "-" if value is None else str(value)
-    return (setting.name, shown, *((setting.origin,) if origin else ()), setting.text)
+    text = "-" if value is None else str(value)
+    return (setting.name, text, *((setting.origin,) if origin else ()), setting.text)

@@ -1,6 +1,4 @@
-"""`keylane queue`, and `keylane subject queues`: the logic queues of a static subject, by logic
-offset.
-"""
+"""`keylane queue` and `keylane subject queues`: the logic queues of a static subject."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from ...protocol.control import TimeBound
 from ...protocol.errors import KeylaneError
 from ...protocol.queues import QueueView, SegmentView, is_behind_loss
 from ...protocol.text import counted
-from ..answer import Answer, expanded
+from ..answer import CommonOptions, expand_options
 from ..options import WAIT_S, LineFormatOption, OutputFormat, SubjectArgument, parse_time
 from ..screen import make_table, show_json, show_line, show_table
 
@@ -34,7 +32,7 @@ QueueArgument = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """The logic offsets `[low, high)` of a queue; None, with a `problem`, if they are unknown."""
+    """The logic offsets `[low, high)` of a queue; None if unknown, with the reason in `problem`."""
 
     low: int | None
     high: int | None
@@ -49,29 +47,33 @@ def _open_reader(meta: str, subject: str) -> QueueReader:
 
 # ── subject queues ────────────────────────────────────────────────────────────────────────────────
 async def show_queues(meta: str, output: OutputFormat, subject: str) -> None:
-    """Show the logic queues of a subject: ranges, partitions, logic offsets."""
+    """Show a subject's logic queues: ranges, partitions, logic offsets."""
     import asyncio
 
     async with _open_reader(meta, subject) as reader:
         views = await reader.queues()
-        bounds = await asyncio.gather(*(_bounds(reader, view.queue) for view in views))
+        bounds = await asyncio.gather(*(_fetch_bounds(reader, view.queue) for view in views))
     queues = list(zip(views, bounds, strict=True))
     if output is OutputFormat.JSON:
-        described = [_queue_facts(view, ends) for view, ends in queues]
-        show_json({"subject": subject, "queues": described})
+        queue_fields = [_queue_fields(view, queue_bounds) for view, queue_bounds in queues]
+        show_json({"subject": subject, "queues": queue_fields})
         return
-    rows = [_row(view, segment, ends) for view, ends in queues for segment in view.segments]
+    rows = [
+        _row(view, segment, queue_bounds)
+        for view, queue_bounds in queues
+        for segment in view.segments
+    ]
     show_table(make_table(f"{subject}: {counted(len(views), 'queue')}", COLUMNS, rows))
     for view in views:
         for segment in view.segments:
             if is_behind_loss(segment.partition):
-                show_line(_loss(view.queue, segment.partition.logic_start))
-    for ends in bounds:
-        if ends.problem:
-            show_line(f"offsets unknown: {ends.problem}")
+                show_line(_loss_text(view.queue, segment.partition.logic_start))
+    for queue_bounds in bounds:
+        if queue_bounds.problem:
+            show_line(f"offsets unknown: {queue_bounds.problem}")
 
 
-async def _bounds(reader: QueueReader, queue: int) -> _Bounds:
+async def _fetch_bounds(reader: QueueReader, queue: int) -> _Bounds:
     try:
         low, high = await reader.bounds(queue)
     except KeylaneError as error:
@@ -79,14 +81,14 @@ async def _bounds(reader: QueueReader, queue: int) -> _Bounds:
     return _Bounds(low, high)
 
 
-def _loss(queue: int, offset: int) -> str:
+def _loss_text(queue: int, offset: int) -> str:
     return (
         f"queue {queue}: messages before logic offset {offset} are lost with a disk; "
         f"how many is not known"
     )
 
 
-def _queue_facts(view: QueueView, bounds: _Bounds) -> dict[str, object]:
+def _queue_fields(view: QueueView, bounds: _Bounds) -> dict[str, object]:
     return {
         "queue": view.queue,
         "range_start": view.range_start,
@@ -94,11 +96,11 @@ def _queue_facts(view: QueueView, bounds: _Bounds) -> dict[str, object]:
         "min_offset": bounds.low,
         "max_offset": bounds.high,
         "problem": bounds.problem,
-        "segments": [_segment_facts(segment) for segment in view.segments],
+        "segments": [_segment_fields(segment) for segment in view.segments],
     }
 
 
-def _segment_facts(segment: SegmentView) -> dict[str, object]:
+def _segment_fields(segment: SegmentView) -> dict[str, object]:
     partition = segment.partition
     return {
         "partition_id": partition.partition_id,
@@ -112,15 +114,15 @@ def _segment_facts(segment: SegmentView) -> dict[str, object]:
 
 
 def _row(view: QueueView, segment: SegmentView, bounds: _Bounds) -> tuple[object, ...]:
-    """Return the row of a segment; only the first row of a queue has the columns of the queue."""
-    first = segment is view.segments[0]
+    """Return the table row of a segment; only a queue's first row fills the queue's columns."""
+    is_first = segment is view.segments[0]
     partition = segment.partition
     end = "…" if segment.logic_end is None else f"{segment.logic_end})"
     return (
-        view.queue if first else "",
-        f"[{view.range_start}, {view.range_end})" if first else "",
-        bounds.low if first else "",
-        bounds.high if first else "",
+        view.queue if is_first else "",
+        f"[{view.range_start}, {view.range_end})" if is_first else "",
+        bounds.low if is_first else "",
+        bounds.high if is_first else "",
         partition.partition_id,
         partition.broker_group,
         partition.state,
@@ -130,7 +132,7 @@ def _row(view: QueueView, segment: SegmentView, bounds: _Bounds) -> tuple[object
 
 # ── queue offsets ─────────────────────────────────────────────────────────────────────────────────
 @queue_app.command("offsets")
-@expanded
+@expand_options
 def queue_offsets(
     subject: SubjectArgument,
     queue: QueueArgument,
@@ -147,10 +149,10 @@ def queue_offsets(
             help="lower: the first message at or after the time. upper: the last at or before it."
         ),
     ] = TimeBound.LOWER,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Show a queue's first and next logic offset, or the offset for a time."""
-    answer.run(_show_offsets, subject, queue, at, bound)
+    common.run(_show_offsets, subject, queue, at, bound)
 
 
 async def _show_offsets(
@@ -163,8 +165,8 @@ async def _show_offsets(
         if at_ms is not None:
             offset = await reader.offset_at(queue, at_ms, bound)
     if output is OutputFormat.JSON:
-        facts = {"subject": subject, "queue": queue, "min_offset": low, "max_offset": high}
-        show_json(facts if at_ms is None else {**facts, "at_ms": at_ms, "offset": offset})
+        fields = {"subject": subject, "queue": queue, "min_offset": low, "max_offset": high}
+        show_json(fields if at_ms is None else {**fields, "at_ms": at_ms, "offset": offset})
         return
     show_line(f"queue {queue} of {subject}: min {low}, max {high}")
     if at_ms is not None:
@@ -173,7 +175,7 @@ async def _show_offsets(
 
 # ── queue read ────────────────────────────────────────────────────────────────────────────────────
 @queue_app.command("read")
-@expanded
+@expand_options
 def queue_read(
     subject: SubjectArgument,
     queue: QueueArgument,
@@ -185,10 +187,10 @@ def queue_read(
         int | None, typer.Option("--count", "-n", min=1, help="Stop after this many messages.")
     ] = None,
     format: LineFormatOption = "{queue}:{logic_offset} {key} {value}",  # noqa: A002 - the option
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Print a queue's messages from a logic offset to its present end; no group, no acks."""
-    answer.run(_read_queue, subject, queue, offset, count=count, template=format)
+    """Print a queue's messages from a logic offset to its current end; no group, no acks."""
+    common.run(_read_queue, subject, queue, offset, count=count, template=format)
 
 
 async def _read_queue(
@@ -207,18 +209,24 @@ async def _read_queue(
     show = message_json if output is OutputFormat.JSON else parse_format(template)
     async with _open_reader(meta, subject) as reader:
         low, high = await reader.bounds(queue)
-        at = low if offset is None else offset
+        next_offset = low if offset is None else offset
         printed = 0
         while True:
-            part = await reader.read(queue, at)
-            if part.lost:
-                begins = part.messages[0].logic_offset if part.messages else part.next_offset
-                show_line(_loss(queue, begins), errors=True)
-            messages = part.messages if count is None else part.messages[: count - printed]
+            queue_slice = await reader.read(queue, next_offset)
+            if queue_slice.lost:
+                first_offset = (
+                    queue_slice.messages[0].logic_offset
+                    if queue_slice.messages
+                    else queue_slice.next_offset
+                )
+                show_line(_loss_text(queue, first_offset), errors=True)
+            messages = (
+                queue_slice.messages if count is None else queue_slice.messages[: count - printed]
+            )
             for message in messages:
                 sys.stdout.write(show(message) + "\n")
             sys.stdout.flush()
             printed += len(messages)
-            at = part.next_offset
-            if at >= high or printed == count or not part.messages:
+            next_offset = queue_slice.next_offset
+            if next_offset >= high or printed == count or not queue_slice.messages:
                 return

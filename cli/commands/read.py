@@ -14,12 +14,13 @@ from ..message_json import message_json
 from ..options import WAIT_S, OutputFormat, parse_time
 from .consume import parse_format
 
-TEXT = "{partition}:{offset} {key} {value}"
+TEXT_TEMPLATE = "{partition}:{offset} {key} {value}"
 
 
 def parse_bound(text: str) -> str | int | datetime:
     """
-    Parse the value of --from or --to: return a word or an age unchanged, an offset, or a time.
+    Parse the value of --from or --to: a keyword or an age, which is returned unchanged, an offset,
+    or a time.
 
     Raises:
         ConfigError: the text is none of these.
@@ -46,9 +47,11 @@ async def read_subject(
     follow: bool,
     template: str,
 ) -> None:
-    """Print messages until all are read, `limit` are printed, or an interrupt."""
+    """Print messages until all are read, `limit` are printed, or the command is interrupted."""
     as_json = output is OutputFormat.JSON or template == "json"
-    show = message_json if as_json else parse_format(TEXT if template == "text" else template)
+    format_message = (
+        message_json if as_json else parse_format(TEXT_TEMPLATE if template == "text" else template)
+    )
     reader = Reader(
         meta,
         subject,
@@ -63,7 +66,7 @@ async def read_subject(
     printed = 0
     async with reader:
         async for message in reader:
-            sys.stdout.write(show(message) + "\n")
+            sys.stdout.write(format_message(message) + "\n")
             printed += 1
             if follow or printed % 1_000 == 0:
                 sys.stdout.flush()

@@ -1,9 +1,8 @@
-"""Turns rows of CSV and NDJSON input into messages: the value is a JSON object, and one of its
-fields is the order key.
+"""Converts rows of CSV and NDJSON input to messages: the value is a JSON object, and one of its
+fields may be the order key.
 
-CSV is UTF-8, with commas, `"` around fields that need it, and a header. A row may have several
-lines; line ends in a quoted field are kept, and the number of a row is that of its first line.
-Blank lines are skipped.
+CSV is UTF-8 with a header, commas, and `"` as the quote. A quoted field may contain line ends,
+which are kept; a row has the number of its first line. Blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import msgspec
 from ...protocol.errors import InputError, InvalidRequestError, MessageTooLargeError
 from ...protocol.text import counted, listed
 from ..options import InputFormat
-from .lines import LINE_BYTES_MAX, Outgoing, without_end
+from .lines import LINE_BYTES_MAX, OutgoingMessage, strip_line_end
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -25,8 +24,8 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BY_SUFFIX = {".csv": InputFormat.CSV, ".ndjson": InputFormat.NDJSON, ".jsonl": InputFormat.NDJSON}
 
 
-def format_of(path: Path | None) -> InputFormat:
-    """Return the format for the suffix of a file's name; LINES for all others and for standard
+def guess_format(path: Path | None) -> InputFormat:
+    """Return the format that a file's suffix implies; LINES for other suffixes and standard
     input.
     """
     return (
@@ -36,11 +35,11 @@ def format_of(path: Path | None) -> InputFormat:
 
 class Ndjson:
     """
-    Each line is a JSON object, and is sent unchanged.
+    Parses NDJSON: each line is a JSON object, and is sent unchanged.
 
     Args:
-        key_field: the field with the order key; None: lines have no key of their own.
-        keyless: a row without a key is a message without order; otherwise it is an error.
+        key_field: the field with the order key; None: lines contain no key.
+        keyless: send rows without a key as unordered messages; otherwise they are errors.
     """
 
     def __init__(self, key_field: str | None, *, keyless: bool = False) -> None:
@@ -50,42 +49,42 @@ class Ndjson:
     async def records(
         self, lines: AsyncIterator[tuple[int, bytes]]
     ) -> AsyncIterator[tuple[int, bytes]]:
-        """Yield the lines that are not blank, with their numbers."""
+        """Yield the non-blank lines with their numbers."""
         async for number, line in lines:
-            text = without_end(line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line)
+            text = strip_line_end(line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line)
             if text.strip():
                 yield number, text
 
-    def message(self, line: bytes) -> Outgoing:
+    def parse(self, line: bytes) -> OutgoingMessage:
         """
-        Return the message of one line.
+        Convert one line to a message.
 
         Raises:
-            InvalidRequestError: the line is no JSON object, or its key is missing, or is neither
-                text nor a whole number.
+            InvalidRequestError: the line is not a JSON object, or its key is missing or is neither
+                text nor an integer.
         """
         try:
             fields = msgspec.json.decode(line, type=dict[str, object])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequestError(f"not a JSON object: {error}") from None
         if self._key_field is None:
-            return Outgoing(b"", line)
+            return OutgoingMessage(b"", line)
         key = fields.get(self._key_field)
         if key is not None and type(key) not in (str, int):
             raise InvalidRequestError(
                 f"the key is text or a whole number, and {self._key_field!r} is neither"
             )
         text = "" if key is None else str(key)
-        return Outgoing(_key(text, self._key_field, keyless=self._keyless), line)
+        return OutgoingMessage(_encode_key(text, self._key_field, keyless=self._keyless), line)
 
 
 class CsvTable:
     """
-    Each row is sent as a JSON object of texts, with the names in the header.
+    Parses CSV: each row is sent as a JSON object of strings, with the column names of the header.
 
     Args:
-        key_field: the column with the order key; None: rows have no key of their own.
-        keyless: a row without a key is a message without order; otherwise it is an error.
+        key_field: the column with the order key; None: rows contain no key.
+        keyless: send rows without a key as unordered messages; otherwise they are errors.
     """
 
     def __init__(self, key_field: str | None, *, keyless: bool = False) -> None:
@@ -98,65 +97,67 @@ class CsvTable:
         self, lines: AsyncIterator[tuple[int, bytes]]
     ) -> AsyncIterator[tuple[int, bytes]]:
         """
-        Yield the rows after the header, with the numbers of their first lines.
+        Yield the rows after the header, each with the number of its first line.
 
         Raises:
-            InputError: the input ends in a quoted field, or the header is missing or wrong.
+            InputError: the input ends inside a quoted field, or the header is missing or invalid.
             MessageTooLargeError: a row has more than LINE_BYTES_MAX bytes.
         """
         row: list[bytes] = []
-        size = start = 0
-        inside = False
-        async for number, read in lines:
-            line = read.removeprefix(BYTE_ORDER_MARK) if number == 1 else read
+        size_bytes = first_line = 0
+        in_quotes = False
+        async for number, raw in lines:
+            line = raw.removeprefix(BYTE_ORDER_MARK) if number == 1 else raw
             if not row:
-                start, size = number, 0
-            if not inside and not without_end(line):
+                first_line, size_bytes = number, 0
+            if not in_quotes and not strip_line_end(line):
                 continue
             row.append(line)
-            size += len(line)
-            if size > LINE_BYTES_MAX:
+            size_bytes += len(line)
+            if size_bytes > LINE_BYTES_MAX:
                 raise MessageTooLargeError(
-                    f"a row without end, from line {start} on",
-                    size_bytes=size,
+                    f"a row without end, from line {first_line} on",
+                    size_bytes=size_bytes,
                     limit_bytes=LINE_BYTES_MAX,
                 )
-            inside = ends_in_quotes(line, inside=inside)
-            if inside:
+            in_quotes = is_quote_open(line, in_quotes=in_quotes)
+            if in_quotes:
                 continue
-            record, row = without_end(b"".join(row)), []
+            record, row = strip_line_end(b"".join(row)), []
             if self._columns:
-                yield start, record
+                yield first_line, record
             else:
-                self._read_header(record, start)
-        if inside:
-            raise InputError(f"the row of line {start} ends in a quoted field", line=start)
+                self._read_header(record, first_line)
+        if in_quotes:
+            raise InputError(
+                f"the row of line {first_line} ends in a quoted field", line=first_line
+            )
         if not self._columns:
             raise InputError("the input has no header", line=1)
 
     def _read_header(self, record: bytes, line: int) -> None:
         try:
-            columns = _fields(record)
+            columns = _parse_row(record)
         except InvalidRequestError as error:
             raise InputError(f"the header: {error.message}", line=line) from None
-        twice = sorted({name for name in columns if columns.count(name) > 1})
-        if twice:
-            raise InputError(f"the header has columns twice: {listed(twice)}", line=line)
+        duplicates = sorted({name for name in columns if columns.count(name) > 1})
+        if duplicates:
+            raise InputError(f"the header has columns twice: {listed(duplicates)}", line=line)
         if self._key_field is not None and self._key_field not in columns:
             raise InputError(
                 f"the header has no column {self._key_field!r}, but: {listed(columns)}", line=line
             )
         self._columns = columns
 
-    def message(self, record: bytes) -> Outgoing:
+    def parse(self, record: bytes) -> OutgoingMessage:
         """
-        Return the message of one row.
+        Convert one row to a message.
 
         Raises:
-            InvalidRequestError: the row is not UTF-8, has a wrong quote, another number of fields
-                than the header, or no key.
+            InvalidRequestError: the row is not UTF-8, has a misplaced quote, a different number of
+                fields than the header, or no key.
         """
-        fields = _fields(record)
+        fields = _parse_row(record)
         if len(fields) != len(self._columns):
             raise InvalidRequestError(
                 f"the header has {counted(len(self._columns), 'column')}, and this row "
@@ -165,38 +166,40 @@ class CsvTable:
         row = dict(zip(self._columns, fields, strict=True))
         value = msgspec.json.encode(row)
         if self._key_field is None:
-            return Outgoing(b"", value)
-        return Outgoing(_key(row[self._key_field], self._key_field, keyless=self._keyless), value)
+            return OutgoingMessage(b"", value)
+        return OutgoingMessage(
+            _encode_key(row[self._key_field], self._key_field, keyless=self._keyless), value
+        )
 
 
-def ends_in_quotes(line: bytes, *, inside: bool) -> bool:
+def is_quote_open(line: bytes, *, in_quotes: bool) -> bool:
     """
-    Return True if a line of CSV ends in a quoted field, so that the next line continues its row.
+    Return True if a CSV line ends inside a quoted field, which the next line continues.
 
     Args:
-        inside: True if the line begins in a quoted field.
+        in_quotes: True if the line starts inside a quoted field.
     """
-    at = 0
+    position = 0
     while True:
-        if not inside:
-            if line[at : at + 1] == b'"':
-                at, inside = at + 1, True
+        if not in_quotes:
+            if line[position : position + 1] == b'"':
+                position, in_quotes = position + 1, True
                 continue
-            close = at - 1
+            quote_end = position - 1
         else:
-            close = line.find(b'"', at)
-            if close < 0:
+            quote_end = line.find(b'"', position)
+            if quote_end < 0:
                 return True
-            if line[close + 1 : close + 2] == b'"':
-                at = close + 2
+            if line[quote_end + 1 : quote_end + 2] == b'"':
+                position = quote_end + 2
                 continue
-        comma = line.find(b",", close + 1)
+        comma = line.find(b",", quote_end + 1)
         if comma < 0:
             return False
-        at, inside = comma + 1, False
+        position, in_quotes = comma + 1, False
 
 
-def _fields(record: bytes) -> list[str]:
+def _parse_row(record: bytes) -> list[str]:
     if record.endswith(b"\r"):  # Python would ignore it
         raise InvalidRequestError("not a row of CSV: a carriage return at its end is in no quotes")
     try:
@@ -208,7 +211,7 @@ def _fields(record: bytes) -> list[str]:
     return rows[0] if rows else []
 
 
-def _key(text: str, field: str, *, keyless: bool) -> bytes:
+def _encode_key(text: str, field: str, *, keyless: bool) -> bytes:
     if not text and not keyless:
         raise InvalidRequestError(f"no key in {field!r}; --keyless sends such rows without order")
     return text.encode()

@@ -1,4 +1,4 @@
-"""`keylane scheduled`: lists and cancels messages that brokers keep for a later delivery."""
+"""`keylane scheduled`: lists and cancels scheduled messages, which brokers keep until delivery."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from ...protocol.limits import SCHEDULED_LISTED_MAX
 from ...protocol.scheduled.deliver_at import shown
 from ...protocol.text import counted
-from ..answer import Answer, expanded
+from ..answer import CommonOptions, expand_options
 from ..screen import make_table, show_line, show_table
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ BrokerOption = Annotated[
 
 
 @scheduled_app.command("list")
-@expanded
+@expand_options
 def scheduled_list(
     *,
     subject: Annotated[
@@ -41,21 +41,21 @@ def scheduled_list(
         int, typer.Option(min=1, max=SCHEDULED_LISTED_MAX, help="At most this many messages.")
     ] = 100,
     broker: BrokerOption = None,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """
-    Show the messages that are delivered next, by their times, and which of them will be dropped.
+    Show the messages that are due next, by time, and which of them will be dropped.
 
-    The exit status is 1 if a broker could not be asked, which may have more messages.
+    The exit status is 1 if a broker, which may have more messages, could not be asked.
     """
-    listed = replace(answer, meta=broker or answer.meta).ask(
+    scheduled = replace(common, meta=broker or common.meta).ask(
         lambda admin: admin.list_scheduled(subject=subject, limit=limit, broker=broker), _show
     )
-    if listed.problems:
+    if scheduled.problems:
         raise typer.Exit(1)
 
 
-def _show(listed: ScheduledMessages) -> None:
+def _show(scheduled: ScheduledMessages) -> None:
     rows = [
         (
             each.scheduled_id,
@@ -65,25 +65,25 @@ def _show(listed: ScheduledMessages) -> None:
             each.size_bytes,
             f"will be dropped: {each.drop}" if each.drop else "due" if each.due else "",
         )
-        for each in listed.messages
+        for each in scheduled.messages
     ]
-    title = counted(listed.count, "scheduled message")
-    if len(rows) < listed.count:
+    title = counted(scheduled.count, "scheduled message")
+    if len(rows) < scheduled.count:
         title += f", the first {len(rows)}"
     show_table(make_table(title, COLUMNS, rows))
-    for where, why in listed.problems.items():
-        show_line(f"{where} is not listed: {why}")
+    for broker, problem in scheduled.problems.items():
+        show_line(f"{broker} is not listed: {problem}")
 
 
 @scheduled_app.command("cancel")
-@expanded
+@expand_options
 def scheduled_cancel(
     scheduled_id: Annotated[
         str, typer.Argument(metavar="ID", help="Id of the message, from its receipt or `list`.")
     ],
     *,
     broker: BrokerOption = None,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Cancel the delivery of a message; show whether it was canceled, or already delivered or
     dropped.
@@ -100,4 +100,4 @@ def scheduled_cancel(
         else:
             show_line(f"{scheduled_id}: {outcome}")
 
-    answer.run(cancel)
+    common.run(cancel)

@@ -31,30 +31,30 @@ async def wait_for_servers(
     `timeout_s` seconds.
 
     Raises:
-        NotSentError, OutcomeUnknownError: no metaserver has answered in this time.
+        NotSentError, OutcomeUnknownError: no metaserver answered in this time.
         StorageError, UnavailableError: the metaserver is not ready, or too few broker groups
             are available, after this time.
-        KeylaneError: raised at once for an answer that will not change, for example of another
-            program.
+        KeylaneError: raised immediately if waiting cannot help, for example because another program
+            answers.
     """
     started = time.monotonic()
-    lack: KeylaneError = OutcomeUnknownError.of_read("no metaserver answered")
+    last_error: KeylaneError = OutcomeUnknownError.of_read("no metaserver answered")
     names: list[str] = []
     async with Admin(meta) as admin:
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
                     try:
-                        names = await _available(admin, brokers)
+                        names = await _available_groups(admin, brokers)
                         break
                     except KeylaneError as error:
                         if error.retry is RetryRule.NEVER and not isinstance(error, StorageError):
                             raise
-                        lack = error
+                        last_error = error
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
-            text = f"after {timeout_s:g} s: {lack.message}"
-            raise lack.copy(message=text) from lack
+            text = f"after {timeout_s:g} s: {last_error.message}"
+            raise last_error.copy(message=text) from last_error
     waited_s = time.monotonic() - started
     if output is OutputFormat.JSON:
         show_json({"ready": True, "brokers": names, "waited_s": round(waited_s, 3)})
@@ -63,9 +63,9 @@ async def wait_for_servers(
     show_line(f"ready after {waited_s:.1f} s: {groups} available: {listed(names)}")
 
 
-async def _available(admin: Admin, count: int) -> list[str]:
-    """Return the names of the available broker groups; raise the error that says what is
-    missing.
+async def _available_groups(admin: Admin, count: int) -> list[str]:
+    """Return the names of the available broker groups; raise an error if there are fewer than
+    `count` or the metaserver is not ready.
     """
     health = await admin.health()
     if not health.ready:
@@ -76,12 +76,12 @@ async def _available(admin: Admin, count: int) -> list[str]:
     )
     if len(names) < count:
         groups = counted(count, "broker group is", "broker groups are")
-        lack = [
+        unavailable = [
             f"{view.broker_group} {view.state}"
             for view in brokers
             if view.broker_group not in names
         ]
-        others = f"; {listed(lack)}" if lack else ""
+        others = f"; {listed(unavailable)}" if unavailable else ""
         raise UnavailableError(
             Reason.NOT_ENOUGH_BROKERS,
             f"{len(names)} of {groups} available: {listed(names)}{others}",

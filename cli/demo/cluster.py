@@ -14,7 +14,7 @@ from ...protocol.errors import InternalError, KeylaneError
 from ...protocol.routing import OrderStrategy, Partition
 from ...rpc.client import BrokerClient
 from ...rpc.http_network import HttpNetwork
-from ..connection import available_brokers
+from ..connection import wait_for_brokers
 from .processes import Program
 from .records import RecordTail
 
@@ -27,7 +27,7 @@ TTL_MS = 2_000
 
 
 class DemoCluster:
-    """The processes of the demo, in one folder; create it inside a running event loop."""
+    """The demo's processes, in one folder; must be created in a running event loop."""
 
     def __init__(self, folder: Path, meta_address: str, admin: Admin) -> None:
         self.folder = folder
@@ -42,8 +42,8 @@ class DemoCluster:
             "metaserver", "metaserver", "--data", str(folder / "metaserver"), "--port", str(port)
         )
         self.brokers = [self._broker(number, port="0") for number in range(1, BROKERS + 1)]
-        self.runs = dict.fromkeys(range(1, BROKERS + 1), 0)
-        """The number of restarts of each broker, by its number."""
+        self.restarts = dict.fromkeys(range(1, BROKERS + 1), 0)
+        """Broker number → how often it was restarted."""
         self.consumers: dict[str, Program] = {}
         self.tails: dict[str, RecordTail] = {}
         for number in range(1, CONSUMERS + 1):
@@ -89,27 +89,27 @@ class DemoCluster:
         )
 
     async def start_servers(self, on_ready: Callable[[Program], None]) -> None:
-        """Start metaserver and brokers, and call `on_ready` for each that is ready; raise the
-        errors of `Program.ready`.
+        """Start the metaserver and the brokers, and call `on_ready` as each becomes ready; raise
+        the errors of `Program.wait_until_ready`.
         """
         servers = [self.metaserver, *self.brokers]
         for server in servers:
             server.start()
 
-        async def follow(server: Program) -> None:
-            await server.ready()
+        async def wait_until_ready(server: Program) -> None:
+            await server.wait_until_ready()
             on_ready(server)
 
-        await asyncio.gather(*(follow(server) for server in servers))
+        await asyncio.gather(*(wait_until_ready(server) for server in servers))
 
     async def create_subject(self) -> None:
         """
-        Create the subject on both broker groups, after both have reported themselves.
+        Create the subject with its partitions on both broker groups, once both have reported.
 
         Raises:
             InternalError: the partitions are not spread evenly.
         """
-        await available_brokers(self.admin, BROKERS)
+        await wait_for_brokers(self.admin, BROKERS)
         created = await self.admin.create_subject(
             SUBJECT, partitions=PARTITIONS, order_strategy=OrderStrategy.STRICT
         )
@@ -122,21 +122,21 @@ class DemoCluster:
         """Start the consumers, and wait until they share the partitions."""
         for consumer in self.consumers.values():
             consumer.start()
-        await asyncio.gather(*(consumer.ready() for consumer in self.consumers.values()))
+        await asyncio.gather(*(consumer.wait_until_ready() for consumer in self.consumers.values()))
         while True:
             self.check()
-            held = _partitions_held(await self.group())
-            if len(held) == CONSUMERS and sum(held.values()) == PARTITIONS:
+            counts = _count_partitions(await self.group())
+            if len(counts) == CONSUMERS and sum(counts.values()) == PARTITIONS:
                 return
             await asyncio.sleep(0.05)
 
     async def group(self) -> GroupDescription:
-        """Return the group with its owners."""
+        """Describe the consumer group with its owners."""
         return await self.admin.describe_group(SUBJECT, GROUP)
 
     def busiest_consumer(self, group: GroupDescription) -> tuple[str, dict[int, int]]:
         """Return the consumer with the most partitions, and its fencing token for each of them."""
-        name, _count = _partitions_held(group).most_common(1)[0]
+        name, _count = _count_partitions(group).most_common(1)[0]
         return name, {
             partition.partition_id: partition.token
             for partition in group.partitions
@@ -144,41 +144,41 @@ class DemoCluster:
         }
 
     async def statuses(self) -> list[tuple[int, PartitionStatusList]]:
-        """Return the run and the partitions of each broker that answers."""
+        """Return the restart count and the partitions of each broker that answers."""
         statuses = []
         for number, broker in enumerate(self.brokers, start=1):
-            # Read first: a late answer of a killed run must not count as one of the next run.
-            run = self.runs[number]
+            # Read first: a late reply of a killed process must not count for its successor.
+            restart_count = self.restarts[number]
             try:
                 status = await BrokerClient(self.network, broker.address).partitions()
-                statuses.append((run, status))
+                statuses.append((restart_count, status))
             except KeylaneError:
                 continue  # killed, or not restarted yet
         return statuses
 
     async def restart_broker(self, number: int) -> None:
-        """Kill the broker with SIGKILL, start it again on the same port and folder, and wait until
-        it is ready.
+        """Kill a broker with SIGKILL, restart it on the same port and folder, and wait until it is
+        ready.
         """
-        old = self.brokers[number - 1]
-        self.runs[number] += 1
-        await old.kill()
-        _host, port = parse_address(old.address)
-        new = self.brokers[number - 1] = self._broker(number, port=str(port))
-        new.start()
-        await new.ready()
+        killed = self.brokers[number - 1]
+        self.restarts[number] += 1
+        await killed.kill()
+        _host, port = parse_address(killed.address)
+        restarted = self.brokers[number - 1] = self._broker(number, port=str(port))
+        restarted.start()
+        await restarted.wait_until_ready()
 
     def check(self) -> None:
-        """Raise InternalError if a process that should live has ended."""
+        """Raise InternalError if a process has exited unexpectedly."""
         for program in (self.metaserver, *self.brokers, *self.consumers.values(), self.spark):
             program.check()
 
     async def stop_consumers(self) -> None:
-        """Let the consumers leave the group and end."""
+        """Stop the consumers, which leave the group."""
         await asyncio.gather(*(consumer.stop() for consumer in self.consumers.values()))
 
     async def stop(self, *, keep_servers: bool) -> None:
-        """End all processes, except the servers if `keep_servers`, and close the network."""
+        """Stop all processes, except the servers if `keep_servers`, and close the network."""
         await asyncio.gather(self.spark.stop(), self.stop_consumers())
         if not keep_servers:
             await asyncio.gather(*(broker.stop() for broker in self.brokers))
@@ -186,6 +186,6 @@ class DemoCluster:
         await self.network.close()
 
 
-def _partitions_held(group: GroupDescription) -> Counter[str]:
-    """Return the number of partitions of each consumer."""
+def _count_partitions(group: GroupDescription) -> Counter[str]:
+    """Count the partitions of each consumer."""
     return Counter(partition.owner for partition in group.partitions if partition.owner is not None)

@@ -1,7 +1,7 @@
-"""A consumer of the demo in its own process, which records each message before it is acked.
+"""A demo consumer in its own process, which records each message before acking it.
 
-A record is given to the kernel before the handler returns, and the ack is sent only after that. So
-SIGKILL may lose an ack, but never the record of an acked message.
+A record is written to the kernel before the handler returns, and the ack is sent only after that.
+Therefore SIGKILL may lose an ack, but never the record of an acked message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONCURRENCY = 16
 
 
 async def consume(options: argparse.Namespace) -> None:
-    """Handle messages until a signal; raise the error if the consumer ends with one."""
+    """Handle messages until a signal arrives; raise the error if the consumer fails."""
     boot_ms = SystemClock.boot_ms
     with options.file.open("ab", buffering=0) as file:
         write = file.write
@@ -54,7 +54,7 @@ async def consume(options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Run one consumer with the options of the command line."""
+    """Run one consumer with the options from the command line."""
     parser = argparse.ArgumentParser(prog="python -m keylane.cli.demo.consumer")
     parser.add_argument("--meta", required=True)
     parser.add_argument("--subject", required=True)

@@ -1,12 +1,12 @@
-"""Judges the demo's run with the checker, from rows sent, logs, records of consumers and cursors.
-Pure.
+"""Checks the demo's run: passes the sent rows, the logs, the consumers' records and the cursors to
+the checker. Pure.
 
     source rows ──▶ log of each partition ──▶ records of each consumer by time,
                                               cursors seen at the brokers
 
-The value of a message is the number of its row; a message with another key or value gets a value of
-its own. Records are ordered by the boot-time clock, which all processes share: a consumer writes a
-record before its ack, so the records of the next owner are later.
+A message is identified by its row number, or by more of its content if its key or value is not the
+row's. Records are ordered by the boot-time clock, which all processes share: a consumer writes each
+record before its ack, so the next owner's records are later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...checker.findings import Findings
 from ...checker.judge import Judge
 
 JUDGED_GROUP = "demo"
-"""The group in a history of the demo."""
+"""Name of the consumer group in the demo's history."""
 _PRODUCER = "demo"
 
 
@@ -37,7 +37,7 @@ class SentRows:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLog:
-    """The messages of one partition: entry i is the message at `first_offset + i`."""
+    """The messages of one partition; entry i is the message at `first_offset + i`."""
 
     rows: Sequence[int]
     keys: Sequence[bytes]
@@ -54,24 +54,24 @@ class Record(NamedTuple):
     offset: int
     token: int
     at_ms: int
-    """The time by the boot-time clock, in milliseconds."""
+    """When it was handled, in milliseconds of the boot-time clock."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedRun:
     """The outcome of a run."""
 
     findings: Findings
     stored: int
-    """Number of rows of the source in the log."""
+    """Number of source rows in the log."""
     handled: int
-    """Number of rows of the source that at least one consumer handled."""
+    """Number of source rows that were handled at least once."""
     redelivered: int
     """Number of records beyond the first of each message."""
 
     @property
     def lost(self) -> int:
-        """The number of rows that are not stored, and of stored messages that nobody handled."""
+        """Number of rows that were not stored, plus stored messages that were never handled."""
         return self.findings.counts["lost"] + self.findings.counts["starvation"]
 
 
@@ -80,15 +80,15 @@ def judge_run(
     log: Mapping[int, PartitionLog],
     records: Mapping[str, Sequence[Record]],
     cursors: Sequence[Looked] = (),
-) -> Judged:
+) -> JudgedRun:
     """
-    Judge a finished run, in which no partition was changed and everything was handled.
+    Judge a finished run, during which no partition was split, merged or moved.
 
     Args:
         source: the rows that were sent, in order of sending.
         log: all messages of each partition, by its id.
-        records: the records of each consumer, in the order of writing.
-        cursors: cursors seen during the run; those of one partition are in order of time.
+        records: the records of each consumer, in the order in which they were written.
+        cursors: cursors observed during the run, ordered by time within each partition.
     """
     judge = Judge(partitions_fixed=True)
     for row, key in enumerate(source.keys):
@@ -96,47 +96,46 @@ def judge_run(
         judge.log.settled(row, "stored")
     stored = _read_log(judge, source, log)
     handled = bytearray(len(source.keys))
-    taken = 0
+    matching_records = 0
     slots: set[tuple[int, int]] = set()
     for partition_id in log:
         judge.progress(JUDGED_GROUP, partition_id)
     for record, name in merge(
-        *(_by_time(lines, name) for name, lines in records.items()), key=_when
+        *(_sort_by_time(recorded, name) for name, recorded in records.items()), key=_time_and_token
     ):
-        value = _value(source, record.row, record.order_key)
+        value = _message_value(source, record.row, record.order_key)
         slot = (record.partition_id, record.offset)
         judge.started(JUDGED_GROUP, name, *slot, value, record.token)
         if judge.log.values.get(slot) == value:
             judge.ended(JUDGED_GROUP, *slot, record.token, name)
-            taken += 1
+            matching_records += 1
             slots.add(slot)
             if type(value) is int and 0 <= value < len(handled):
                 handled[value] = 1
-    for look in cursors:
-        judge.looked(*look)
+    for observation in cursors:
+        judge.looked(*observation)
     findings = judge.close(drained=True)
-    return Judged(findings, stored, sum(handled), taken - len(slots))
+    return JudgedRun(findings, stored, sum(handled), matching_records - len(slots))
 
 
-def _by_time(lines: Sequence[Record], name: str) -> list[tuple[Record, str]]:
-    return sorted(((line, name) for line in lines), key=_when)
+def _sort_by_time(recorded: Sequence[Record], name: str) -> list[tuple[Record, str]]:
+    return sorted(((entry, name) for entry in recorded), key=_time_and_token)
 
 
-def _when(line: tuple[Record, str]) -> tuple[int, int]:
-    """Return the time and the token of a record; within a millisecond, records of the older lease
-    come first.
-    """
-    return line[0].at_ms, line[0].token
+def _time_and_token(entry: tuple[Record, str]) -> tuple[int, int]:
+    """Return the sort key: within a millisecond, records of the older lease come first."""
+    return entry[0].at_ms, entry[0].token
 
 
 def _read_log(judge: Judge, source: SentRows, log: Mapping[int, PartitionLog]) -> int:
-    """Add the logs to the history, and return the number of rows of the source in them."""
+    """Add the logs to the history, and return the number of source rows in them."""
     stored = bytearray(len(source.keys))
-    for partition_id, part in log.items():
+    for partition_id, partition_log in log.items():
         for offset, (row, key, digest) in enumerate(
-            zip(part.rows, part.keys, part.digests, strict=True), part.first_offset
+            zip(partition_log.rows, partition_log.keys, partition_log.digests, strict=True),
+            partition_log.first_offset,
         ):
-            value = _value(source, row, key)
+            value = _message_value(source, row, key)
             if type(value) is int:
                 stored[row] = 1
                 if source.digests[row] != digest:
@@ -146,8 +145,6 @@ def _read_log(judge: Judge, source: SentRows, log: Mapping[int, PartitionLog]) -
     return sum(stored)
 
 
-def _value(source: SentRows, row: int, key: bytes) -> Value:
-    """Return the value that identifies a message: its row, if this row of the source has the
-    key.
-    """
+def _message_value(source: SentRows, row: int, key: bytes) -> Value:
+    """Identify a message: by its row if that source row has its key, else by row and key."""
     return row if 0 <= row < len(source.keys) and source.keys[row] == key else (row, key)

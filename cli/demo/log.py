@@ -1,4 +1,4 @@
-"""Reads a partition directly from its broker's log, without a group, a lock, or Spark."""
+"""Reads a whole partition from its broker, without a group, a lock or Spark."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ UNKNOWN_ROW = -1
 
 async def read_log(network: Network, partition: Partition) -> PartitionLog:
     """
-    Return all messages of `partition`.
+    Read all messages of a partition.
 
     Raises:
-        UnreachableError, RefusedError: the broker does not answer, or refuses.
+        UnreachableError, RefusedError: the broker does not answer, or refuses the request.
         InternalError: the offsets have a gap.
     """
     assert partition.address is not None
@@ -34,12 +34,12 @@ async def read_log(network: Network, partition: Partition) -> PartitionLog:
     broker = BrokerClient(network, partition.address)
     try:
         while True:
-            answer, payload = await broker.call(
+            response, payload = await broker.call(
                 Read(partition.partition_id, offset, PULL_BYTES_MAX)
             )
-            assert isinstance(answer, Batches)
+            assert isinstance(response, Batches)
             if not rows:
-                first = answer.first_offset
+                first = response.first_offset
                 offset = max(offset, first)
             for start, header in batch_starts(payload):
                 if header.base_offset != offset:
@@ -52,12 +52,12 @@ async def read_log(network: Network, partition: Partition) -> PartitionLog:
                 blob = batch.blob
                 key_edges, value_edges = batch.key_edges, batch.value_edges
                 edges = batch.property_edges
-                for n in range(header.count):
-                    keys.append(blob[key_edges[n] : key_edges[n + 1]])
-                    digests.append(digest(blob[value_edges[n] : value_edges[n + 1]]))
-                    packed = blob[edges[n] : edges[n + 1]]
+                for index in range(header.count):
+                    keys.append(blob[key_edges[index] : key_edges[index + 1]])
+                    digests.append(digest(blob[value_edges[index] : value_edges[index + 1]]))
+                    packed = blob[edges[index] : edges[index + 1]]
                     rows.append(int(_properties(packed)[ROW_PROPERTY]) if packed else UNKNOWN_ROW)
-            if offset >= answer.next_offset:
+            if offset >= response.next_offset:
                 return PartitionLog(rows, keys, digests, first)
     finally:
         await broker.close()

@@ -19,83 +19,84 @@ LOG_TAIL_CHARS = 1_500
 
 class Program:
     """
-    A process with one of our own programs, whose first line on standard output says that it is
-    ready.
+    A child process that runs a keylane program and prints a ready line on standard output first.
 
-    It is a plain child process: the event loop would kill its own child processes when it ends, and
-    some have to outlive it.
+    It is not an asyncio subprocess: the event loop would kill it at its end, and the servers may
+    have to outlive it.
     """
 
     def __init__(self, name: str, module: str, arguments: list[str], log: Path) -> None:
         self.name = name
         self.address = ""
-        """The address in the ready line."""
+        """The address that the ready line contains."""
         self._command = [sys.executable, "-m", f"keylane.{module}", *arguments]
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._killed = False
 
     def start(self) -> None:
-        """Start the process; its standard error goes to its log."""
+        """Start the process, with its standard error redirected to its log."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                # Ctrl-C in the terminal is for the demo, which then stops its processes in order.
+                # Ctrl-C must reach only the demo, which then stops its processes in order.
                 start_new_session=True,
             )
 
-    async def ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+    async def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """
         Wait for the ready line.
 
         Raises:
-            InternalError: there was no ready line in time, or the program ended; the message has
-                the end of its log.
+            InternalError: no ready line arrived in time, or the program exited; the message
+                contains the end of its log.
         """
-        line = await self.line(timeout_s)
+        line = await self.read_line(timeout_s)
         try:
             self.address = str(json.loads(line)["address"])
         except (ValueError, KeyError, TypeError):
-            raise InternalError(f"{self.name} said {line[:200]!r} instead of being ready") from None
+            raise InternalError(
+                f"{self.name} printed {line[:200]!r} instead of its ready line"
+            ) from None
 
-    async def line(self, timeout_s: float) -> bytes:
-        """Return the next line of its standard output; raise the errors of `ready`."""
+    async def read_line(self, timeout_s: float) -> bytes:
+        """Return the next line of standard output; raise the errors of `wait_until_ready`."""
         stdout = self._started.stdout
         assert stdout is not None
         try:
             async with asyncio.timeout(timeout_s):
                 line = await asyncio.to_thread(stdout.readline)
         except TimeoutError:
-            # This also ends the thread, which waits for the same line.
+            # This also unblocks the thread that reads the line.
             self._started.kill()
             raise InternalError(
-                f"{self.name} said nothing for {timeout_s:.0f} s{self.last_words()}"
+                f"{self.name} printed nothing for {timeout_s:.0f} s{self.log_tail()}"
             ) from None
         if not line:
-            await self._gone()
+            await self._wait_for_exit()
             self.check()
         return line
 
-    def tell(self, line: str) -> None:
-        """Write a line to its standard input."""
+    def write_line(self, line: str) -> None:
+        """Write a line to the program's standard input."""
         stdin = self._started.stdin
         assert stdin is not None
-        with suppress(BrokenPipeError):  # it has ended: `line` or `check` will raise the error
+        with suppress(BrokenPipeError):  # it has exited: `read_line` or `check` will raise
             stdin.write(line.encode() + b"\n")
             stdin.flush()
 
     def check(self) -> None:
-        """Raise InternalError if the program has ended by itself."""
+        """Raise InternalError if the program has exited by itself."""
         if not self._killed and self._process is not None and self._process.poll() is not None:
             raise InternalError(
-                f"{self.name} ended with status {self._process.returncode}{self.last_words()}"
+                f"{self.name} ended with status {self._process.returncode}{self.log_tail()}"
             )
 
-    def last_words(self) -> str:
-        """Return the end of its log, for an error message."""
+    def log_tail(self) -> str:
+        """Return the end of the program's log, for an error message."""
         text = self._log.read_text(errors="replace").strip() if self._log.exists() else ""
         return f"; its log ends: {text[-LOG_TAIL_CHARS:]}" if text else "; its log is empty"
 
@@ -110,23 +111,23 @@ class Program:
         return self._process is not None and self._process.poll() is None
 
     async def kill(self) -> None:
-        """Send SIGKILL, and wait until the process has ended."""
+        """Send SIGKILL and wait until the process has exited."""
         self._killed = True
         self._started.kill()
-        await self._gone()
+        await self._wait_for_exit()
 
     async def stop(self) -> None:
-        """Send SIGTERM, and SIGKILL if the process has not ended after STOP_TIMEOUT_S."""
+        """Send SIGTERM, and SIGKILL if the process is still running after STOP_TIMEOUT_S."""
         if not self.running:
             return
         self._started.terminate()
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
-                await self._gone()
+                await self._wait_for_exit()
         except TimeoutError:
             await self.kill()
 
-    async def _gone(self) -> None:
+    async def _wait_for_exit(self) -> None:
         process = self._started
         await asyncio.to_thread(process.wait)
         for pipe in (process.stdin, process.stdout):
@@ -142,7 +143,7 @@ class Program:
 
 def free_port() -> int:
     """
-    Return a port that is free now.
+    Return a TCP port that is currently free.
 
     Raises:
         AddressError: the machine has no free port.

@@ -1,4 +1,4 @@
-"""The file in which a consumer of the demo records the messages that it handled, one per line.
+"""The file in which a demo consumer records the messages that it handled, one per line.
 
 tail number,row,partition,offset,fencing token,boot-time milliseconds
 """
@@ -11,13 +11,13 @@ from .history import Record
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the line of a record."""
+    """Encode a record as one line."""
     key, row, partition_id, offset, token, at_ms = record
     return b"%b,%d,%d,%d,%d,%d\n" % (key, row, partition_id, offset, token, at_ms)
 
 
 def parse_records(data: bytes) -> list[Record]:
-    """Parse the whole lines of `data`; an incomplete last line was never acked, and is ignored."""
+    """Parse the complete lines of `data`; a partial last line was never acked, and is ignored."""
     whole = data[: data.rfind(b"\n") + 1]
     return [
         Record(key, int(row), int(partition_id), int(offset), int(token), int(at_ms))
@@ -28,26 +28,26 @@ def parse_records(data: bytes) -> list[Record]:
 
 
 class RecordTail:
-    """Follows the file of a consumer while it grows."""
+    """Reads a consumer's file as it grows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.records: list[Record] = []
-        """The records of all whole lines so far."""
+        """The records read so far."""
         self.first_at_ms: dict[tuple[int, int], int] = {}
-        """The time of the first record by partition id and token, in boot-time milliseconds."""
-        self._read = 0
+        """(partition id, token) → time of the first record, in boot-time milliseconds."""
+        self._read_bytes = 0
 
     def poll(self) -> None:
-        """Read the lines that were added since the last call."""
+        """Read the lines that were appended since the last call."""
         try:
             with self.path.open("rb") as file:
-                file.seek(self._read)
+                file.seek(self._read_bytes)
                 data = file.read()
         except FileNotFoundError:
             return
         added = parse_records(data)
-        self._read += data.rfind(b"\n") + 1
+        self._read_bytes += data.rfind(b"\n") + 1
         self.records += added
         for record in added:
             self.first_at_ms.setdefault((record.partition_id, record.token), record.at_ms)

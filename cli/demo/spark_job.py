@@ -1,4 +1,4 @@
-"""The Spark part of the demo in its own process: the JVM starts early, and the job runs at "go".
+"""The demo's Spark job in its own process: the JVM starts early, and the job runs on "go".
 
 standard input:  one line "go"
 standard output: the ready line, then the result as one JSON object
@@ -15,7 +15,7 @@ import msgspec
 from ...rpc.program import say_ready
 
 # One pass over the log gives both answers: rows by physical partition, and the carriers' table.
-_QUESTION = """
+_QUERY = """
     WITH flights AS (
         SELECT `partition` AS partition_id,
                from_json(CAST(value AS STRING), 'carrier STRING, dep_delay INT') AS flight
@@ -30,11 +30,11 @@ _QUESTION = """
 """
 
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""The job ends before the second compiler or a parallel collector pays off."""
+"""The job ends before the C2 compiler or a parallel collector would pay off."""
 
 
 class SparkResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows that Spark found in the subject."""
+    """What Spark found in the subject."""
 
     rows: int
     partitions: dict[int, int]
@@ -43,16 +43,16 @@ class SparkResult(msgspec.Struct, frozen=True, kw_only=True):
     """Number of flights and mean departure delay in minutes, by carrier."""
 
 
-def _ask(spark: Any, options: argparse.Namespace, *, end: str) -> list[Any]:
-    """Return the result of _QUESTION; the types are Any, because only `spark/` imports pyspark."""
+def _run_query(spark: Any, options: argparse.Namespace, *, end: str) -> list[Any]:
+    """Run _QUERY; the types are Any, because only `spark/` imports pyspark."""
     reader = spark.read.format("keylane").option("meta", options.meta).option("end", end)
     reader = reader.option("subject", options.subject).option("columns", "partition,value")
     reader.load().createOrReplaceTempView("messages")
-    return list(spark.sql(_QUESTION).collect())
+    return list(spark.sql(_QUERY).collect())
 
 
 def main() -> int:
-    """Start Spark, wait for "go", read the subject, print the result."""
+    """Start Spark, wait for "go", read the subject and print the result."""
     parser = argparse.ArgumentParser(prog="python -m keylane.cli.demo.spark_job")
     parser.add_argument("--meta", required=True)
     parser.add_argument("--subject", required=True)
@@ -67,17 +67,17 @@ def main() -> int:
     except KeylaneError as error:
         print(f"keylane: {error}", file=sys.stderr)
         return 1
-    # Run the query over no rows, so that Spark has started and compiled before the demo waits.
-    _ask(spark, options, end="earliest")
+    # Warm up: run the query over no rows, so Spark is compiled before the demo waits for it.
+    _run_query(spark, options, end="earliest")
     say_ready("demo spark", spark.version)
     if sys.stdin.readline().strip() != "go":
         return 0
-    answer = _ask(spark, options, end="latest")
+    rows = _run_query(spark, options, end="latest")
     result = SparkResult(
-        rows=sum(row.flights for row in answer if row.carrier is None),
-        partitions={row.partition_id: row.flights for row in answer if row.carrier is None},
+        rows=sum(row.flights for row in rows if row.carrier is None),
+        partitions={row.partition_id: row.flights for row in rows if row.carrier is None},
         carriers={
-            row.carrier: (row.flights, row.mean_delay) for row in answer if row.carrier is not None
+            row.carrier: (row.flights, row.mean_delay) for row in rows if row.carrier is not None
         },
     )
     sys.stdout.write(msgspec.json.encode(result).decode() + "\n")

@@ -1,12 +1,12 @@
-"""The main job as a story: flights are sent, a consumer and a broker are killed, and everything is
+"""The demo's scenario: flights are sent, a consumer and a broker are killed, and everything is
 checked.
 
     servers ─▶ subject ─▶ consumers ─▶ a third handled: kill a consumer
             ─▶ two thirds sent: kill a broker ─▶ all handled
             ─▶ compare Spark, the log and the records with the file ─▶ verdict
 
-Sending pauses at the half and at five sixths until the processes were killed, so that this happens
-during the traffic, however fast the machine is and however few rows there are.
+Sending pauses at one half and at five sixths until the processes have been killed, so they die
+under load, however fast the machine is and however few rows there are.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from ...protocol.errors import (
 )
 from ...protocol.routing import OrderStrategy
 from .cluster import CONSUMERS, GROUP, SUBJECT, TTL_MS, DemoCluster
-from .history import JUDGED_GROUP, Judged, PartitionLog, SentRows, judge_run
+from .history import JUDGED_GROUP, JudgedRun, PartitionLog, SentRows, judge_run
 from .log import read_log
 from .report import (
     Result,
     Screen,
     Verdict,
-    problems_of,
-    same_table,
+    find_problems,
+    is_same_table,
 )
 from .source import ROW_PROPERTY, Ledger, flights_file, read_flights
 from .spark_job import SparkResult
 
 FAILOVER_LIMIT_S = TTL_MS / 1000 + 1.0
 STEP_TIMEOUT_S = 120.0
-"""Time limit of each wait in seconds, far more than a slow machine needs."""
+"""Timeout of each step in seconds, far more than a slow machine needs."""
 SPARK_TIMEOUT_S = 180.0
-WATCH_S = 0.1
+WATCH_INTERVAL_S = 0.1
 BROKER_TO_KILL = 2
 
 
-class Story:
+class Scenario:
     """One run of the demo."""
 
     def __init__(self, rows: int, cluster: DemoCluster, screen: Screen) -> None:
@@ -57,60 +57,60 @@ class Story:
         self.ledger = Ledger()
         self.cursors: list[Looked] = []
         self.failover_seconds = 0.0
-        self.began = time.monotonic()
+        self.started = time.monotonic()
         self._failed_over = asyncio.Event()
         self._broker_killed = asyncio.Event()
         self._consumer_killed = asyncio.Event()
-        self._done: dict[int, bool] = {}
+        self._drained: dict[int, bool] = {}
         self._producer: Producer
 
     async def run(self) -> Verdict:
         """
-        Run the whole story, and return the verdict.
+        Run the whole scenario, and return the verdict.
 
         Raises:
-            KeylaneError: a part of it failed.
+            KeylaneError: a step failed.
         """
         cluster, say = self.cluster, self.screen.say
         path = flights_file()
         await cluster.start_servers(
             lambda server: say(f"{server.name} is ready at {server.address}, process {server.pid}")
         )
-        await self._within("the subject", cluster.create_subject())
+        await self._run_within("the subject", cluster.create_subject())
         say(
             f"subject {SUBJECT}: {len(cluster.partitions)} partitions on "
             f"{len(cluster.brokers)} brokers"
         )
         cluster.spark.start()
-        await self._within("the consumers", cluster.start_consumers())
+        await self._run_within("the consumers", cluster.start_consumers())
         say(f"{CONSUMERS} consumers of group {GROUP} share the partitions")
         async with Producer(cluster.meta_address, order_strategy=OrderStrategy.STRICT) as producer:
             self._producer = producer
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    watching = tasks.create_task(self._watch())
-                    killing = tasks.create_task(self._kill())
+                    watch_task = tasks.create_task(self._watch())
+                    kill_task = tasks.create_task(self._kill())
                     await self._send(path)
-                    await killing
-                    await self._within("the last messages", self._all_handled())
-                    watching.cancel()
+                    await kill_task
+                    await self._run_within("the last messages", self._wait_until_drained())
+                    watch_task.cancel()
             except BaseExceptionGroup as group:
                 raise group.exceptions[0] from None
             stats = producer.stats
         await cluster.stop_consumers()
-        self._look()
+        self._poll()
         return await self._judge(stats.acked, stats.failed, stats.retries)
 
-    async def _within(self, what: str, work: Awaitable[object]) -> None:
+    async def _run_within(self, step: str, work: Awaitable[object]) -> None:
         try:
             async with asyncio.timeout(STEP_TIMEOUT_S):
                 await work
         except TimeoutError:
-            raise InternalError(f"{what}: not there after {STEP_TIMEOUT_S:.0f} s") from None
+            raise InternalError(f"{step}: not done after {STEP_TIMEOUT_S:.0f} s") from None
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
     async def _send(self, path: Path) -> None:
-        """Send every row in the order of the file, as fast as the queue has room."""
+        """Send all rows in file order, as fast as the producer's queue accepts them."""
         producer, ledger = self._producer, self.ledger
         gates = {
             self.rows // 2: self._consumer_killed,
@@ -120,7 +120,7 @@ class Story:
         for flight in read_flights(path, self.rows):
             row = ledger.add(flight)
             if row in gates:
-                await self._within("the next act", gates[row].wait())
+                await self._run_within("the next act", gates[row].wait())
             properties = {ROW_PROPERTY: str(row)}
             while True:
                 try:
@@ -130,25 +130,27 @@ class Story:
                     await producer.drain()
             if row % 200 == 0:
                 await asyncio.sleep(0)
-        await self._within("the answers to the producer", producer.flush())
+        await self._run_within("the answers to the producer", producer.flush())
 
-    # ── the two deaths ────────────────────────────────────────────────────────────────────────────
+    # ── killing processes ─────────────────────────────────────────────────────────────────────────
     async def _kill(self) -> None:
         cluster, say = self.cluster, self.screen.say
-        await self._until("a third handled", lambda: self._handled() >= self.rows // 3)
-        name, held = cluster.busiest_consumer(await cluster.group())
+        await self._wait_until("a third handled", lambda: self._handled() >= self.rows // 3)
+        name, tokens = cluster.busiest_consumer(await cluster.group())
         killed_at_ms = SystemClock.boot_ms()
         await cluster.consumers.pop(name).kill()
         self._consumer_killed.set()
-        parts = ", ".join(map(str, sorted(held)))
-        say(f"{name} killed with SIGKILL; it had partition {parts}")
-        await self._until("the fail-over", lambda: len(self._taken_over(name, held)) == len(held))
-        self.failover_seconds = (max(self._taken_over(name, held)) - killed_at_ms) / 1000
+        partition_ids = ", ".join(map(str, sorted(tokens)))
+        say(f"{name} killed with SIGKILL; it had partition {partition_ids}")
+        await self._wait_until(
+            "the fail-over", lambda: len(self._takeover_times(name, tokens)) == len(tokens)
+        )
+        self.failover_seconds = (max(self._takeover_times(name, tokens)) - killed_at_ms) / 1000
         say(f"its partitions are handled by others, {self.failover_seconds:.2f} s after its death")
         self._failed_over.set()
 
-        beyond = self.rows * 2 // 3 + self.rows // 50
-        await self._until("two thirds sent", lambda: self._producer.stats.acked >= beyond)
+        acked_min = self.rows * 2 // 3 + self.rows // 50
+        await self._wait_until("two thirds sent", lambda: self._producer.stats.acked >= acked_min)
         broker = cluster.brokers[BROKER_TO_KILL - 1]
         restart = asyncio.create_task(cluster.restart_broker(BROKER_TO_KILL))
         say(f"{broker.name} killed with SIGKILL; it starts again at {broker.address}")
@@ -156,48 +158,50 @@ class Story:
         await restart
         say(f"{broker.name} serves again")
 
-    def _taken_over(self, dead: str, held: dict[int, int]) -> list[int]:
-        """Return the times at which partitions of the dead consumer were first handled under a
-        higher token.
+    def _takeover_times(self, killed: str, tokens: dict[int, int]) -> list[int]:
+        """Return when each partition of the killed consumer was first handled under a higher token,
+        in boot-time milliseconds.
         """
         first: dict[int, int] = {}
         for name, tail in self.cluster.tails.items():
             for (partition_id, token), at_ms in tail.first_at_ms.items():
-                if name != dead and token > held.get(partition_id, token):
+                if name != killed and token > tokens.get(partition_id, token):
                     first[partition_id] = min(at_ms, first.get(partition_id, at_ms))
         return list(first.values())
 
-    async def _until(self, what: str, holds: Callable[[], bool]) -> None:
+    async def _wait_until(self, step: str, condition: Callable[[], bool]) -> None:
         async def wait() -> None:
-            while not holds():  # noqa: ASYNC110 - it happens in other processes
+            while not condition():  # noqa: ASYNC110 - it happens in other processes
                 await asyncio.sleep(0.01)
 
-        await self._within(what, wait())
+        await self._run_within(step, wait())
 
     # ── watching ──────────────────────────────────────────────────────────────────────────────────
     async def _watch(self) -> None:
-        """Read progress, cursors and health several times a second."""
+        """Poll progress, cursors and process health several times a second."""
         while True:
-            self._look()
+            self._poll()
             for run, status in await self.cluster.statuses():
-                for part in status.partitions:
-                    for group in part.groups:
+                for partition in status.partitions:
+                    for group in partition.groups:
                         if group.group == GROUP:
                             self.cursors.append(
                                 Looked(
                                     JUDGED_GROUP,
-                                    part.partition_id,
+                                    partition.partition_id,
                                     group.token,
                                     group.cursor,
                                     group.acked_above,
                                     run,
                                 )
                             )
-                            self._done[part.partition_id] = group.cursor == part.next_offset
+                            self._drained[partition.partition_id] = (
+                                group.cursor == partition.next_offset
+                            )
             self.cluster.check()
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(WATCH_INTERVAL_S)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for tail in self.cluster.tails.values():
             tail.poll()
         self.screen.progress(self._producer.stats.acked, self._handled())
@@ -205,26 +209,26 @@ class Story:
     def _handled(self) -> int:
         return sum(len(tail.records) for tail in self.cluster.tails.values())
 
-    async def _all_handled(self) -> None:
+    async def _wait_until_drained(self) -> None:
         """Wait until the group has acked every message of every partition."""
-        self._done.clear()
-        while not self._all_done():  # noqa: ASYNC110 - it happens in other processes
+        self._drained.clear()
+        while not self._is_drained():  # noqa: ASYNC110 - it happens in other processes
             await asyncio.sleep(0.02)
 
-    def _all_done(self) -> bool:
-        return len(self._done) == len(self.cluster.partitions) and all(self._done.values())
+    def _is_drained(self) -> bool:
+        return len(self._drained) == len(self.cluster.partitions) and all(self._drained.values())
 
     # ── judging ───────────────────────────────────────────────────────────────────────────────────
     async def _judge(self, sent: int, failed: int, retries: int) -> Verdict:
         self.screen.say("every message is handled and acked")
         try:
             async with asyncio.TaskGroup() as tasks:
-                reading = tasks.create_task(self._ask_spark())
-                checking = tasks.create_task(self._check())
+                spark_task = tasks.create_task(self._run_spark_job())
+                check_task = tasks.create_task(self._check())
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
-        spark = reading.result()
-        judged, logs = checking.result()
+        spark = spark_task.result()
+        judged, logs = check_task.result()
         stored_in = {partition_id: len(log.rows) for partition_id, log in logs.items() if log.rows}
         result = Result(
             sent=sent,
@@ -236,9 +240,9 @@ class Story:
             stale_acks=judged.findings.counts["stale effect"],
             failover_seconds=round(self.failover_seconds, 2),
             spark_rows=spark.rows,
-            spark_matches_csv=same_table(spark.carriers, self.ledger.carriers())
+            spark_matches_csv=is_same_table(spark.carriers, self.ledger.carriers())
             and spark.partitions == stored_in,
-            seconds=round(time.monotonic() - self.began, 1),
+            seconds=round(time.monotonic() - self.started, 1),
         )
         return Verdict(
             result=result,
@@ -246,7 +250,7 @@ class Story:
             carriers=spark.carriers,
             failover_limit_s=FAILOVER_LIMIT_S,
             retries=retries,
-            problems=problems_of(
+            problems=find_problems(
                 result,
                 judged.findings,
                 rows=self.rows,
@@ -255,21 +259,21 @@ class Story:
             ),
         )
 
-    async def _ask_spark(self) -> SparkResult:
+    async def _run_spark_job(self) -> SparkResult:
         """Let Spark read the subject, and return its result."""
         program = self.cluster.spark
         with self.screen.working("Spark reads the subject"):
-            await program.ready(SPARK_TIMEOUT_S)
-            program.tell("go")
-            line = await program.line(SPARK_TIMEOUT_S)
+            await program.wait_until_ready(SPARK_TIMEOUT_S)
+            program.write_line("go")
+            line = await program.read_line(SPARK_TIMEOUT_S)
         try:
             return msgspec.json.decode(line, type=SparkResult)
         except msgspec.MsgspecError as error:
-            raise InternalError(f"Spark's answer is unreadable: {error}") from error
+            raise InternalError(f"Spark's result is unreadable: {error}") from error
 
-    async def _check(self) -> tuple[Judged, dict[int, PartitionLog]]:
-        """Compare the log and the records with the file, in a thread, so that the screen keeps
-        moving.
+    async def _check(self) -> tuple[JudgedRun, dict[int, PartitionLog]]:
+        """Check the log and the records against the file, in a thread that does not block the
+        screen.
         """
         cluster = self.cluster
         with self.screen.working("checking every message"):

@@ -20,7 +20,7 @@ from typing import Any, Self
 from keylane.checker.events import Event
 from keylane.checker.findings import Findings
 from keylane.checker.judge import check_history
-from keylane.cli.connection import available_brokers
+from keylane.cli.connection import wait_for_brokers
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.http.tls_settings import TlsSettings
@@ -157,7 +157,7 @@ class HostsStage:
         tls = TlsSettings(ca=self._environment["KEYLANE_TLS_CA"])
         token = self._environment["KEYLANE_TOKEN"]
         async with Admin(self._metaservers, tls=tls, token=token, wait_s=READY_S) as admin:
-            await available_brokers(admin, len(SERVERS))
+            await wait_for_brokers(admin, len(SERVERS))
         await self.meta.create_subject(
             CreateSubject(subject=SUBJECT, partitions=6, order_strategy=OrderStrategy.STRICT)
         )
@@ -244,7 +244,7 @@ class HostsStage:
 
     def _all_are_there(self, names: Sequence[str]) -> None:
         ended = [self.actors[name] for name in names if not self.actors[name].running]
-        assert not ended, "\n".join(actor.last_words() for actor in ended)
+        assert not ended, "\n".join(actor.log_tail() for actor in ended)
 
     async def settled_more(self, count: int) -> None:
         """Wait until the producers and consumers have gone on: their records have grown."""

@@ -16,7 +16,7 @@ from keylane import Admin
 from keylane.checker.events import Event, Sent, Settled
 from keylane.checker.findings import Findings
 from keylane.checker.judge import check_history
-from keylane.cli.connection import available_brokers
+from keylane.cli.connection import wait_for_brokers
 from keylane.protocol.routing import OrderStrategy
 from keylane.rpc.http_network import HttpNetwork
 from proof.actor import READY_S, Actor
@@ -57,7 +57,7 @@ class UpgradeStage:
         for statement in (noted_grants.TABLE, noted_grants.FUNCTION, noted_grants.TRIGGER):
             self.execute(statement)
         self.admin = await self._closing.enter_async_context(Admin(self.meta, wait_s=READY_S))
-        await available_brokers(self.admin, 2)
+        await wait_for_brokers(self.admin, 2)
         await self.admin.create_subject(SUBJECT, partitions=4, order_strategy=OrderStrategy.STRICT)
         for name, version in (("old", old), ("new", new)):
             await self.start_client(f"consumer-{name}", version)
@@ -131,7 +131,7 @@ class UpgradeStage:
     async def judge(self) -> tuple[Findings, list[Event]]:
         """End the producers, drain, and check the history."""
         ended = [name for name in self.actors if not self.actors[name].running]
-        assert not ended, self.actors[ended[0]].last_words()
+        assert not ended, self.actors[ended[0]].log_tail()
         producers = [actor for name, actor in self.actors.items() if name.startswith("p")]
         await asyncio.gather(*(actor.stop(seconds=90.0) for actor in producers))
         network = HttpNetwork()

@@ -78,10 +78,10 @@ class Keylane(System):
 
     async def _wait_for_broker(self) -> None:
         from keylane import Admin
-        from keylane.cli.connection import available_brokers
+        from keylane.cli.connection import wait_for_brokers
 
         async with Admin(self.where["meta"]) as admin:
-            await available_brokers(admin, 1)
+            await wait_for_brokers(admin, 1)
 
     def create(self, topics: Sequence[str], partitions: int) -> None:
         from keylane import Admin

@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from ...answer import Answer, expanded
+from ...answer import CommonOptions, expand_options
 from ...options import DryRunOption, OutputFormat, OutputOption, WaitOption, YesOption
-from ..programs import ServerProgram, add_run
+from ..programs import ServerProgram, add_run_command
 
 broker_app = typer.Typer()
 
 index_app = typer.Typer(no_args_is_help=True, help="The index of a broker that is not running.")
 broker_app.add_typer(index_app, name="index")
-add_run(broker_app, ServerProgram.BROKER)
+add_run_command(broker_app, ServerProgram.BROKER)
 
 FolderArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="Data folder of a broker that is not running.")
@@ -75,44 +75,44 @@ GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of a b
 
 
 @broker_app.command("list")
-@expanded
-def broker_list(*, answer: Answer) -> None:
-    """List the broker groups that have ever reported themselves."""
+@expand_options
+def broker_list(*, common: CommonOptions) -> None:
+    """List the broker groups that have ever reported."""
     from .groups import list_brokers
 
-    answer.run(list_brokers)
+    common.run(list_brokers)
 
 
 @broker_app.command("cordon")
-@expanded
+@expand_options
 def broker_cordon(
     group: GroupArgument,
     *,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Give a broker group no new partitions; it keeps those that it has. An evacuation does the
-    same.
+    """Give a broker group no new partitions; it keeps those that it has. An evacuation also cordons
+    it.
     """
     from .groups import show_cordon
 
-    answer.ask(lambda admin: admin.cordon(group), show_cordon)
+    common.ask(lambda admin: admin.cordon(group), show_cordon)
 
 
 @broker_app.command("uncordon")
-@expanded
+@expand_options
 def broker_uncordon(
     group: GroupArgument,
     *,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Allow new partitions on a broker group again."""
     from .groups import show_cordon
 
-    answer.ask(lambda admin: admin.uncordon(group), show_cordon)
+    common.ask(lambda admin: admin.uncordon(group), show_cordon)
 
 
 @broker_app.command("evacuate")
-@expanded
+@expand_options
 def evacuate(
     group: Annotated[
         str, typer.Argument(metavar="GROUP", help="Broker group to take out of use, or a dead one.")
@@ -137,22 +137,22 @@ def evacuate(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     wait: WaitOption = True,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """
     Continue all partitions of a broker group, of every subject, on other broker groups.
 
-    From then on the group gets no new partitions, even if the evacuation is canceled, until keylane
-    broker uncordon GROUP. With --without-source the exit status is 1 if partitions of a subject
-    stay there. With --accept-loss the command shows what is given up, and asks on a terminal.
+    The group gets no new partitions, even if the evacuation is canceled, until keylane broker
+    uncordon GROUP. With --without-source the exit status is 1 if any subject still has partitions
+    there. With --accept-loss the command shows what is given up, and asks on a terminal.
     """
     from ..operations import change_partitions, confirm_loss
 
     if accept_loss and not dry_run:
-        confirm_loss(answer.meta, answer.output, group, yes=yes)
+        confirm_loss(common.meta, common.output, group, yes=yes)
     change_partitions(
-        answer.meta,
-        answer.output,
+        common.meta,
+        common.output,
         lambda admin: admin.evacuate(
             group, without_source=without_source, accept_loss=accept_loss, dry_run=dry_run
         ),
@@ -162,7 +162,7 @@ def evacuate(
 
 
 @broker_app.command("accept")
-@expanded
+@expand_options
 def broker_accept(
     group: GroupArgument,
     *,
@@ -173,19 +173,19 @@ def broker_accept(
         bool, typer.Option("--dry-run", help="Show what would be given up, change nothing.")
     ] = False,
     yes: YesOption = False,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Let a refused broker serve with an older copy of the data folder, and give up the messages
-    that the copy lacks.
+    """Let a refused broker serve an older copy of the data folder, and give up the messages that
+    the copy lacks.
     """
     from ...screen import run
-    from ..deletion import asks, confirm
+    from ..deletion import confirm, will_ask
     from .groups import show_accepted, show_outdated
 
-    if not dry_run and asks(yes=yes):
-        run(answer.output, show_outdated(answer.meta, group=group, address=address))
+    if not dry_run and will_ask(yes=yes):
+        run(common.output, show_outdated(common.meta, group=group, address=address))
         confirm(f"Give up the messages that this copy of {group}'s data folder lacks?", yes=yes)
-    answer.ask(
+    common.ask(
         lambda admin: admin.accept_folder(group, address=address, dry_run=dry_run),
         lambda accepted: show_accepted(accepted, dry_run=dry_run),
     )

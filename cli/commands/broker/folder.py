@@ -1,7 +1,5 @@
-"""`keylane broker verify` and `dump`: check and print the data folder of a stopped broker; they
-change nothing.
-
-`keylane broker index`: rebuilds, converts and compares the index of a stopped broker.
+"""`keylane broker` verify, dump and index: inspect the data folder of a stopped broker, and
+rebuild, convert or compare its indexes.
 """
 
 from __future__ import annotations
@@ -38,11 +36,13 @@ TEXT_CHARS_MAX = 60
 
 
 @contextmanager
-def locked_folder(folder: Path, form: OutputFormat, *, writes: bool = False) -> Iterator[RealFiles]:
+def locked_folder(
+    folder: Path, output: OutputFormat, *, writes: bool = False
+) -> Iterator[RealFiles]:
     """
-    Lock the folder and yield its files; an error is shown, and ends the command.
+    Lock the folder and yield its files; print errors and exit with status 1.
 
-    A folder that is mounted read-only is refused if the caller `writes` in it.
+    A read-only folder is rejected if the caller `writes` to it.
     """
     files = make_files(str(folder))
     try:
@@ -50,14 +50,14 @@ def locked_folder(folder: Path, form: OutputFormat, *, writes: bool = False) -> 
         _lock(files, folder, writes=writes)
         yield files
     except KeylaneError as error:
-        show_error(error, form)
+        show_error(error, output)
         raise typer.Exit(1) from None
     finally:
         files.close()
 
 
 def _lock(files: RealFiles, folder: Path, *, writes: bool) -> None:
-    """Lock the folder; raise DataFolderError if a broker is using it."""
+    """Lock the folder; raise DataFolderError if a broker uses it."""
     try:
         if writes:
             files.lock()
@@ -73,11 +73,11 @@ def _lock(files: RealFiles, folder: Path, *, writes: bool) -> None:
         ) from error
 
 
-def verify_folder(folder: Path, form: OutputFormat) -> None:
+def verify_folder(folder: Path, output: OutputFormat) -> None:
     """Check every checksum of a data folder; exit status 1 if anything is wrong."""
-    with locked_folder(folder, form) as files:
+    with locked_folder(folder, output) as files:
         inspection = inspect_folder(files)
-    if form is OutputFormat.JSON:
+    if output is OutputFormat.JSON:
         show_json(inspection)
     else:
         rows = [
@@ -99,101 +99,101 @@ def verify_folder(folder: Path, form: OutputFormat) -> None:
         raise typer.Exit(1)
 
 
-class _StopWalk(Exception):  # noqa: N818 - it is no error
-    """Ends a walk over records, because enough were printed."""
+class _StopWalk(Exception):  # noqa: N818 - not an error
+    """Ends a walk over records after enough were printed."""
 
 
 def dump_folder(
     folder: Path,
-    form: OutputFormat,
+    output: OutputFormat,
     *,
     partition: int | None,
     start: int,
     limit: int,
     messages: bool,
 ) -> None:
-    """Print records of a data folder, oldest first, one per line."""
+    """Print the records of a data folder, oldest first, one per line."""
     printed = 0
 
-    def visit(header: Header, body: memoryview) -> None:
+    def print_record(header: Header, body: memoryview) -> None:
         nonlocal printed
         if partition is None:
-            wanted = header.position >= start
+            is_selected = header.position >= start
         else:
-            passed = header.kind == Kind.MESSAGES and header.next_offset <= start
-            wanted = header.partition_id == partition and not passed
-        if not wanted:
+            is_before_start = header.kind == Kind.MESSAGES and header.next_offset <= start
+            is_selected = header.partition_id == partition and not is_before_start
+        if not is_selected:
             return
         if printed >= limit:
             raise _StopWalk
         printed += 1
-        record = _described(header, body, messages=messages)
-        _print(record if form is OutputFormat.JSON else _line(record))
+        record = _record_fields(header, body, messages=messages)
+        _print_line(record if output is OutputFormat.JSON else _format_record(record))
 
-    def hole(damage: Hole) -> None:
+    def print_damage(damage: Hole) -> None:
         if damage.end > start or partition is not None:
             text = printable(
                 f"{damage.start:>14}  DAMAGE up to position {damage.end}: {damage.reason}"
             )
             record = {"position": damage.start, "damage": damage.reason, "end": damage.end}
-            _print(record if form is OutputFormat.JSON else text)
+            _print_line(record if output is OutputFormat.JSON else text)
 
-    with locked_folder(folder, form) as files:
+    with locked_folder(folder, output) as files:
         try:
-            walk_log(files, visit, hole, start=0 if partition is not None else start)
+            walk_log(files, print_record, print_damage, start=0 if partition is not None else start)
         except _StopWalk:
             pass
 
 
-def dump_scheduled(folder: Path, form: OutputFormat, *, limit: int, messages: bool) -> None:
-    """Print records of a data folder's journal of scheduled messages, oldest first, one per
-    line.
-    """
+def dump_scheduled(folder: Path, output: OutputFormat, *, limit: int, messages: bool) -> None:
+    """Print the records of a data folder's schedule journal, oldest first, one per line."""
     printed = 0
 
-    def visit(place: Place, records: list[Record]) -> None:
+    def print_record(location: Place, records: list[Record]) -> None:
         nonlocal printed
         for record in records:
             if printed >= limit:
                 raise _StopWalk
             printed += 1
-            facts = _facts(place, record, messages=messages)
-            if form is OutputFormat.JSON:
-                show_json(facts)
+            fields = _scheduled_fields(location, record, messages=messages)
+            if output is OutputFormat.JSON:
+                show_json(fields)
             else:
-                rest = {
+                others = {
                     name: value
-                    for name, value in facts.items()
+                    for name, value in fields.items()
                     if name not in {"segment", "position", "kind"}
                 }
-                fields = printable("  ".join(f"{name}={value}" for name, value in rest.items()))
-                _print(f"{place.segment:>6} {place.position:>10}  {facts['kind']:<9}  {fields}")
+                text = printable("  ".join(f"{name}={value}" for name, value in others.items()))
+                _print_line(
+                    f"{location.segment:>6} {location.position:>10}  {fields['kind']:<9}  {text}"
+                )
 
-    with locked_folder(folder, form) as files:
+    with locked_folder(folder, output) as files:
         problems: list[str] = []
         with suppress(_StopWalk):
-            problems = walk_scheduled(files, visit)[1]
+            problems = walk_scheduled(files, print_record)[1]
     for problem in problems:
         damage = {"damage": problem}
-        _print(damage if form is OutputFormat.JSON else printable(f"DAMAGE: {problem}"))
+        _print_line(damage if output is OutputFormat.JSON else printable(f"DAMAGE: {problem}"))
 
 
-def _facts(place: Place, record: Record, *, messages: bool) -> dict[str, Any]:
-    """Return a record of the journal as names and values."""
-    facts: dict[str, Any] = {
-        "segment": place.segment,
-        "position": place.position,
+def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> dict[str, Any]:
+    """Return a journal record as field names and values."""
+    fields: dict[str, Any] = {
+        "segment": location.segment,
+        "position": location.position,
         "kind": "WAITS" if isinstance(record, Waits) else type(record).__name__.upper(),
     }
     if not isinstance(record, Waits):
         ids = record.scheduled_ids if hasattr(record, "scheduled_ids") else (record.scheduled_id,)
-        facts["scheduled_ids"] = [each.hex() for each in ids]
+        fields["scheduled_ids"] = [each.hex() for each in ids]
         if isinstance(record, Taken | Delivered):
-            facts["delivery"] = record.delivery
+            fields["delivery"] = record.delivery
         if isinstance(record, Taken):
-            facts |= {"subject": record.subject, "logical": record.logical}
-        return facts
-    facts |= {
+            fields |= {"subject": record.subject, "logical": record.logical}
+        return fields
+    fields |= {
         "scheduled_ids": [record.scheduled_id.hex()],
         "subject": record.subject,
         "deliver_at_ms": record.deliver_at_ms,
@@ -201,23 +201,23 @@ def _facts(place: Place, record: Record, *, messages: bool) -> dict[str, Any]:
         "value_bytes": len(record.value),
     }
     if isinstance(record, WaitsForSubject):
-        facts["subject_id"] = record.subject_id
+        fields["subject_id"] = record.subject_id
     if messages:
-        facts["value"] = _text(record.value)
+        fields["value"] = _shorten(record.value)
         if record.packed_properties:
-            facts["properties"] = _properties(record.packed_properties)
-    return facts
+            fields["properties"] = _properties(record.packed_properties)
+    return fields
 
 
-def _print(line: object) -> None:
+def _print_line(line: object) -> None:
     if isinstance(line, str):
         sys.stdout.write(line + "\n")
     else:
         show_json(line)
 
 
-def _described(header: Header, body: memoryview, *, messages: bool) -> dict[str, Any]:
-    """Return a record as names and values."""
+def _record_fields(header: Header, body: memoryview, *, messages: bool) -> dict[str, Any]:
+    """Return a log record as field names and values."""
     kind = Kind(header.kind).name
     record: dict[str, Any] = {
         "position": header.position,
@@ -236,7 +236,7 @@ def _described(header: Header, body: memoryview, *, messages: bool) -> dict[str,
         if header.compression != Compression.NONE:
             record["compression"] = Compression(header.compression).name
         if messages:
-            record["messages"] = list(_messages(header, body))
+            record["messages"] = list(_decode_messages(header, body))
     elif header.kind == Kind.SEAL:
         record["end_offset"] = header.base_offset
     elif header.kind == Kind.STATE:
@@ -249,16 +249,17 @@ def _described(header: Header, body: memoryview, *, messages: bool) -> dict[str,
     return record
 
 
-def _messages(header: Header, body: memoryview) -> Iterator[dict[str, Any]]:
-    cut = columns(bytes(HEADER_BYTES) + bytes(body), header)
+def _decode_messages(header: Header, body: memoryview) -> Iterator[dict[str, Any]]:
+    batch = columns(bytes(HEADER_BYTES) + bytes(body), header)
     for index in range(header.count):
         key, value = (
-            cut.blob[edges[index] : edges[index + 1]] for edges in (cut.key_edges, cut.value_edges)
+            batch.blob[edges[index] : edges[index + 1]]
+            for edges in (batch.key_edges, batch.value_edges)
         )
-        message: dict[str, Any] = {"key": _text(key), "value": _text(value)}
-        low, high = cut.property_edges[index : index + 2]
-        if low < high:
-            message["properties"] = _properties(cut.blob[low:high])
+        message: dict[str, Any] = {"key": _shorten(key), "value": _shorten(value)}
+        start, end = batch.property_edges[index : index + 2]
+        if start < end:
+            message["properties"] = _properties(batch.blob[start:end])
         yield message
 
 
@@ -266,10 +267,10 @@ def _properties(packed: bytes) -> dict[str, str] | str:
     try:
         return shown_properties(unpack_properties(packed))
     except KeylaneError:  # brokers do not check properties
-        return _text(packed)
+        return _shorten(packed)
 
 
-def _text(data: bytes) -> str:
+def _shorten(data: bytes) -> str:
     text = data.decode("utf-8", "backslashreplace")
     return (
         text
@@ -278,16 +279,16 @@ def _text(data: bytes) -> str:
     )
 
 
-def _line(record: dict[str, Any]) -> str:
-    """Return a record as one line, and one more for each message."""
-    rest = {
+def _format_record(record: dict[str, Any]) -> str:
+    """Format a record as one line, followed by one line per message."""
+    others = {
         name: value
         for name, value in record.items()
         if name not in {"position", "kind", "partition_id", "messages"}
     }
-    fields = printable("  ".join(f"{name}={value}" for name, value in rest.items()))
+    text = printable("  ".join(f"{name}={value}" for name, value in others.items()))
     head = f"{record['position']:>14}  {record['kind']:<9}  partition {record['partition_id']}"
-    lines = [f"{head}  {fields}"]
+    lines = [f"{head}  {text}"]
     for index, message in enumerate(record.get("messages", ())):
         offset = record["base_offset"] + index
         line = f"{'':>14}    {offset}  {message['key']!r}: {message['value']!r}"
@@ -297,32 +298,34 @@ def _line(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def rebuild(folder: Path, index: str, form: OutputFormat) -> None:
-    """Build one index again from the log."""
-    _check(index)
-    _do(folder, form, lambda files: [rebuild_index(files, index)])
+def rebuild(folder: Path, index: str, output: OutputFormat) -> None:
+    """Rebuild one index from the log."""
+    _check_kind(index)
+    _run_on_indexes(folder, output, lambda files: [rebuild_index(files, index)])
 
 
-def switch(folder: Path, to: str, form: OutputFormat) -> None:
-    """Convert the other kind of index to this one."""
-    _check(to)
-    _do(folder, form, lambda files: [switch_index(files, to)])
+def switch(folder: Path, to: str, output: OutputFormat) -> None:
+    """Convert the index to this kind from the other one."""
+    _check_kind(to)
+    _run_on_indexes(folder, output, lambda files: [switch_index(files, to)])
 
 
-def verify(folder: Path, form: OutputFormat) -> None:
-    """Compare all indexes with the log; the exit status is 1 if anything differs."""
-    _do(folder, form, verify_indexes)
+def verify(folder: Path, output: OutputFormat) -> None:
+    """Compare all indexes with the log; exit with status 1 if anything differs."""
+    _run_on_indexes(folder, output, verify_indexes)
 
 
-def _check(index: str) -> None:
+def _check_kind(index: str) -> None:
     if index not in INDEX_KINDS:
         raise typer.BadParameter(f"{index!r} is neither {' nor '.join(INDEX_KINDS)}")
 
 
-def _do(folder: Path, form: OutputFormat, work: Callable[[Files], list[IndexReport]]) -> None:
-    with locked_folder(folder, form, writes=True) as files:
+def _run_on_indexes(
+    folder: Path, output: OutputFormat, work: Callable[[Files], list[IndexReport]]
+) -> None:
+    with locked_folder(folder, output, writes=True) as files:
         reports = work(files)
-    if form is OutputFormat.JSON:
+    if output is OutputFormat.JSON:
         show_json(reports)
     else:
         rows = [

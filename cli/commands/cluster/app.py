@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...answer import Answer, expanded
+from ...answer import CommonOptions, expand_options
 from ...options import OutputFormat, OutputOption
 from ...screen import make_table, show_line, show_table
 
@@ -80,22 +80,22 @@ def cluster_init(
 
 
 @cluster_app.command("check")
-@expanded
+@expand_options
 def cluster_check(
     *,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Check clocks, certificates, names, versions, ports and disks from this host; exit status 1 if
     there is a problem.
     """
     from .check import check_cluster
 
-    answer.run(check_cluster)
+    common.run(check_cluster)
 
 
 @cluster_app.command("versions")
-@expanded
-def cluster_versions(*, answer: Answer) -> None:
+@expand_options
+def cluster_versions(*, common: CommonOptions) -> None:
     """Show the version of the cluster, and of each broker and metaserver, to follow an upgrade."""
 
     def show(view: ClusterView) -> None:
@@ -112,4 +112,4 @@ def cluster_versions(*, answer: Answer) -> None:
         if view.held_back_by:
             show_line("Formats of the newest version are written when every member has it.")
 
-    answer.ask(lambda admin: admin.describe_cluster(), show)
+    common.ask(lambda admin: admin.describe_cluster(), show)

@@ -1,6 +1,6 @@
-"""A private certificate authority and its certificates, with ECDSA keys on P-256, as PEM.
+"""A private certificate authority that issues certificates with ECDSA keys on P-256, as PEM.
 
-Source: RFC 5280 for the extensions, all of which OpenSSL's strict check requires.
+The extensions follow RFC 5280; OpenSSL's strict check requires all of them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 397
-"""Validity in days, the same as that of public authorities: a renewal that is due only after years
-would be forgotten.
+"""Validity in days, the limit of public authorities: a renewal that is due only after years would
+be forgotten.
 """
 LEEWAY = dt.timedelta(days=1)
-"""Certificates are valid from this much earlier, so that a host with a late clock starts, and
+"""How far a certificate's validity is backdated: a host whose clock is behind can then start, and
 `keylane cluster check` reports it.
 """
 
@@ -35,13 +35,13 @@ class CertificatePair:
 
 
 class CertificateAuthority:
-    """A new authority, valid from `now` on; its key exists only in this object."""
+    """A new authority, valid from `now`; its private key exists only in this object."""
 
     def __init__(self, name: str, now: dt.datetime) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._now = now
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        usage = _usage(key_cert_sign=True, crl_sign=True)
+        usage = _key_usage(key_cert_sign=True, crl_sign=True)
         self._certificate = (
             self._builder(self._name, self._key.public_key(), now, dt.timedelta(AUTHORITY_DAYS))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -51,8 +51,8 @@ class CertificateAuthority:
 
     @property
     def pair(self) -> CertificatePair:
-        """The certificate and key of the authority itself."""
-        return _pair(self._certificate, self._key)
+        """The authority's own certificate and key."""
+        return _to_pem_pair(self._certificate, self._key)
 
     def issue(
         self, names: Sequence[str], *, start: dt.datetime | None = None, days: float = SERVER_DAYS
@@ -61,8 +61,8 @@ class CertificateAuthority:
         Issue a certificate for servers and clients.
 
         Args:
-            names: host names and addresses; the first is also its common name.
-            start: begin of its validity; None: the authority's `now`.
+            names: host names and addresses; the first is also the common name.
+            start: start of the validity; None: the authority's `now`.
             days: validity in days.
         """
         key = ec.generate_private_key(ec.SECP256R1())
@@ -72,7 +72,7 @@ class CertificateAuthority:
         certificate = (
             self._builder(name, key.public_key(), start or self._now, dt.timedelta(days))
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(digital_signature=True), critical=True)
+            .add_extension(_key_usage(digital_signature=True), critical=True)
             .add_extension(x509.ExtendedKeyUsage(roles), critical=False)
             .add_extension(authority, critical=False)
             .add_extension(
@@ -80,7 +80,7 @@ class CertificateAuthority:
             )
             .sign(self._key, hashes.SHA256())
         )
-        return _pair(certificate, key)
+        return _to_pem_pair(certificate, key)
 
     def _builder(
         self,
@@ -101,15 +101,15 @@ class CertificateAuthority:
         )
 
 
-def _usage(**wanted: bool) -> x509.KeyUsage:
-    none = dict.fromkeys(
+def _key_usage(**enabled: bool) -> x509.KeyUsage:
+    disabled = dict.fromkeys(
         (
             *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
             *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
         ),
         False,
     )
-    return x509.KeyUsage(**{**none, **wanted})
+    return x509.KeyUsage(**{**disabled, **enabled})
 
 
 def _general_name(name: str) -> x509.GeneralName:
@@ -119,7 +119,7 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> CertificatePair:
+def _to_pem_pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> CertificatePair:
     encoding = serialization.Encoding.PEM
     key_pem = key.private_bytes(
         encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

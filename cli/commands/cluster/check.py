@@ -1,6 +1,6 @@
-"""`keylane cluster check`: asks every server of a cluster, and shows problems with advice.
+"""`keylane cluster check`: queries every server of a cluster, and shows problems with advice.
 
-metaservers ─▶ their brokers ─▶ each: reached?  ready?  certificate?  figures (GET /metrics)
+metaservers ─▶ their brokers ─▶ each: reachable?  ready?  certificate?  metrics (GET /metrics)
                              ─▶ findings (`judge_reports`)
 """
 
@@ -42,7 +42,7 @@ async def check_cluster(meta: str, output: OutputFormat) -> None:
     Check every server, and show the reports and findings.
 
     Raises:
-        ConfigError: an address or a file of TLS cannot be used.
+        ConfigError: an address or a TLS file cannot be used.
         typer.Exit: there are findings; the status is 1.
     """
     addresses = addresses_of(meta)
@@ -51,32 +51,34 @@ async def check_cluster(meta: str, output: OutputFormat) -> None:
     network.add_metaservers(addresses)
     findings: list[Finding] = []
     try:
-        brokers = await _brokers(addresses, findings)
+        brokers = await _broker_addresses(addresses, findings)
         servers = [("metaserver", address) for address in addresses] + [
             ("broker", address) for address in brokers
         ]
-        reports = await asyncio.gather(*(_report(network, tls, *server) for server in servers))
+        reports = await asyncio.gather(
+            *(_fetch_report(network, tls, *server) for server in servers)
+        )
     finally:
         await network.close()
     findings += judge_reports(reports, own_version=version("keylane"), now_s=time.time())
-    _show(reports, findings, output)
+    _show_results(reports, findings, output)
     if findings:
         raise typer.Exit(1)
 
 
-async def _brokers(addresses: Sequence[str], findings: list[Finding]) -> list[str]:
-    """Return the addresses of the brokers that the metaservers know; brokers that are not available
-    become findings.
+async def _broker_addresses(addresses: Sequence[str], findings: list[Finding]) -> list[str]:
+    """Return the addresses of the brokers known to the metaservers; add a finding for each broker
+    that is not available.
     """
     try:
         async with Admin(addresses) as admin:
-            listed = (await admin.list_brokers()).brokers
+            views = (await admin.list_brokers()).brokers
     except (AccessDeniedError, UnauthenticatedError) as error:
         findings.append(Finding(f"the brokers are not known: {error.message}", error.hint))
         return []
-    except KeylaneError:  # the report of each metaserver has the reason
+    except KeylaneError:  # the metaservers' own reports contain the reason
         return []
-    if not listed:
+    if not views:
         findings.append(
             Finding(
                 "no broker has reported itself",
@@ -90,50 +92,49 @@ async def _brokers(addresses: Sequence[str], findings: list[Finding]) -> list[st
             "Start it, and check its log.",
             broker.address,
         )
-        for broker in listed
+        for broker in views
         if not broker.available
     ]
-    return [broker.address for broker in listed]
+    return [broker.address for broker in views]
 
 
-async def _report(
+async def _fetch_report(
     network: HttpNetwork, tls: TlsSettings | None, program: str, address: str
 ) -> ServerReport:
-    """Ask one server for its report."""
+    """Fetch the report of one server."""
     try:
-        asked_s = time.time()
+        sent_s = time.time()
         text, date = await network.text(address, "/metrics", timeout_ms=TIMEOUT_MS)
-        middle_s = (asked_s + time.time()) / 2
-        health = await _health(network, address)
-        ends_s, names = await _certificate(address, tls)
+        midpoint_s = (sent_s + time.time()) / 2
+        health = await _fetch_health(network, address)
+        expires_s, names = await _fetch_certificate(address, tls)
     except KeylaneError as error:
         return ServerReport(
             program=program, address=address, failure=error.message, advice=error.hint
         )
-    figures = _figures(text)
-    clock_s = None
+    metrics = _parse_metrics(text)
+    difference_s = None
     if date:
-        # The header has whole seconds, rounded down: half a second is the best estimate of the
-        # rest.
-        clock_s = parsedate_to_datetime(date).timestamp() + 0.5 - middle_s
+        # The header is rounded down to whole seconds; on average, half a second is missing.
+        difference_s = parsedate_to_datetime(date).timestamp() + 0.5 - midpoint_s
     return ServerReport(
         program=program,
         address=address,
-        version=figures.version,
-        clock_difference_s=clock_s,
-        certificate_ends_s=ends_s,
+        version=metrics.version,
+        clock_difference_s=difference_s,
+        certificate_ends_s=expires_s,
         certificate_names=names,
-        insecure_network=figures.insecure,
-        access_off=figures.access_off,
+        insecure_network=metrics.insecure,
+        access_off=metrics.access_off,
         not_ready="" if health.ready else health.reason,
         not_ready_advice=str(health.details.get("advice", "")),
-        disk_bytes=figures.disk_bytes,
-        disk_free_bytes=figures.disk_free_bytes,
+        disk_bytes=metrics.disk_bytes,
+        disk_free_bytes=metrics.disk_free_bytes,
     )
 
 
-async def _health(network: HttpNetwork, address: str) -> Health:
-    """Ask a server whether it is ready; raise KeylaneError if it does not answer."""
+async def _fetch_health(network: HttpNetwork, address: str) -> Health:
+    """Fetch a server's health; raise KeylaneError if it does not answer."""
     text, _date = await network.text(
         address, READY.path, timeout_ms=TIMEOUT_MS, statuses=(200, 503)
     )
@@ -145,7 +146,7 @@ async def _health(network: HttpNetwork, address: str) -> Health:
         ) from error
 
 
-class _Figures(msgspec.Struct, frozen=True, kw_only=True):
+class _Metrics(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     insecure: bool
     access_off: bool
@@ -153,7 +154,7 @@ class _Figures(msgspec.Struct, frozen=True, kw_only=True):
     disk_free_bytes: int | None
 
 
-def _figures(text: str) -> _Figures:
+def _parse_metrics(text: str) -> _Metrics:
     from prometheus_client.parser import text_string_to_metric_families
 
     values: dict[str, float] = {}
@@ -163,21 +164,23 @@ def _figures(text: str) -> _Figures:
             values[sample.name] = sample.value
             if sample.name == "keylane_build_info":
                 build = sample.labels.get("version", "")
-    disk, free = (values.get(f"keylane_broker_disk_{name}") for name in ("bytes", "free_bytes"))
-    return _Figures(
+    disk_bytes, free_bytes = (
+        values.get(f"keylane_broker_disk_{name}") for name in ("bytes", "free_bytes")
+    )
+    return _Metrics(
         version=build,
         insecure=bool(values.get("keylane_insecure_network")),
         access_off=bool(values.get("keylane_access_off")),
-        disk_bytes=None if disk is None else int(disk),
-        disk_free_bytes=None if free is None else int(free),
+        disk_bytes=None if disk_bytes is None else int(disk_bytes),
+        disk_free_bytes=None if free_bytes is None else int(free_bytes),
     )
 
 
-async def _certificate(
+async def _fetch_certificate(
     address: str, tls: TlsSettings | None
 ) -> tuple[float | None, tuple[str, ...]]:
-    """Return the end and the names of the server's certificate, which an earlier connection has
-    found valid.
+    """Return the expiry, in seconds since 1970, and the names of a server's certificate, which an
+    earlier connection has validated.
     """
     if tls is None:
         return None, ()
@@ -193,17 +196,17 @@ async def _certificate(
     return float(ssl.cert_time_to_seconds(certificate["notAfter"])), names
 
 
-def _show(
+def _show_results(
     reports: Sequence[ServerReport], findings: Sequence[Finding], output: OutputFormat
 ) -> None:
     if output is OutputFormat.JSON:
         show_json({"ok": not findings, "servers": list(reports), "findings": list(findings)})
         return
-    heads = ("address", "program", "version", "clock#", "certificate ends", "disk free")
-    show_table(make_table("servers", heads, [report.row() for report in reports]))
+    columns = ("address", "program", "version", "clock#", "certificate ends", "disk free")
+    show_table(make_table("servers", columns, [report.row() for report in reports]))
     for finding in findings:
-        place = f"{finding.address}: " if finding.address else ""
-        show_line(f"{place}{finding.problem}")
+        prefix = f"{finding.address}: " if finding.address else ""
+        show_line(f"{prefix}{finding.problem}")
         show_line(f"  {finding.advice}")
     if not findings:
         show_line("no problems")

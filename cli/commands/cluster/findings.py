@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import msgspec
 
 CLOCK_DIFFERENCE_S_MAX = 2.0
-"""Smallest reported difference in seconds: an answer of a server has only whole seconds."""
-ENDS_SOON_S = 30 * 86_400
+"""Tolerated clock difference in seconds: servers report their time in whole seconds."""
+EXPIRES_SOON_S = 30 * 86_400
 DISK_FREE_SHARE_MIN = 0.1
 
 
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The report of a server to this host; `failure` is the reason if it could not be reached."""
+    """What a server reported to this host; `failure` says why it could not be reached."""
 
     program: str
     address: str
@@ -21,9 +21,9 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     advice: str = ""
     version: str = ""
     clock_difference_s: float | None = None
-    """The time of the server's clock minus that of this host, in seconds."""
+    """The server's clock minus this host's clock, in seconds."""
     certificate_ends_s: float | None = None
-    """The end of the certificate in seconds since 1970; None without TLS."""
+    """Expiry of the certificate in seconds since 1970; None without TLS."""
     certificate_names: tuple[str, ...] = ()
     insecure_network: bool = False
     access_off: bool = False
@@ -34,23 +34,23 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     disk_free_bytes: int | None = None
 
     def row(self) -> tuple[object, ...]:
-        """Return the row of the server in a table."""
+        """Return the server's row in the table."""
         if self.failure:
             return self.address, self.program, "not reached", None, None, None
-        clock, ends = self.clock_difference_s, self.certificate_ends_s
-        disk, free = self.disk_bytes, self.disk_free_bytes
+        difference_s, expires_s = self.clock_difference_s, self.certificate_ends_s
+        total, available = self.disk_bytes, self.disk_free_bytes
         return (
             self.address,
             self.program,
             self.version,
-            None if clock is None else _clock(clock),
-            "no TLS" if ends is None else _date(ends),
-            f"{free / disk:.0%}" if disk and free is not None else None,
+            None if difference_s is None else _format_difference(difference_s),
+            "no TLS" if expires_s is None else _format_date(expires_s),
+            f"{available / total:.0%}" if total and available is not None else None,
         )
 
 
-def _clock(difference_s: float) -> str:
-    """Return a difference of clocks as text, which is precise to a second."""
+def _format_difference(difference_s: float) -> str:
+    """Format a clock difference, which is accurate to one second."""
     return f"{difference_s:+.0f} s" if abs(difference_s) >= 1 else "within 1 s"
 
 
@@ -60,7 +60,7 @@ class Finding(msgspec.Struct, frozen=True):
     problem: str
     advice: str
     address: str = ""
-    """The address of the server; "" if the problem concerns the cluster."""
+    """The server's address; "" if the problem concerns the whole cluster."""
 
 
 def judge_reports(
@@ -71,9 +71,9 @@ def judge_reports(
 
     Args:
         own_version: the version of keylane on this host.
-        now_s: the present time, in seconds since 1970.
+        now_s: the current time, in seconds since 1970.
     """
-    findings = [finding for report in reports for finding in _of_server(report, now_s)]
+    findings = [finding for report in reports for finding in _judge_server(report, now_s)]
     versions = {report.version for report in reports if report.version} | {own_version}
     if len(versions) > 1:
         findings.append(
@@ -85,7 +85,7 @@ def judge_reports(
     return findings
 
 
-def _of_server(report: ServerReport, now_s: float) -> list[Finding]:
+def _judge_server(report: ServerReport, now_s: float) -> list[Finding]:
     address = report.address
     if report.failure:
         return [Finding(report.failure, report.advice, address)]
@@ -95,22 +95,22 @@ def _of_server(report: ServerReport, now_s: float) -> list[Finding]:
             report.not_ready_advice or "It is ready again when this is over; its log has details."
         )
         findings.append(Finding(f"it is not ready: {report.not_ready}", advice, address))
-    clock, ends = report.clock_difference_s, report.certificate_ends_s
-    if clock is not None and abs(clock) > CLOCK_DIFFERENCE_S_MAX:
-        way = "ahead of" if clock > 0 else "behind"
+    difference_s, expires_s = report.clock_difference_s, report.certificate_ends_s
+    if difference_s is not None and abs(difference_s) > CLOCK_DIFFERENCE_S_MAX:
+        direction = "ahead of" if difference_s > 0 else "behind"
         findings.append(
             Finding(
-                f"its clock is {abs(clock):.0f} s {way} that of this host",
+                f"its clock is {abs(difference_s):.0f} s {direction} that of this host",
                 "Let both hosts set their clocks by NTP.",
                 address,
             )
         )
-    if ends is not None and ends - now_s < ENDS_SOON_S:
+    if expires_s is not None and expires_s - now_s < EXPIRES_SOON_S:
         findings.append(
             Finding(
                 "its certificate has expired"
-                if ends <= now_s
-                else f"its certificate ends in {(ends - now_s) / 86_400:.0f} days",
+                if expires_s <= now_s
+                else f"its certificate ends in {(expires_s - now_s) / 86_400:.0f} days",
                 "Give it a new certificate and key, and send it SIGHUP.",
                 address,
             )
@@ -131,11 +131,11 @@ def _of_server(report: ServerReport, now_s: float) -> list[Finding]:
                 address,
             )
         )
-    disk, free = report.disk_bytes, report.disk_free_bytes
-    if disk and free is not None and free < disk * DISK_FREE_SHARE_MIN:
+    total, available = report.disk_bytes, report.disk_free_bytes
+    if total and available is not None and available < total * DISK_FREE_SHARE_MIN:
         findings.append(
             Finding(
-                f"{free / disk:.0%} of its disk is free",
+                f"{available / total:.0%} of its disk is free",
                 "Free some space, add a disk, or lower retention_ms.",
                 address,
             )
@@ -143,7 +143,7 @@ def _of_server(report: ServerReport, now_s: float) -> list[Finding]:
     return findings
 
 
-def _date(seconds: float) -> str:
+def _format_date(seconds: float) -> str:
     import datetime as dt
 
     return f"{dt.datetime.fromtimestamp(seconds, dt.UTC):%Y-%m-%d}"

@@ -19,7 +19,7 @@ from .plan import BROKER_FILE, CONFIG_FOLDER, SETTINGS_FILE, ClusterPlan, Cluste
 
 SECRET, PUBLIC = 0o600, 0o644
 OWN_NAMES = ("localhost", "127.0.0.1")
-"""Names in every server's certificate, for commands on the host itself."""
+"""Names in every server's certificate, for commands that run on the host itself."""
 
 
 def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: OutputFormat) -> None:
@@ -27,27 +27,26 @@ def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: Outpu
     Write the files, and show what to do with them.
 
     Raises:
-        ConfigError: the folder is not empty, or cannot be written; its content was not
-            changed.
+        ConfigError: the folder is not empty or cannot be written; its content was not changed.
     """
-    _claim(folder)
+    _create_folder(folder)
     authority = CertificateAuthority("keylane cluster", dt.datetime.now(dt.UTC))
     tokens = ClusterTokens([plan.group_of(host) for host in plan.hosts])
     try:
-        for path, content, mode in _files(plan, authority, tokens, keylane):
+        for path, content, mode in _render_files(plan, authority, tokens, keylane):
             _write(folder / path, content, mode)
     except BaseException as error:
-        _empty(folder)
+        _remove_contents(folder)
         if not isinstance(error, OSError):
             raise
         raise ConfigError(
             Reason.CLUSTER_FOLDER, f"cannot write to {folder}: {error.strerror}", path=str(folder)
         ) from error
-    _say(folder, plan, tokens, output)
+    _show_next_steps(folder, plan, tokens, output)
 
 
-def _empty(folder: Path) -> None:
-    """Remove the written files, so that the next run finds an empty folder again."""
+def _remove_contents(folder: Path) -> None:
+    """Remove the written files, because the next run needs an empty folder."""
     for path in list(folder.iterdir()):
         with contextlib.suppress(OSError):
             if path.is_dir():
@@ -56,35 +55,37 @@ def _empty(folder: Path) -> None:
                 path.unlink()
 
 
-def _claim(folder: Path) -> None:
-    """Create the folder; raise ConfigError if it cannot be used."""
+def _create_folder(folder: Path) -> None:
+    """Create the folder; raise ConfigError if that fails or it is not empty."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        used = next(folder.iterdir(), None)
+        existing = next(folder.iterdir(), None)
     except OSError as error:
         raise ConfigError(
             Reason.CLUSTER_FOLDER, f"cannot use {folder}: {error.strerror}", path=str(folder)
         ) from error
-    if used is not None:
+    if existing is not None:
         raise ConfigError(
-            Reason.CLUSTER_FOLDER, f"{folder} is not empty: {used.name} is in it", path=str(folder)
+            Reason.CLUSTER_FOLDER,
+            f"{folder} is not empty: {existing.name} is in it",
+            path=str(folder),
         )
 
 
-def _files(
+def _render_files(
     plan: ClusterPlan, authority: CertificateAuthority, tokens: ClusterTokens, keylane: str
 ) -> Iterator[tuple[str, bytes, int]]:
-    """Yield path, content and mode of each file."""
-    own = authority.pair
-    yield "ca.pem", own.certificate, PUBLIC
-    yield "ca.key", own.key, SECRET
+    """Yield the path, content and mode of each file."""
+    authority_pair = authority.pair
+    yield "ca.pem", authority_pair.certificate, PUBLIC
+    yield "ca.key", authority_pair.key, SECRET
     for host in plan.all_hosts:
         names = [host, *(name for name in OWN_NAMES if name != host)]
         pair = authority.issue(names)
-        yield f"{host}/ca.pem", own.certificate, PUBLIC
+        yield f"{host}/ca.pem", authority_pair.certificate, PUBLIC
         yield f"{host}/server.pem", pair.certificate, PUBLIC
         yield f"{host}/server.key", pair.key, SECRET
-        # With PostgreSQL it has the password of the database.
+        # With PostgreSQL, it contains the database password.
         yield f"{host}/{SETTINGS_FILE}", plan.settings_of(host, tokens).encode(), SECRET
         if host in plan.hosts:
             token = tokens.of_broker[plan.group_of(host)]
@@ -94,14 +95,16 @@ def _files(
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write a new file, with its mode set from the beginning."""
+    """Create a file with this mode from the start, so a secret is never readable by others."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with open(number, "wb") as file:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(descriptor, "wb") as file:
         file.write(content)
 
 
-def _say(folder: Path, plan: ClusterPlan, tokens: ClusterTokens, output: OutputFormat) -> None:
+def _show_next_steps(
+    folder: Path, plan: ClusterPlan, tokens: ClusterTokens, output: OutputFormat
+) -> None:
     metaservers = ",".join(plan.metaservers)
     if output is OutputFormat.JSON:
         show_json(

@@ -1,7 +1,7 @@
-"""Builds the texts of settings and systemd units for the hosts of a new cluster; writes nothing.
+"""Builds the settings files, systemd units and tokens for the hosts of a new cluster; writes
+nothing.
 
-The first tokens of a new cluster: one for the administrator and one for each broker; metaservers
-get only the hashes.
+The administrator and each broker get a token; metaservers get only the hashes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BROKER_FILE = "broker.token"
 
 class ClusterTokens:
     """
-    New tokens; that of `admin` is shown once, and never written.
+    New tokens. The one of `admin` is shown once and never written to a file.
 
     Args:
         brokers: names of the broker groups.
@@ -35,7 +35,7 @@ class ClusterTokens:
 
     @property
     def for_metaservers(self) -> dict[str, object]:
-        """The settings of a metaserver that concern access."""
+        """A metaserver's access settings."""
         hashes = [f"{name}:{token_hash(token)}" for name, token in self.of_broker.items()]
         return {
             "access": "on",
@@ -45,7 +45,7 @@ class ClusterTokens:
 
     @property
     def for_brokers(self) -> dict[str, object]:
-        """The settings of a broker that concern access."""
+        """A broker's access settings."""
         return {"access": "on", "token_file": BROKER_FILE}
 
 
@@ -60,14 +60,13 @@ class ClusterPlan:
     The hosts, ports and folders of a new cluster.
 
     Raises:
-        ConfigError: it lists every host that is no name or address, or is given twice, and all
-            other invalid values.
+        ConfigError: it lists all invalid or repeated hosts and all other invalid values.
     """
 
     hosts: Sequence[str]
-    """The names or addresses by which the hosts are reached."""
+    """Names or addresses at which the hosts are reached."""
     postgresql: str | None
-    """URL of the metaservers' database; None: one metaserver on the first host, with an embedded
+    """URL of the metaservers' database. None: one metaserver, on the first host, with an embedded
     database.
     """
     data: str
@@ -75,19 +74,19 @@ class ClusterPlan:
     meta_port: int
     broker_port: int
     meta_only: Sequence[str] = ()
-    """Hosts with a metaserver and no broker; if there are any, other hosts have only brokers."""
+    """Hosts with a metaserver and no broker; if there are any, `hosts` have only brokers."""
     name: str = ""
-    """The name of the cluster, which protects against mixing programs and databases of two
-    clusters; "" for none.
+    """Name of the cluster, which prevents mixing programs and databases of different clusters; ""
+    for none.
     """
 
     def __post_init__(self) -> None:
-        given = self.all_hosts
+        hosts = self.all_hosts
         problems = [
-            f"{host!r:.80} is no host name or address" for host in given if not is_host(host)
+            f"{host!r:.80} is not a host name or address" for host in hosts if not is_host(host)
         ]
-        twice = sorted({host for host in given if given.count(host) > 1})
-        problems += [f"{host} is given twice" for host in twice]
+        duplicates = sorted({host for host in hosts if hosts.count(host) > 1})
+        problems += [f"{host} is given twice" for host in duplicates]
         if not 0 < len(self.hosts) <= HOSTS_MAX:
             problems.append(f"a cluster has 1 to {HOSTS_MAX} hosts, not {len(self.hosts)}")
         if len(self.meta_only) > HOSTS_MAX:
@@ -104,26 +103,26 @@ class ClusterPlan:
             ("postgresql://", "postgresql+asyncpg://")
         ):
             problems.append("the database is postgresql://user:password@host/name")
-        elif self.postgresql is not None and (unescaped := url_problem(self.postgresql, new=True)):
-            problems.append(f"cannot use the URL of --postgresql: {unescaped}")
+        elif self.postgresql is not None and (url_error := url_problem(self.postgresql, new=True)):
+            problems.append(f"cannot use the URL of --postgresql: {url_error}")
         if problems:
             raise ConfigError("; ".join(problems), problems=len(problems))
 
     @property
     def all_hosts(self) -> list[str]:
-        """All hosts of the cluster."""
+        """All hosts of the cluster, including those without a broker."""
         return [*self.hosts, *self.meta_only]
 
     @property
     def meta_hosts(self) -> Sequence[str]:
-        """The hosts that have a metaserver: several if they share a database, otherwise one."""
+        """The hosts with a metaserver: several if they share a database, otherwise one."""
         if self.meta_only:
             return self.meta_only
         return self.hosts if self.postgresql else self.hosts[:1]
 
     @property
     def metaservers(self) -> list[str]:
-        """The addresses of all metaservers."""
+        """The addresses of all metaservers, as `host:port`."""
         return [_address(host, self.meta_port) for host in self.meta_hosts]
 
     def group_of(self, host: str) -> str:
@@ -131,78 +130,80 @@ class ClusterPlan:
         return f"g{list(self.hosts).index(host) + 1}"
 
     def settings_of(self, host: str, tokens: ClusterTokens) -> str:
-        """Return the TOML file for the programs of a host."""
+        """Return the TOML settings file for the programs on a host."""
         tables = []
         if host in self.meta_hosts:
-            tables.append(_table("metaserver", self._metaserver_of(host, tokens)))
+            tables.append(_toml_table("metaserver", self._metaserver_settings(host, tokens)))
         if host in self.hosts:
-            tables.append(_table("broker", self._broker_of(host, tokens)))
-        head = (
+            tables.append(_toml_table("broker", self._broker_settings(host, tokens)))
+        header = (
             "# Paths of certificates are relative to this file. SIGHUP makes a running program "
             "read it again.\n\n"
         )
-        return head + "\n".join(tables)
+        return header + "\n".join(tables)
 
-    def _broker_of(self, host: str, tokens: ClusterTokens) -> dict[str, object]:
+    def _broker_settings(self, host: str, tokens: ClusterTokens) -> dict[str, object]:
         group = self.group_of(host)
         return {
             "group": group,
-            **self._named(),
+            **self._cluster_setting(),
             "data": f"{self.data}/broker-{group}",
             "meta": self.metaservers,
-            **_serving(host),
+            **_listen_settings(host),
             "port": self.broker_port,
             **tokens.for_brokers,
         }
 
-    def _metaserver_of(self, host: str, tokens: ClusterTokens) -> dict[str, object]:
+    def _metaserver_settings(self, host: str, tokens: ClusterTokens) -> dict[str, object]:
         number = list(self.meta_hosts).index(host) + 1
         url = self.postgresql and self.postgresql.replace(
             "postgresql://", "postgresql+asyncpg://", 1
         )
         return {
             "data": f"{self.data}/metaserver-{number}",
-            **self._named(),
+            **self._cluster_setting(),
             **({"database_url": url} if url else {}),
-            **_serving(host),
+            **_listen_settings(host),
             "port": self.meta_port,
             **tokens.for_metaservers,
         }
 
-    def _named(self) -> dict[str, object]:
+    def _cluster_setting(self) -> dict[str, object]:
         return {"cluster": self.name} if self.name else {}
 
     def units_of(self, host: str, keylane: str) -> dict[str, str]:
-        """Return the systemd units of a host by file name; `keylane` is the path of the command."""
+        """Return a host's systemd units by file name; `keylane` is the path of the command."""
         hosts = {"broker": self.hosts, "metaserver": self.meta_hosts}
-        programs = [name for name, having in hosts.items() if host in having]
-        return {f"keylane-{name}.service": _unit(name, keylane, self.data) for name in programs}
+        programs = [name for name, members in hosts.items() if host in members]
+        return {
+            f"keylane-{name}.service": _systemd_unit(name, keylane, self.data) for name in programs
+        }
 
 
 def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _serving(host: str) -> dict[str, object]:
-    """Return where a program listens: on its address, or for a name on all addresses, because a
-    name may have several.
+def _listen_settings(host: str) -> dict[str, object]:
+    """Return the settings for listening: on the host's address, or on all addresses if the host is
+    given by name, because a name may have several.
     """
     try:
         ip_address(host)
-        place: dict[str, object] = {"host": host}
+        address: dict[str, object] = {"host": host}
     except ValueError:
-        place = {"host": "0.0.0.0", "advertised_host": host}  # noqa: S104 - TLS is served
+        address = {"host": "0.0.0.0", "advertised_host": host}  # noqa: S104 - TLS is served
     files = {"tls_cert": "server.pem", "tls_key": "server.key", "tls_ca": "ca.pem"}
-    return place | files
+    return address | files
 
 
-def _table(name: str, values: dict[str, object]) -> str:
-    # A JSON string or list of strings is also valid TOML.
+def _toml_table(name: str, values: dict[str, object]) -> str:
+    # JSON strings and lists of strings are valid TOML.
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     return "\n".join([f"[{name}]", *lines, ""])
 
 
-def _unit(program: str, keylane: str, data: str) -> str:
+def _systemd_unit(program: str, keylane: str, data: str) -> str:
     return f"""\
 [Unit]
 Description=keylane {program}

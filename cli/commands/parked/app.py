@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from ...answer import Answer, expanded
+from ...answer import CommonOptions, expand_options
 from ...options import ConsumerGroupArgument, SubjectArgument
 from .selection import (
-    Change,
-    DeadPlace,
-    DeadRedriving,
+    DeadMessageOptions,
+    DeadRedriveOptions,
     DeadSelection,
-    DeadSkipping,
+    DeadSkipOptions,
+    EditOptions,
     FirstOption,
-    ParkedPlace,
-    Redriving,
+    MessageOptions,
+    RedriveOptions,
     Selection,
-    Skipping,
+    SkipOptions,
 )
 
 parked_app = typer.Typer()
@@ -24,64 +24,68 @@ dead_app = typer.Typer()
 
 
 @parked_app.command("list")
-@expanded
+@expand_options
 def parked_list(
-    subject: SubjectArgument, group: ConsumerGroupArgument, *, selection: Selection, answer: Answer
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    selection: Selection,
+    common: CommonOptions,
 ) -> None:
-    """Show the parked keys of a consumer group with the last failure of each, and messages without
-    an order grouped by their errors.
+    """Show the parked keys of a consumer group, each with its last failure, and unordered messages
+    grouped by error.
     """
     from .keys import list_parked
 
-    answer.run(list_parked, subject, group, selection)
+    common.run(list_parked, subject, group, selection)
 
 
 @parked_app.command("show")
-@expanded
+@expand_options
 def parked_show(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     *,
     selection: Selection,
     first: FirstOption = 20,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Show the parked messages of the selected keys, the oldest of each key first."""
+    """Show the parked messages of the selected keys, oldest first."""
     from .messages import show_parked
 
-    answer.run(show_parked, subject, group, selection, first=first)
+    common.run(show_parked, subject, group, selection, first=first)
 
 
 @parked_app.command("redrive")
-@expanded
+@expand_options
 def parked_redrive(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     *,
     selection: Selection,
-    redriving: Redriving,
-    answer: Answer,
+    redrive_options: RedriveOptions,
+    common: CommonOptions,
 ) -> None:
-    """Have parked messages handled again, the oldest of each key first. Without a key the command
-    asks first.
+    """Have parked messages handled again, oldest first. Without a key, the command asks for
+    confirmation.
     """
     from .keys import redrive_parked
 
-    answer.run(redrive_parked, subject, group, selection, redriving)
+    common.run(redrive_parked, subject, group, selection, redrive_options)
 
 
 parked_app.command("retry", help="Another name for redrive.")(parked_redrive)
 
 
 @parked_app.command("edit")
-@expanded
+@expand_options
 def parked_edit(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     *,
-    place: ParkedPlace,
-    change: Change,
-    answer: Answer,
+    message_options: MessageOptions,
+    edit_options: EditOptions,
+    common: CommonOptions,
 ) -> None:
     """
     Replace the value of a parked message.
@@ -92,32 +96,32 @@ def parked_edit(
     """
     from .messages import edit_parked
 
-    answer.run(edit_parked, subject, group, place, change)
+    common.run(edit_parked, subject, group, message_options, edit_options)
 
 
 @parked_app.command("skip")
-@expanded
+@expand_options
 def parked_skip(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     *,
     selection: Selection,
-    skipping: Skipping,
-    answer: Answer,
+    skip_options: SkipOptions,
+    common: CommonOptions,
 ) -> None:
     """Skip the oldest parked message of each selected key, or more: no consumer will handle them.
     The command shows them, and asks.
     """
     from .messages import skip_parked
 
-    answer.run(skip_parked, subject, group, selection, skipping)
+    common.run(skip_parked, subject, group, selection, skip_options)
 
 
-_OF_DEAD = {
+_DEAD_OPTIONS = {
     Selection: DeadSelection,
-    Redriving: DeadRedriving,
-    Skipping: DeadSkipping,
-    ParkedPlace: DeadPlace,
+    RedriveOptions: DeadRedriveOptions,
+    SkipOptions: DeadSkipOptions,
+    MessageOptions: DeadMessageOptions,
 }
 _DEAD_COMMANDS = (
     (
@@ -159,4 +163,4 @@ _DEAD_COMMANDS = (
     ),
 )
 for _name, _command, _help in _DEAD_COMMANDS:
-    dead_app.command(_name, help=_help)(expanded(_command, _OF_DEAD))
+    dead_app.command(_name, help=_help)(expand_options(_command, _DEAD_OPTIONS))

@@ -13,7 +13,7 @@ from ....protocol.text import counted
 from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
-from .selection import Redriving, Selection, confirm, failure_text, key_facts, key_text
+from .selection import RedriveOptions, Selection, confirm, failure_text, key_fields, key_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,10 +23,10 @@ COLUMNS = (
     *("failed at", "last failure", "consumer", "next try"),
 )
 ERRORS_SHOWN = 20
-"""Number of different errors that are shown for messages without an order, per partition."""
+"""Maximum number of errors shown per partition for unordered messages."""
 BY_ERROR_MAX = 100_000
-"""Number of messages without an order up to which they are grouped by error; for more, only their
-number and last failure are shown.
+"""Maximum number of unordered messages to group by error; for more, only their number and last
+failure are shown.
 """
 
 
@@ -35,18 +35,18 @@ async def list_parked(
 ) -> None:
     """Show the selected parked keys."""
     async with open_admin(meta) as admin:
-        views = await selected(admin, subject, group, selection, retrying=True)
-        loose = sum(view.messages for view in views if view.is_loose)
-        if 0 < loose <= BY_ERROR_MAX:
+        views = await list_views(admin, subject, group, selection, retrying=True)
+        unordered = sum(view.messages for view in views if view.is_loose)
+        if 0 < unordered <= BY_ERROR_MAX:
             arguments = selection.arguments | {"retrying": True, "by_error": True}
             views = [view async for view in admin.parked(subject, group, **arguments)]
     if output is OutputFormat.JSON:
-        show_json([key_facts(view) for view in views])
+        show_json([key_fields(view) for view in views])
     elif views:
         show_table(parked_table(f"{group} on {subject}", views))
     else:
-        what = "no dead letters" if selection.among_dead else "nothing is parked"
-        show_line(f"{group} on {subject}: {what}")
+        description = "no dead letters" if selection.among_dead else "nothing is parked"
+        show_line(f"{group} on {subject}: {description}")
 
 
 async def redrive_parked(
@@ -55,39 +55,41 @@ async def redrive_parked(
     subject: str,
     group: str,
     selection: Selection,
-    redriving: Redriving,
+    options: RedriveOptions,
 ) -> None:
-    """Redrive the selected parked keys; if none is named, ask first."""
-    key = selection.wanted_key()
-    whole = selection.key is None and selection.among_dead is True
-    if redriving.all_keys and selection.is_limited:
+    """Redrive the selected parked keys; if no key is named, ask for confirmation."""
+    key = selection.selected_key()
+    all_dead = selection.key is None and selection.among_dead is True
+    if options.all_keys and selection.is_limited:
         raise ConfigError("--all means every key: remove --all, or the other options")
-    if not (redriving.all_keys or selection.is_limited or whole):
-        raise ConfigError("say which keys: --key, --older-than, --error, …, or --all")
+    if not (options.all_keys or selection.is_limited or all_dead):
+        raise ConfigError("select keys: --key, --older-than, --error, …, or --all")
     async with open_admin(meta) as admin:
         if key is ...:
-            views = await selected(admin, subject, group, selection)
+            views = await list_views(admin, subject, group, selection)
             parked = [view for view in views if view.state is not ParkState.REDRIVING]
             if parked:
-                confirm(f"Redrive {_sum(parked)} of {group} on {subject}?", yes=redriving.yes)
+                confirm(f"Redrive {_count_text(parked)} of {group} on {subject}?", yes=options.yes)
         redriven = await admin.redrive(
             subject,
             group,
-            all=redriving.all_keys,
+            all=options.all_keys,
             **selection.arguments,
         )
     if output is OutputFormat.JSON:
-        show_json({"redriven": [key_facts(view) for view in redriven]})
+        show_json({"redriven": [key_fields(view) for view in redriven]})
     elif not redriven:
         show_line("nothing to redrive: no such key is parked, or all are already being redriven")
     else:
         for view in redriven:
-            what = counted(view.messages, "message")
-            show_line(f"partition {view.partition_id}: {key_text(view.key)}: {what} redriven")
-        show_line(f"{_sum(redriven)} redriven")
+            description = counted(view.messages, "message")
+            show_line(
+                f"partition {view.partition_id}: {key_text(view.key)}: {description} redriven"
+            )
+        show_line(f"{_count_text(redriven)} redriven")
 
 
-async def selected(
+async def list_views(
     admin: Admin, subject: str, group: str, selection: Selection, *, retrying: bool = False
 ) -> list[ParkedKeyView]:
     """Return the selected parked keys."""
@@ -95,29 +97,27 @@ async def selected(
     return [view async for view in views]
 
 
-def parked_table(whose: str, views: Sequence[ParkedKeyView]) -> Table:
-    """Return a table with a parked key in each row."""
+def parked_table(title_prefix: str, views: Sequence[ParkedKeyView]) -> Table:
+    """Build a table with one parked key per row."""
     parked = any(view.key is not None or view.tries for view in views)
-    title = f"{whose}: {_sum(views)}{' parked' if parked else ''}"
+    title = f"{title_prefix}: {_count_text(views)}{' parked' if parked else ''}"
     rows: list[tuple[object, ...]] = []
-    for _, group in groupby(views, key=_which):
-        of_one = list(group)
-        rows += map(_row, of_one[:ERRORS_SHOWN])
-        if rest := of_one[ERRORS_SHOWN:]:
-            more = f"({counted(len(rest), 'more error')})"
-            count = sum(view.messages for view in rest)
-            rows.append((rest[0].partition_id, None, None, count, *(None,) * 4, more, None, None))
+    for _, group in groupby(views, key=_group_key):
+        grouped = list(group)
+        rows += map(_row, grouped[:ERRORS_SHOWN])
+        if hidden := grouped[ERRORS_SHOWN:]:
+            more = f"({counted(len(hidden), 'more error')})"
+            count = sum(view.messages for view in hidden)
+            rows.append((hidden[0].partition_id, None, None, count, *(None,) * 4, more, None, None))
     return make_table(title, COLUMNS, rows)
 
 
-def _which(view: ParkedKeyView) -> tuple[int, bytes | None, int | None, ParkState]:
-    """Return what the views of one key, or of one kind of messages without an order, have in
-    common.
-    """
+def _group_key(view: ParkedKeyView) -> tuple[int, bytes | None, int | None, ParkState]:
+    """Return the grouping key of views: the same key, or the same kind of unordered messages."""
     return view.partition_id, view.key, view.tries, view.state
 
 
-def _state(view: ParkedKeyView) -> str:
+def _state_text(view: ParkedKeyView) -> str:
     """Return the text of the state column; for unordered messages, why they are parked."""
     if view.state is not ParkState.PARKED:
         return view.state
@@ -131,7 +131,7 @@ def _row(view: ParkedKeyView) -> tuple[object, ...]:
     return (
         view.partition_id,
         key_text(view.key) if view.tries is None else "(dead letters)" if not view.tries else None,
-        _state(view),
+        _state_text(view),
         view.messages,
         shown(view.since_ms),
         None if view.first_offset < 0 else f"{view.first_source}:{view.first_offset}",
@@ -143,8 +143,8 @@ def _row(view: ParkedKeyView) -> tuple[object, ...]:
     )
 
 
-def _sum(views: Sequence[ParkedKeyView]) -> str:
-    """Return the numbers of messages with an order key and of each kind without an order."""
+def _count_text(views: Sequence[ParkedKeyView]) -> str:
+    """Format the number of messages with an order key, and of each kind of unordered messages."""
     keyed = [view for view in views if view.key]
     dead = [view for view in views if view.key is None and not view.tries]
     keyless = [view for view in views if view.key == b""]
@@ -157,7 +157,7 @@ def _sum(views: Sequence[ParkedKeyView]) -> str:
         (waiting, "message that waits for retry", "messages that wait for retry"),
     )
     return ", ".join(
-        counted(sum(view.messages for view in some), name, names)
-        for some, name, names in kinds
-        if some
+        counted(sum(view.messages for view in kind), name, names)
+        for kind, name, names in kinds
+        if kind
     )

@@ -1,7 +1,4 @@
-"""`keylane parked` show, skip and edit: the parked messages of a consumer group.
-
-Lets the user edit a value in an editor.
-"""
+"""`keylane parked` show, skip and edit: the parked messages of a consumer group."""
 
 from __future__ import annotations
 
@@ -21,16 +18,16 @@ from ....protocol.scheduled.deliver_at import shown
 from ....protocol.text import counted
 from ...connection import open_admin
 from ...message_json import message_json
-from ...options import OutputFormat, headers_of
+from ...options import OutputFormat, parse_headers
 from ...screen import json_text, make_table, show_json, show_line, show_table
-from .keys import selected
+from .keys import list_views
 from .selection import (
-    Change,
-    ParkedPlace,
+    EditOptions,
+    MessageOptions,
     Selection,
-    Skipping,
+    SkipOptions,
     confirm,
-    failure_facts,
+    failure_fields,
     failure_text,
     key_text,
 )
@@ -42,36 +39,36 @@ if TYPE_CHECKING:
 EDITOR_DEFAULT = "vi"
 
 
-def edited_text(value: bytes) -> bytes | None:
+def edit_in_editor(value: bytes) -> bytes | None:
     """
     Let the user edit a value in $VISUAL or $EDITOR; return None if it was not changed.
 
     Raises:
-        ConfigError: the value is no text, or the editor cannot be started, or ended with an error.
+        ConfigError: the value is not text, or the editor cannot be started or fails.
     """
     try:
-        before = value.decode()
+        original = value.decode()
     except UnicodeDecodeError:
         raise ConfigError(
-            "the value is not text: edit a file, and give it as --value-file"
+            "the value is not text: edit a file, and pass it with --value-file"
         ) from None
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or EDITOR_DEFAULT
     with tempfile.TemporaryDirectory(prefix="keylane-") as folder:
         path = Path(folder) / "value"
         path.write_bytes(value)
         try:
-            done = subprocess.run([*shlex.split(command), str(path)], check=False)
+            process = subprocess.run([*shlex.split(command), str(path)], check=False)
         except (OSError, ValueError) as error:
             raise ConfigError(f"the editor {command!r} cannot be started: {error}") from None
-        if done.returncode:
+        if process.returncode:
             raise ConfigError(
-                f"the editor ended with status {done.returncode}: nothing was changed"
+                f"the editor exited with status {process.returncode}: nothing was changed"
             )
-        after = path.read_bytes()
-    # Editors add an end to the last line, which may have had none.
-    if not before.endswith("\n"):
-        after = after.removesuffix(b"\n")
-    return None if after == value else after
+        edited_value = path.read_bytes()
+    # Editors add a line end to the last line, which may have had none.
+    if not original.endswith("\n"):
+        edited_value = edited_value.removesuffix(b"\n")
+    return None if edited_value == value else edited_value
 
 
 COLUMNS = ("partition#", "offset#", "sent at", "key", "value")
@@ -79,7 +76,7 @@ FAILURE_COLUMNS = ("tries#", "failed at", "last failure")
 OPTIONS = "--key, --key-hex, --no-key, --dead, --older-than, --error or --partition"
 VALUE_CHARS_SHOWN = 100
 SKIPPED_SHOWN = 10
-"""Number of messages that are shown before the question."""
+"""Maximum number of messages shown before asking for confirmation."""
 
 
 async def show_parked(
@@ -87,21 +84,21 @@ async def show_parked(
 ) -> None:
     """Show the oldest parked messages of each selected key; raise NotFoundError."""
     if not (selection.is_limited or selection.among_dead):
-        raise ConfigError(f"say which messages: {OPTIONS}")
+        raise ConfigError(f"select messages: {OPTIONS}")
     async with open_admin(meta) as admin:
         messages = await _messages(admin, subject, group, selection, first)
-        all_count = 0
+        total = 0
         if output is not OutputFormat.JSON and len(messages) >= first:
-            views = await selected(admin, subject, group, selection)
-            all_count = sum(view.messages for view in views)
+            views = await list_views(admin, subject, group, selection)
+            total = sum(view.messages for view in views)
     if output is OutputFormat.JSON:
         for each in messages:
             _print_json(each)
         return
     count = counted(len(messages), "message")
-    if all_count > len(messages):
-        count = f"the first {len(messages)} of {counted(all_count, 'message')}"
-    show_table(message_table(f"{_whose(selection)}: {count}", messages))
+    if total > len(messages):
+        count = f"the first {len(messages)} of {counted(total, 'message')}"
+    show_table(message_table(f"{_selection_text(selection)}: {count}", messages))
 
 
 async def skip_parked(
@@ -110,50 +107,57 @@ async def skip_parked(
     subject: str,
     group: str,
     selection: Selection,
-    skipping: Skipping,
+    options: SkipOptions,
 ) -> None:
     """
     Skip parked messages of each selected key, after asking.
 
     Raises:
         NotFoundError
-        ConfigError: no key is selected, or a key is parked on two partitions and none is named.
+        ConfigError: no key is selected, or the key is parked on several partitions and no partition
+            is named.
     """
     if not (selection.is_limited or selection.among_dead):
-        raise ConfigError(f"say which messages: {OPTIONS}")
-    first = skipping.count
+        raise ConfigError(f"select messages: {OPTIONS}")
+    first = options.count
     of_one_key = selection.key is not None or selection.key_hex is not None
     async with open_admin(meta) as admin:
-        views = await selected(admin, subject, group, selection)
+        views = await list_views(admin, subject, group, selection)
         if of_one_key and not selection.among_dead and len(views) > 1:
             ids = ", ".join(str(view.partition_id) for view in views)
-            raise ConfigError(f"it is parked on partitions {ids}: say --partition")
-        few = SKIPPED_SHOWN if first is None else min(first, SKIPPED_SHOWN)
-        lost = await _messages(admin, subject, group, selection, few)
-        if not views:  # it was parked since
+            raise ConfigError(f"it is parked on partitions {ids}: pass --partition")
+        preview_count = SKIPPED_SHOWN if first is None else min(first, SKIPPED_SHOWN)
+        preview = await _messages(admin, subject, group, selection, preview_count)
+        if not views:  # parked only after they were listed
             raise NotFoundError(Reason.PARKED_KEY_UNKNOWN)
         count = sum(view.messages if first is None else min(first, view.messages) for view in views)
         skipped = 0
         if count:
-            what = f"{counted(count, 'message')} of {_whose(selection)}"
+            description = f"{counted(count, 'message')} of {_selection_text(selection)}"
             if output is OutputFormat.TABLE:
-                title = f"{what}: no consumer of {group} will handle"
-                all_shown = count <= len(lost)
-                show_table(message_table(f"{title} these" if all_shown else title, lost))
-            confirm(f"Skip {what}?", yes=skipping.yes)
+                title = f"{description}: no consumer of {group} will handle"
+                is_complete = count <= len(preview)
+                show_table(message_table(f"{title} these" if is_complete else title, preview))
+            confirm(f"Skip {description}?", yes=options.yes)
             skipped = await admin.skip(subject, group, **selection.arguments, first=first)
-    numbers = sorted({view.partition_id for view in views})
+    partition_ids = sorted({view.partition_id for view in views})
     if output is OutputFormat.JSON:
-        where = {"partition_id": numbers[0]} if len(numbers) == 1 else {"partition_ids": numbers}
-        show_json({**where, "skipped": skipped})
+        location = (
+            {"partition_id": partition_ids[0]}
+            if len(partition_ids) == 1
+            else {"partition_ids": partition_ids}
+        )
+        show_json({**location, "skipped": skipped})
     else:
-        which = f"partition{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-        show_line(f"{which}: {counted(skipped, 'message')} skipped")
+        partitions_text = (
+            f"partition{'s' if len(partition_ids) > 1 else ''} {', '.join(map(str, partition_ids))}"
+        )
+        show_line(f"{partitions_text}: {counted(skipped, 'message')} skipped")
 
 
-def _whose(selection: Selection) -> str:
-    """Return a name for the selected messages, for people."""
-    key = selection.wanted_key()
+def _selection_text(selection: Selection) -> str:
+    """Describe the selected messages in a few words."""
+    key = selection.selected_key()
     if isinstance(key, EllipsisType):
         return "dead letters" if selection.among_dead else "the selected keys"
     return f"dead letters of {key_text(key)}" if selection.among_dead and key else key_text(key)
@@ -164,31 +168,31 @@ async def edit_parked(
     output: OutputFormat,
     subject: str,
     group: str,
-    place: ParkedPlace,
-    change: Change,
+    options: MessageOptions,
+    edit: EditOptions,
 ) -> None:
     """
     Replace the value or the properties of a parked message, and show it as consumers will get it.
 
     Raises:
-        ConfigError: nothing is to be changed, or no message is named.
+        ConfigError: there is nothing to change, or no message is named.
         InputError: the file cannot be read.
         The errors of `Admin.edit_parked`.
     """
-    new, properties = change.new_value, headers_of(change.header or ()) or None
-    arguments = place.arguments
+    new_value, properties = edit.new_value, parse_headers(edit.header or ()) or None
+    arguments = options.arguments
     async with open_admin(meta) as admin:
-        if change.in_editor:
-            before = await admin.parked_message(subject, group, **arguments)
-            assert before.message is not None
-            new = await asyncio.to_thread(edited_text, before.message.value)
-            if new is None and properties is None:
+        if edit.in_editor:
+            original = await admin.parked_message(subject, group, **arguments)
+            assert original.message is not None
+            new_value = await asyncio.to_thread(edit_in_editor, original.message.value)
+            if new_value is None and properties is None:
                 show_line("not changed")
                 return
-            # Its key may have another oldest message by now.
-            arguments = {"partition_id": before.partition_id, "offset": before.offset}
+            # The oldest message of the key may have changed meanwhile.
+            arguments = {"partition_id": original.partition_id, "offset": original.offset}
         edited = await admin.edit_parked(
-            subject, group, **arguments, value=new, properties=properties
+            subject, group, **arguments, value=new_value, properties=properties
         )
     if output is OutputFormat.JSON:
         _print_json(edited)
@@ -204,12 +208,12 @@ async def _messages(
 
 
 def message_table(title: str, messages: Sequence[ParkedMessage]) -> Table:
-    """Return a table with a parked message in each row, with its own failure if it has no order; an
-    unreadable message has the reason.
+    """Build a table with one parked message per row; unordered messages have their own failures,
+    and unreadable ones the reason.
     """
-    fails = any(each.failure is not None for each in messages)
-    columns = (*COLUMNS, *FAILURE_COLUMNS) if fails else COLUMNS
-    rows = ((*_row(each), *_failure(each)) if fails else _row(each) for each in messages)
+    has_failures = any(each.failure is not None for each in messages)
+    columns = (*COLUMNS, *FAILURE_COLUMNS) if has_failures else COLUMNS
+    rows = ((*_row(each), *_failure(each)) if has_failures else _row(each) for each in messages)
     return make_table(title, columns, rows)
 
 
@@ -232,10 +236,10 @@ def _failure(each: ParkedMessage) -> tuple[object, ...]:
 
 
 def _print_json(each: ParkedMessage) -> None:
-    facts_or_none = {"failure": failure_facts(each.failure), "since_ms": each.since_ms}
-    failed = {name: value for name, value in facts_or_none.items() if value is not None}
+    optional = {"failure": failure_fields(each.failure), "since_ms": each.since_ms}
+    failure_json = {name: value for name, value in optional.items() if value is not None}
     if each.message is None:
-        facts = {"partition_id": each.partition_id, "offset": each.offset, "problem": each.problem}
-        show_line(json_text(facts | failed))
+        fields = {"partition_id": each.partition_id, "offset": each.offset, "problem": each.problem}
+        show_line(json_text(fields | failure_json))
     else:
-        show_line(message_json(each.message, failed))
+        show_line(message_json(each.message, failure_json))

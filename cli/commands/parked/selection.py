@@ -1,5 +1,5 @@
-"""The options of `keylane parked` and `keylane dead`, which select messages, describe changes of
-them, and confirm.
+"""The options of `keylane parked` and `keylane dead`: they select keys and messages, describe
+edits, and confirm.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SECONDS_MAX = 999_999_999_999
 
 
 YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Do not ask; required if the input is no terminal.")
+    bool, typer.Option("--yes", "-y", help="Do not ask; required if the input is not a terminal.")
 ]
 FirstOption = Annotated[
     int, typer.Option(min=1, help="Number of messages of each key, beginning with the oldest.")
@@ -64,27 +64,32 @@ class Selection:
     among_dead: bool | None = None
     """True: only dead letters; False: all but dead letters; None: both."""
 
-    def wanted_key(self) -> bytes | EllipsisType | None:
+    def selected_key(self) -> bytes | EllipsisType | None:
         """
-        Return the key; b"" for messages without one, None for dead letters, `...` if none is named.
+        Return the selected key: b"" for messages without one, None for dead letters, `...` if no
+        key is named.
 
         Raises:
-            ConfigError: two of the options are given, or the key is invalid.
+            ConfigError: several of the options are given, or the key is invalid.
         """
-        given = [self.key is not None, self.key_hex is not None, self.no_key, self.dead]
-        if sum(given) > 1:
+        options = [self.key is not None, self.key_hex is not None, self.no_key, self.dead]
+        if sum(options) > 1:
             raise ConfigError("give one of --key, --key-hex, --no-key and --dead")
         if self.dead:
             return None
         if self.no_key:
             return b""
         if self.key_hex is not None:
-            return _not_empty(_bytes_of(self.key_hex))
-        return ... if self.key is None else _not_empty(self.key.encode(errors="surrogateescape"))
+            return _require_nonempty(_parse_hex(self.key_hex))
+        return (
+            ...
+            if self.key is None
+            else _require_nonempty(self.key.encode(errors="surrogateescape"))
+        )
 
     @property
     def older_than_ms(self) -> int | None:
-        """The age in milliseconds; raises ConfigError."""
+        """The minimum age in milliseconds; raises ConfigError."""
         if self.older_than is None:
             return None
         age_ms = ago_ms(f"-{self.older_than}")
@@ -93,7 +98,7 @@ class Selection:
             age_ms = seconds * 1_000
         if age_ms is None:
             raise ConfigError(
-                f"--older-than {self.older_than[:40]!r}: give it as 90, 15m, 1h or 2d"
+                f"--older-than {self.older_than[:40]!r}: pass an age such as 90, 15m, 1h or 2d"
             )
         return age_ms
 
@@ -101,7 +106,7 @@ class Selection:
     def arguments(self) -> dict[str, Any]:
         """The arguments for the calls of an admin client; raises ConfigError."""
         return {
-            "key": self.wanted_key(),
+            "key": self.selected_key(),
             "dead": self.among_dead,
             "partition_id": self.partition,
             "older_than_ms": self.older_than_ms,
@@ -110,26 +115,26 @@ class Selection:
 
     @property
     def by_key(self) -> bool:
-        """True if a key is named."""
-        return self.wanted_key() is not ...
+        """True if an option names a key."""
+        return self.selected_key() is not ...
 
     @property
     def is_limited(self) -> bool:
-        """True if an option limits which keys are selected."""
-        others = (self.partition, self.older_than, self.error)
-        return self.by_key or any(other is not None for other in others)
+        """True if any option restricts the selection."""
+        other_options = (self.partition, self.older_than, self.error)
+        return self.by_key or any(other is not None for other in other_options)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadSelection(Selection):
-    """The options that select among dead letters."""
+    """The options that select dead letters."""
 
     dead: bool = False
     among_dead: bool | None = True
 
 
 @dataclass(frozen=True, slots=True)
-class Redriving:
+class RedriveOptions:
     """The options of `redrive` besides the selection."""
 
     all_keys: Annotated[bool, typer.Option("--all", help="Every parked key.")] = False
@@ -137,14 +142,14 @@ class Redriving:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadRedriving(Redriving):
+class DeadRedriveOptions(RedriveOptions):
     """The options of `redrive` for dead letters, without --all."""
 
     all_keys: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Skipping:
+class SkipOptions:
     """The options of `skip` besides the selection: how many messages of each key are skipped."""
 
     first: Annotated[
@@ -160,8 +165,8 @@ class Skipping:
 
     @property
     def count(self) -> int | None:
-        """The number of messages of each key that are skipped; None: all. Raises ConfigError if
-        both options are given.
+        """The number of messages of each key to skip; None for all. Raises ConfigError if both
+        options are given.
         """
         if self.all_messages and self.first is not None:
             raise ConfigError("--all means every message: remove --first")
@@ -169,15 +174,15 @@ class Skipping:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadSkipping(Skipping):
+class DeadSkipOptions(SkipOptions):
     """The options of `skip` for dead letters."""
 
     all_messages: Annotated[bool, typer.Option("--all", help="Skip every dead letter.")] = False
 
 
 @dataclass(frozen=True, slots=True)
-class ParkedPlace:
-    """The options that name one message."""
+class MessageOptions:
+    """The options that identify one message."""
 
     key: Annotated[
         str | None,
@@ -203,19 +208,19 @@ class ParkedPlace:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments for the calls of an admin client; raises ConfigError."""
-        wanted = Selection(self.key, self.key_hex).wanted_key()
-        if isinstance(wanted, EllipsisType) or wanted is None:
+        key = Selection(self.key, self.key_hex).selected_key()
+        if isinstance(key, EllipsisType) or key is None:
             if self.partition is None or self.offset is None:
-                raise ConfigError("say which message: --partition and --offset, or --key")
+                raise ConfigError("identify the message: --partition and --offset, or --key")
             return {"partition_id": self.partition, "offset": self.offset}
         if self.offset is not None:
-            raise ConfigError("a key names its oldest message: remove --offset, or --key")
-        return {"key": wanted, "partition_id": self.partition, "dead": self.dead}
+            raise ConfigError("a key selects its oldest message: remove --offset, or --key")
+        return {"key": key, "partition_id": self.partition, "dead": self.dead}
 
 
 @dataclass(frozen=True, slots=True)
-class DeadPlace(ParkedPlace):
-    """The options that name one dead letter."""
+class DeadMessageOptions(MessageOptions):
+    """The options that identify one dead letter."""
 
     key: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The oldest dead letter of this order key.")
@@ -224,8 +229,8 @@ class DeadPlace(ParkedPlace):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """The options that change a message."""
+class EditOptions:
+    """The options that edit a message."""
 
     value: Annotated[str | None, typer.Option(metavar="TEXT", help="The new value.")] = None
     value_file: Annotated[
@@ -241,50 +246,48 @@ class Change:
             help="A property; all given ones replace those of the message; may be repeated.",
         ),
     ] = None
-    """Properties in the form `name=value`, which replace all earlier ones; without any, they
-    stay.
-    """
+    """Properties as `name=value`, which replace all existing ones; without any, those are kept."""
 
     @property
     def new_value(self) -> bytes | None:
         """
-        The new value; None if it stays, or is edited.
+        The new value; None if it is unchanged or comes from the editor.
 
         Raises:
-            ConfigError: nothing is to be changed, or two options give the value.
+            ConfigError: there is nothing to change, or several options give the value.
             InputError: the file cannot be read.
         """
         if (self.value is not None) + (self.value_file is not None) + self.in_editor > 1:
             raise ConfigError("give one of --value, --value-file and --editor")
         if self.value_file is not None:
-            return _content(self.value_file)
+            return _read_file(self.value_file)
         if self.value is None and not (self.in_editor or self.header):
-            raise ConfigError("say what is new: --value, --value-file, --editor, --header")
+            raise ConfigError("pass a change: --value, --value-file, --editor or --header")
         return None if self.value is None else self.value.encode(errors="surrogateescape")
 
 
-def _content(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _bytes_of(text: str) -> bytes:
+def _parse_hex(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
         raise ConfigError(f"--key-hex {text[:80]!r}: not hexadecimal") from None
 
 
-def _not_empty(key: bytes) -> bytes:
+def _require_nonempty(key: bytes) -> bytes:
     if not key:
-        raise ConfigError("an empty key: messages without a key are --no-key")
+        raise ConfigError("the key is empty: use --no-key for messages without a key")
     return key
 
 
 def key_text(key: bytes | None) -> str:
-    """Return a key as text for people."""
+    """Format a key for display."""
     if not key:
         return "(dead letters)" if key is None else "(no key)"
     text = key.decode(errors="backslashreplace")
@@ -292,21 +295,21 @@ def key_text(key: bytes | None) -> str:
 
 
 def failure_text(failure: Failure) -> str:
-    """Return the type and the text of a failure for people."""
+    """Format the type and text of a failure for display."""
     text = f"{failure.kind}: {failure.text}".removesuffix(": ")
     return text if len(text) <= FAILURE_CHARS_SHOWN else f"{text[:FAILURE_CHARS_SHOWN]}…"
 
 
-def failure_facts(failure: Failure | None) -> dict[str, object] | None:
-    """Return a failure as names and values for programs."""
+def failure_fields(failure: Failure | None) -> dict[str, object] | None:
+    """Return a failure as JSON fields."""
     if failure is None:
         return None
     return {name: getattr(failure, name) for name in failure.__struct_fields__}
 
 
-def key_facts(view: ParkedKeyView) -> dict[str, object]:
-    """Return a parked key as names and values for programs; `key` is missing for dead letters of
-    any key, and for retries.
+def key_fields(view: ParkedKeyView) -> dict[str, object]:
+    """Return a parked key as JSON fields, without `key` for dead letters of any key and for
+    retries.
     """
     from ....protocol.http.message_json import bytes_field
 
@@ -317,7 +320,7 @@ def key_facts(view: ParkedKeyView) -> dict[str, object]:
         "state": view.state,
         "messages": view.messages,
         "since_ms": view.since_ms,
-        "failure": failure_facts(view.failure),
+        "failure": failure_fields(view.failure),
         "first_source": view.first_source,
         "first_offset": view.first_offset,
         **({} if view.tries is None else {"tries": view.tries, "next_ms": view.next_ms}),
@@ -329,7 +332,7 @@ def confirm(question: str, *, yes: bool) -> None:
     Ask on a terminal, and exit with status 1 if the answer is no.
 
     Raises:
-        ConfigError: there is no terminal, and no --yes.
+        ConfigError: the input is not a terminal, and `yes` is False.
     """
     if yes:
         return

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from ....protocol.limits import PARTITIONS_MAX
-from ...answer import Answer, expanded
+from ...answer import CommonOptions, expand_options
 
 spark_app = typer.Typer()
 
 
 class OnError(enum.StrEnum):
-    """The treatment of a message for which the function of a job fails."""
+    """What happens to a message for which a job's function fails."""
 
     FAIL = "fail"
     PARK = "park"
@@ -36,8 +36,8 @@ AcceptOption = Annotated[
     bool,
     typer.Option(
         "--accept-code",
-        help="Continue although the code has changed: pieces that are done stay, and the manifest "
-        "names the code of each.",
+        help="Continue although the code has changed: finished pieces are kept, and the manifest "
+        "records the code of each.",
     ),
 ]
 VersionOption = Annotated[
@@ -66,7 +66,7 @@ PartitionsOption = Annotated[
 
 
 @spark_app.command("reprocess")
-@expanded
+@expand_options
 def spark_reprocess(
     *,
     source: Annotated[
@@ -119,21 +119,21 @@ def spark_reprocess(
         typer.Option(
             min=0,
             max=86_400,
-            help="Seconds for which messages after the end are held, so that a group can begin "
+            help="Seconds for which messages after the end are protected, for a group that starts "
             "there.",
         ),
     ] = 3_600,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """
     Reprocess a subject with a function; run it again to finish what is missing.
 
     The exit status is 0, 1 after an error, 2 if compared outputs differ, 3 if messages are parked.
     """
-    from .reprocess import Asked, reprocess
+    from .reprocess import ReprocessOptions, reprocess
 
-    asked = Asked(
-        meta=answer.meta,
+    options = ReprocessOptions(
+        meta=common.meta,
         source=source,
         to=to,
         job=job,
@@ -150,4 +150,4 @@ def spark_reprocess(
         code_version=code_version,
         park=on_error is OnError.PARK,
     )
-    raise typer.Exit(reprocess(answer.output, asked))
+    raise typer.Exit(reprocess(common.output, options))

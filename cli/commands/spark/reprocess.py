@@ -1,5 +1,5 @@
-"""`keylane spark reprocess`: plans and runs a job, with a progress bar for each partition, and
-compares its output.
+"""`keylane spark reprocess`: plans and runs a job, with a progress bar per partition, and compares
+its output.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ DIFFERENCES_SHOWN = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The options of the command line."""
+class ReprocessOptions:
+    """The options of `keylane spark reprocess`."""
 
     meta: str
     source: str
@@ -54,62 +54,62 @@ class Asked:
     park: bool = False
 
 
-def reprocess(output: OutputFormat, asked: Asked) -> int:
-    """Run the command, and return its exit status: 0, 1 after an error, 2 if outputs differ, 3 if
+def reprocess(output: OutputFormat, command: ReprocessOptions) -> int:
+    """Run the command and return its exit status: 0, 1 after an error, 2 if outputs differ, 3 if
     messages are parked.
     """
     from ....spark.failure import error_in
 
     try:
-        return _reprocess(output, asked)
+        return _reprocess(output, command)
     except KeylaneError as error:
         show_error(error, output)
     except Exception as error:
-        ours = error_in(str(error))
-        if ours is None:
+        keylane_error = error_in(str(error))
+        if keylane_error is None:
             raise
-        show_error(ours, output)
+        show_error(keylane_error, output)
     return 1
 
 
-def _reprocess(output: OutputFormat, asked: Asked) -> int:
+def _reprocess(output: OutputFormat, command: ReprocessOptions) -> int:
     from ....protocol.ids import check_name
     from ....spark.options import parse_options
     from ....spark.reprocess.folder import OutputFolder
     from ....spark.reprocess.job import load_job
     from ....spark.reprocess.run import plan_job
 
-    where, to = _goal(asked)
-    sys.path.insert(0, "")  # like `python -m`: jobs in the current folder are found
-    job = load_job(asked.job, name=asked.name, version=asked.code_version)
+    folder_path, target = _parse_target(command)
+    sys.path.insert(0, "")  # like `python -m`: find jobs in the current folder
+    job = load_job(command.job, name=command.name, version=command.code_version)
     check_name("job", job.name)
-    folder = OutputFolder(where)
+    folder = OutputFolder(folder_path)
     options = parse_options(
         {
-            "meta": asked.meta,
-            "subject": asked.source,
-            "start": asked.start,
-            "end": asked.end,
+            "meta": command.meta,
+            "subject": command.source,
+            "start": command.start,
+            "end": command.end,
             "columns": "partition,offset,key,value,timestamp,properties",
         },
         now_ms=SystemClock.wall_ms(),
     )
     if len(options.subjects) != 1:
-        raise ConfigError(f"--from is one subject, not {asked.source!r:.80}")
-    if asked.plan:
-        hidden = to.output() if to else None
-        planned = plan_job(job, options, folder, output=hidden, accept_code=asked.accept_code)
+        raise ConfigError(f"--from is one subject, not {command.source!r:.80}")
+    if command.plan:
+        hidden = target.output() if target else None
+        planned = plan_job(job, options, folder, output=hidden, accept_code=command.accept_code)
         _show_plan(output, planned)
         return 0
-    if asked.compare:
-        _check_older(asked.compare)
-    parked = _run(output, asked, job, options, folder, to)
-    differs = _compare(output, asked, folder) if asked.compare else False
-    return 2 if differs else 3 if parked else 0
+    if command.compare:
+        _check_comparison(command.compare)
+    parked = _run(output, command, job, options, folder, target)
+    has_differences = _compare(output, command, folder) if command.compare else False
+    return 2 if has_differences else 3 if parked else 0
 
 
-def _check_older(compare: str) -> None:
-    """Raise the errors of the comparison before the job runs."""
+def _check_comparison(compare: str) -> None:
+    """Check the argument of --compare before the job runs; raise its errors."""
     from ....protocol.ids import check_name
     from ....spark.reprocess.folder import OutputFolder
     from ....spark.reprocess.outputs import SUBJECT, complete
@@ -120,7 +120,7 @@ def _check_older(compare: str) -> None:
         complete(OutputFolder(compare))
 
 
-def _goal(asked: Asked) -> tuple[str, JobTarget | None]:
+def _parse_target(command: ReprocessOptions) -> tuple[str, JobTarget | None]:
     """
     Return the output folder and the target subject, which is None for Parquet.
 
@@ -130,47 +130,47 @@ def _goal(asked: Asked) -> tuple[str, JobTarget | None]:
     from ....spark.reprocess.target import JobTarget
     from ....spark.writing.job import parse_write_options
 
-    if asked.to.startswith(PARQUET):
-        if asked.to == PARQUET:
-            raise ConfigError(f"--to is parquet:DIR or a subject, not {asked.to!r:.80}")
-        if asked.folder or asked.partitions or asked.hidden:
+    if command.to.startswith(PARQUET):
+        if command.to == PARQUET:
+            raise ConfigError(f"--to is parquet:DIR or a subject, not {command.to!r:.80}")
+        if command.folder or command.partitions or command.hidden:
             raise ConfigError("--folder, --partitions and --hidden go with --to SUBJECT")
-        return asked.to.removeprefix(PARQUET), None
-    if not asked.folder:
+        return command.to.removeprefix(PARQUET), None
+    if not command.folder:
         raise ConfigError(
             "--to SUBJECT needs --folder DIR, where the plan and the manifest are kept"
         )
-    if asked.to == asked.source and not asked.hidden:
+    if command.to == command.source and not command.hidden:
         raise ConfigError(
             "--to the subject itself would store the rows after the messages of which they are "
             "made: with --hidden they stay hidden, and `keylane subject publish HIDDEN SUBJECT "
             "--replace --groups-from DIR` replaces the messages with them"
         )
-    given = {
-        "meta": asked.meta,
-        "subject": asked.to,
-        "publish": "false" if asked.hidden else "true",
+    write_options = {
+        "meta": command.meta,
+        "subject": command.to,
+        "publish": "false" if command.hidden else "true",
     }
-    given |= {"partitions": str(asked.partitions)} if asked.partitions else {}
-    given |= {"hidden": asked.hidden} if asked.hidden else {}
-    return asked.folder, JobTarget(options=parse_write_options(given))
+    write_options |= {"partitions": str(command.partitions)} if command.partitions else {}
+    write_options |= {"hidden": command.hidden} if command.hidden else {}
+    return command.folder, JobTarget(options=parse_write_options(write_options))
 
 
 def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
     cores = os.cpu_count() or 1
-    facts = {
+    totals = {
         "rows": plan.rows,
         "mb": round(plan.size_bytes / 1e6, 1),
         "tasks": plan.tasks,
         "minutes": round(plan.minutes(cores), 1),
     }
-    left = Counter[int]()
+    missing_rows = Counter[int]()
     for piece in plan.missing:
-        left[piece.partition_id] += piece.rows
+        missing_rows[piece.partition_id] += piece.rows
     removed = {piece.partition_id: piece.removed_from_ms for piece in plan.missing}
     if output is OutputFormat.JSON:
-        more = {"missing_rows": dict(left), "removed_from_ms": removed}
-        show_json({**facts, "ranges": plan.manifest.ranges, **more})
+        progress = {"missing_rows": dict(missing_rows), "removed_from_ms": removed}
+        show_json({**totals, "ranges": plan.manifest.ranges, **progress})
         return
     rows = [
         (
@@ -178,7 +178,7 @@ def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
             each.start,
             each.end,
             each.end - each.start,
-            left[each.partition_id],
+            missing_rows[each.partition_id],
             removal_text(removed.get(each.partition_id), now_ms=SystemClock.wall_ms()),
         )
         for each in plan.manifest.ranges
@@ -187,8 +187,8 @@ def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
     names = ("id#", "start#", "end#", "rows#", "missing rows#", "removed from")
     show_table(make_table(title, names, rows))
     show_line(
-        f"to do: {facts['rows']} rows, {facts['mb']} MB, {facts['tasks']} tasks, about "
-        f"{facts['minutes']} minutes with {cores} cores; the job protects their messages from "
+        f"to do: {totals['rows']} rows, {totals['mb']} MB, {totals['tasks']} tasks, about "
+        f"{totals['minutes']} minutes with {cores} cores; the job protects their messages from "
         "retention"
     )
     times = [at for at in removed.values() if at is not None]
@@ -201,24 +201,24 @@ def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
 
 
 def removal_text(at_ms: int | None, *, now_ms: int) -> str:
-    """Return when retention begins to remove messages, as text for an operator."""
+    """Describe when retention starts to remove messages; `at_ms` is milliseconds since 1970."""
     if at_ms is None:
         return "-"
     if at_ms <= now_ms:
         return "now"
     minutes = (at_ms - now_ms) // 60_000
     days, hours = minutes // 1_440, minutes // 60 % 24
-    left = f"{days} d {hours} h" if days else f"{hours} h {minutes % 60} min"
-    return f"from {shown(at_ms)}, in {left}"
+    remaining = f"{days} d {hours} h" if days else f"{hours} h {minutes % 60} min"
+    return f"from {shown(at_ms)}, in {remaining}"
 
 
 def _run(
     output: OutputFormat,
-    asked: Asked,
+    command: ReprocessOptions,
     job: Job,
     options: ReadOptions,
     folder: OutputFolder,
-    to: JobTarget | None,
+    target: JobTarget | None,
 ) -> int:
     """Run the job, show its result, and return the number of parked messages."""
     from ....spark.reprocess.run import run_job
@@ -226,17 +226,17 @@ def _run(
     from ...java import find_java
 
     spark = local_session(java_home=find_java().path, cores=os.cpu_count() or 1)
-    with _bars(folder, shown=output is OutputFormat.TABLE) as begin:
+    with _progress_bars(folder, shown=output is OutputFormat.TABLE) as add_bars:
         manifest = run_job(
             spark,
             job,
             options,
             folder,
-            to=to,
-            handover_ms=asked.handover_ms,
-            accept_code=asked.accept_code,
-            park=asked.park,
-            planned=begin,
+            to=target,
+            handover_ms=command.handover_ms,
+            accept_code=command.accept_code,
+            park=command.park,
+            planned=add_bars,
         )
     if output is OutputFormat.JSON:
         show_json(manifest)
@@ -249,23 +249,23 @@ def _run(
         show_line(f"{counted(count, 'piece')} of these by {code}")
     if line := folder.parked_text(manifest):
         show_line(line)
-    if manifest.output and asked.hidden:
+    if manifest.output and command.hidden:
         show_line(f"the rows are in {manifest.output.hidden}, hidden")
-        if asked.to == asked.source:
+        if command.to == command.source:
             show_line(
-                f"keylane subject publish {asked.hidden} {asked.to} --replace --groups-from "
+                f"keylane subject publish {command.hidden} {command.to} --replace --groups-from "
                 f"{folder.path}"
             )
     elif manifest.output:
-        show_line(f"the rows are published in {asked.to}")
+        show_line(f"the rows are published in {command.to}")
     show_line(f"a group can continue after them with --start manifest:{folder.path}")
     return manifest.parked
 
 
 @contextmanager
-def _bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[JobPlan], None]]:
-    """Show a bar for each partition, which follows the files in the folder; yield a function that
-    creates the bars for a plan.
+def _progress_bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[JobPlan], None]]:
+    """Show a progress bar per partition that follows the files in the folder; yield a function that
+    adds the bars for a plan.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -275,70 +275,70 @@ def _bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[JobPlan], 
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    ended = threading.Event()
+    stopped = threading.Event()
     with Progress(*columns, disable=not shown) as progress:
         bars: dict[int, object] = {}
 
-        def begin(plan: JobPlan) -> None:
+        def add_bars(plan: JobPlan) -> None:
             for each in plan.manifest.ranges:
                 bars[each.partition_id] = progress.add_task(
                     f"partition {each.partition_id}", total=each.end - each.start
                 )
 
-        def move() -> None:
-            done = Counter[int]()
+        def update_bars() -> None:
+            done_rows = Counter[int]()
             for partition_id, rows in folder.done_ranges():
-                done[partition_id] += rows
+                done_rows[partition_id] += rows
             for partition_id, bar in list(bars.items()):
-                progress.update(bar, completed=done[partition_id])  # type: ignore[arg-type]
+                progress.update(bar, completed=done_rows[partition_id])  # type: ignore[arg-type]
 
-        def follow() -> None:
-            while not ended.wait(POLL_SECONDS):
-                move()
+        def follow_folder() -> None:
+            while not stopped.wait(POLL_SECONDS):
+                update_bars()
 
-        follower = threading.Thread(target=follow, name="progress", daemon=True)
-        follower.start()
+        thread = threading.Thread(target=follow_folder, name="progress", daemon=True)
+        thread.start()
         try:
-            yield begin
+            yield add_bars
         finally:
-            ended.set()
-            follower.join()
-            move()
+            stopped.set()
+            thread.join()
+            update_bars()
 
 
-def _compare(output: OutputFormat, asked: Asked, folder: OutputFolder) -> bool:
-    """Show where two outputs differ, and return True if they do."""
+def _compare(output: OutputFormat, command: ReprocessOptions, folder: OutputFolder) -> bool:
+    """Show where the two outputs differ; return True if they do."""
     from ....spark.reprocess.folder import OutputFolder
     from ....spark.reprocess.outputs import SUBJECT, compare_outputs, complete
 
-    unlike = compare_outputs(asked.meta, asked.compare, folder)
+    differences = compare_outputs(command.meta, command.compare, folder)
     if output is OutputFormat.JSON:
         show_json(
             [
                 {
                     "partition_id": each.partition_id,
-                    "key": _text(each.key),
+                    "key": _key_text(each.key),
                     "first_offset": each.first_offset,
                     "rows": each.rows,
                 }
-                for each in unlike
+                for each in differences
             ]
         )
-    elif not unlike:
-        show_line(f"the output equals that of {asked.compare}")
+    elif not differences:
+        show_line(f"the output equals that of {command.compare}")
     else:
         rows = [
-            (each.partition_id, _text(each.key), each.first_offset, each.rows)
-            for each in unlike[:DIFFERENCES_SHOWN]
+            (each.partition_id, _key_text(each.key), each.first_offset, each.rows)
+            for each in differences[:DIFFERENCES_SHOWN]
         ]
-        title = f"{counted(len(unlike), 'key')} with other rows than in {asked.compare}"
+        title = f"{counted(len(differences), 'key')} with other rows than in {command.compare}"
         show_table(make_table(title, ("id#", "key", "first offset#", "rows#"), rows))
-    older = [] if asked.compare.startswith(SUBJECT) else [OutputFolder(asked.compare)]
-    for each in (*older, folder) if output is OutputFormat.TABLE else ():
+    compared = [] if command.compare.startswith(SUBJECT) else [OutputFolder(command.compare)]
+    for each in (*compared, folder) if output is OutputFormat.TABLE else ():
         if line := each.parked_text(complete(each)):
             show_line(line)
-    return bool(unlike)
+    return bool(differences)
 
 
-def _text(key: object) -> str:
+def _key_text(key: object) -> str:
     return key.decode(errors="replace") if isinstance(key, bytes) else str(key)

@@ -9,7 +9,7 @@ import typer
 from ....protocol.control import Retention
 from ....protocol.limits import MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX_MIN, PARTITIONS_MAX
 from ....protocol.routing import OrderStrategy
-from ...answer import Answer, expanded
+from ...answer import CommonOptions, expand_options
 from ...options import (
     AllPartitionsOption,
     DryRunOption,
@@ -28,7 +28,7 @@ PartitionArgument = Annotated[
 
 
 @subject_app.command("create")
-@expanded
+@expand_options
 def subject_create(
     subject: SubjectArgument,
     partitions: Annotated[
@@ -64,14 +64,14 @@ def subject_create(
         int,
         typer.Option(min=MESSAGE_BYTES_MAX_MIN, max=MESSAGE_BYTES_MAX, help=MESSAGE_BYTES_HELP),
     ] = MESSAGE_BYTES_MAX,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Create a subject; a repeat with the same settings changes nothing."""
+    """Create a subject; repeating the command with the same settings changes nothing."""
     from .subjects import show_created
 
     if queues is not None and not static:
         raise typer.BadParameter("needs --static", param_hint="--queues")
-    answer.ask(
+    common.ask(
         lambda admin: admin.create_subject(
             subject,
             partitions=partitions if queues is None else queues,
@@ -85,22 +85,22 @@ def subject_create(
 
 
 @subject_app.command("list")
-@expanded
+@expand_options
 def subject_list(
     *,
     hidden: Annotated[
         bool, typer.Option("--hidden", help="Also list hidden subjects, with their targets.")
     ] = False,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """List all subjects."""
     from .subjects import show_subjects
 
-    answer.ask(lambda admin: admin.list_subjects(hidden=hidden), show_subjects)
+    common.ask(lambda admin: admin.list_subjects(hidden=hidden), show_subjects)
 
 
 @subject_app.command("publish")
-@expanded
+@expand_options
 def subject_publish(
     hidden: Annotated[str, typer.Argument(metavar="HIDDEN", help="Name of the hidden subject.")],
     subject: SubjectArgument,
@@ -121,10 +121,10 @@ def subject_publish(
     ] = "",
     yes: YesOption = False,
     wait: WaitOption = True,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Publish a hidden subject: its messages are appended to those of the subject, all at once. A
-    repeat changes nothing.
+    """Publish a hidden subject: its messages are appended to those of the subject, all at once.
+    Repeating the command changes nothing.
     """
     from ..deletion import confirm
     from .subjects import publish_subject, show_parked
@@ -133,27 +133,27 @@ def subject_publish(
         if groups_from:
             show_parked(groups_from)
         confirm(f"Delete all messages that subject {subject} has now?", yes=yes)
-    answer.run(
+    common.run(
         publish_subject, hidden, subject, replace=replace, groups_from=groups_from, wait=wait
     )
 
 
 @subject_app.command("describe")
-@expanded
+@expand_options
 def subject_describe(
     subject: SubjectArgument,
     *,
     all_partitions: AllPartitionsOption = False,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Show a subject's partitions: range, broker, state, offsets."""
     from .subjects import describe_subject
 
-    answer.run(describe_subject, subject=subject, all_partitions=all_partitions)
+    common.run(describe_subject, subject=subject, all_partitions=all_partitions)
 
 
 @subject_app.command("set")
-@expanded
+@expand_options
 def subject_set(
     subject: SubjectArgument,
     *,
@@ -162,7 +162,7 @@ def subject_set(
     ] = None,
     retention: Annotated[
         Retention | None,
-        typer.Option(help="acked or time; stored messages keep their present setting."),
+        typer.Option(help="acked or time; stored messages keep their current setting."),
     ] = None,
     message_bytes_max: Annotated[
         int | None,
@@ -174,19 +174,19 @@ def subject_set(
     ] = None,
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Change the settings of a subject while it is used; settings that it already has change
+    """Change the settings of a subject while it is in use; repeating the command changes
     nothing.
     """
     from .subjects import set_subject
 
     if order_strategy is None and retention is None and message_bytes_max is None:
         settings = "--order-strategy, --retention, --message-bytes-max"
-        raise typer.BadParameter(f"give one of them: {settings}")
+        raise typer.BadParameter(f"pass at least one of {settings}")
     set_subject(
-        answer.meta,
-        answer.output,
+        common.meta,
+        common.output,
         subject,
         order_strategy=order_strategy,
         retention=retention,
@@ -197,51 +197,51 @@ def subject_set(
 
 
 @subject_app.command("delete")
-@expanded
+@expand_options
 def subject_delete(
     subject: SubjectArgument,
     *,
     force: ForceOption = False,
     yes: YesOption = False,
     wait: WaitOption = True,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Delete a subject with its messages and consumer groups; run it again to see how far the
-    deletion is.
+    """Delete a subject with its messages and consumer groups; repeat the command to see the
+    progress.
     """
     from ..deletion import confirm, delete
 
     confirm(f"Delete subject {subject} with all its messages?", yes=yes)
-    answer.run(
+    common.run(
         delete,
         f"subject {subject}",
-        lambda admin, known: admin.delete_subject(subject, force=force, subject_id=known),
+        lambda admin, subject_id: admin.delete_subject(subject, force=force, subject_id=subject_id),
         wait=wait,
     )
 
 
 @subject_app.command("queues")
-@expanded
+@expand_options
 def subject_queues(
     subject: SubjectArgument,
     *,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Show a static subject's logic queues: range, partitions, logic offsets."""
     from ..queue import show_queues
 
-    answer.run(show_queues, subject)
+    common.run(show_queues, subject)
 
 
 @subject_app.command("resize")
-@expanded
+@expand_options
 def subject_resize(
     subject: SubjectArgument,
     partitions: Annotated[int, typer.Option(help="Physical partitions, 1 to 1024.")],
     *,
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Change the number of partitions. Partitions whose range stays the same are kept, and every
     key keeps its order.
@@ -249,8 +249,8 @@ def subject_resize(
     from ..operations import change_partitions
 
     change_partitions(
-        answer.meta,
-        answer.output,
+        common.meta,
+        common.output,
         lambda admin: admin.resize(subject, partitions, dry_run=dry_run),
         planned=dry_run,
         wait=wait,
@@ -258,7 +258,7 @@ def subject_resize(
 
 
 @subject_app.command("grow")
-@expanded
+@expand_options
 def subject_grow(
     subject: SubjectArgument,
     queues: Annotated[
@@ -270,7 +270,7 @@ def subject_grow(
     *,
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Split logic queues. A queue keeps its number, offsets and first half; its second half is a
     new queue from 0.
@@ -278,10 +278,10 @@ def subject_grow(
     from ..operations import change_partitions
 
     if bool(queues) == bool(queue):
-        raise typer.BadParameter("give either --queues or --queue", param_hint="--queues")
+        raise typer.BadParameter("pass either --queues or --queue", param_hint="--queues")
     change_partitions(
-        answer.meta,
-        answer.output,
+        common.meta,
+        common.output,
         lambda admin: admin.grow_subject(subject, queues, queues=queue or (), dry_run=dry_run),
         planned=dry_run,
         wait=wait,
@@ -289,20 +289,20 @@ def subject_grow(
 
 
 @subject_app.command("split")
-@expanded
+@expand_options
 def subject_split(
     partition: PartitionArgument,
     *,
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Split a partition in two."""
     from ..operations import change_partitions
 
     change_partitions(
-        answer.meta,
-        answer.output,
+        common.meta,
+        common.output,
         lambda admin: admin.split(partition, dry_run=dry_run),
         planned=dry_run,
         wait=wait,
@@ -310,7 +310,7 @@ def subject_split(
 
 
 @subject_app.command("merge")
-@expanded
+@expand_options
 def subject_merge(
     partitions: Annotated[
         list[int], typer.Argument(metavar="PARTITION...", help="Ids of neighbouring partitions.")
@@ -318,14 +318,14 @@ def subject_merge(
     *,
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Merge neighbouring partitions into one."""
     from ..operations import change_partitions
 
     change_partitions(
-        answer.meta,
-        answer.output,
+        common.meta,
+        common.output,
         lambda admin: admin.merge(partitions, dry_run=dry_run),
         planned=dry_run,
         wait=wait,
@@ -333,7 +333,7 @@ def subject_merge(
 
 
 @subject_app.command("move")
-@expanded
+@expand_options
 def subject_move(
     partitions: Annotated[
         list[int], typer.Argument(metavar="PARTITION...", help="Ids of open partitions.")
@@ -342,14 +342,14 @@ def subject_move(
     to: Annotated[str, typer.Option(metavar="GROUP", help="Broker group to move to.")],
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Continue partitions on another broker group."""
     from ..operations import change_partitions
 
     change_partitions(
-        answer.meta,
-        answer.output,
+        common.meta,
+        common.output,
         lambda admin: admin.move(partitions, to=to, dry_run=dry_run),
         planned=dry_run,
         wait=wait,
@@ -360,39 +360,39 @@ subject_app.command("evacuate", help="The same as `keylane broker evacuate`.")(e
 
 
 @subject_app.command("operations")
-@expanded
+@expand_options
 def subject_operations(
     subject: SubjectArgument,
     *,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Show the operations on a subject's partitions: how far each is, and what it waits for."""
+    """Show the operations on a subject's partitions: their progress, and what they wait for."""
     from ..operations import list_operations
 
-    answer.run(list_operations, subject)
+    common.run(list_operations, subject)
 
 
 @subject_app.command("cancel")
-@expanded
+@expand_options
 def subject_cancel(
     operation: Annotated[int, typer.Argument(metavar="ID", help="Id of an operation.")],
     *,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
-    """Cancel an operation that has not begun to seal. Later it can only be completed."""
+    """Cancel an operation that has not started sealing; after that it can only be completed."""
     from ..operations import show_canceled
 
-    answer.ask(lambda admin: admin.cancel(operation), show_canceled)
+    common.ask(lambda admin: admin.cancel(operation), show_canceled)
 
 
 @subject_app.command("history")
-@expanded
+@expand_options
 def subject_history(
     subject: SubjectArgument,
     *,
-    answer: Answer,
+    common: CommonOptions,
 ) -> None:
     """Draw the lineage of a subject's partitions: parents and children."""
     from .subjects import show_history
 
-    answer.ask(lambda admin: admin.history(subject), show_history)
+    common.ask(lambda admin: admin.history(subject), show_history)

@@ -1,11 +1,11 @@
-"""Finds where the consumer groups of a subject continue in the rows of a job that replace its
-messages.
+"""Replaces a subject's messages with the rows of a job, and finds where its consumer groups
+continue.
 
-Producers may continue: the job has sealed the messages of which its rows are made, and new messages
-are stored after those and after the rows. The cursors of the groups must not change between reading
-them here and the publication, which is refused if a group has live consumers, was reset, or has had
-a consumer since. It may take minutes to
-read the rows; if a group was reset or had a consumer in that time, they are read again.
+Producers may keep running: the job has sealed the messages that it reads, and new messages are
+stored after both those and the rows. The groups' cursors must not change between reading them here
+and the publication, which is refused if a group has live consumers, was reset, or had a consumer in
+the meantime. Reading the rows may take minutes; if a group was reset or had a consumer meanwhile,
+they are read again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ....spark.reprocess.carrying import SourceOffsets
 
 
-LOOKS_MAX = 3
-"""Number of times that the rows are read if cursors change."""
+ATTEMPTS_MAX = 3
+"""Maximum number of times that the rows are read because cursors have changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,61 +32,60 @@ class CutOver:
     """The arguments of a publication that replaces messages with rows."""
 
     starts: dict[str, dict[int, int]] | None = None
-    """The first offset that a group has not handled, by consumer group and partition of the hidden
-    subject; None if it is already published.
+    """Consumer group → partition id of the hidden subject → first offset that the group has not
+    handled; None if the subject is already published.
     """
     ends: dict[int, int]
-    """The end of the messages of which the rows were made, by partition of the subject."""
+    """Partition id of the subject → end offset of the messages from which the rows were made."""
     revisions: dict[str, str] = field(default_factory=dict)
-    """The revision of each consumer group before its cursors were last read."""
+    """Consumer group → its revision before its cursors were last read."""
     subject_id: int = 0
-    """The id of the hidden subject that the job has filled."""
+    """Id of the hidden subject that the job filled."""
 
 
 async def cut_over(
     admin: Admin, meta: str, hidden: str, subject: str, folder: str, *, wait: bool
 ) -> tuple[dict[str, dict[int, int]] | None, Publication]:
     """
-    Replace messages with rows; if a group has changed since its cursors were read, plan again.
+    Replace messages with rows; plan again if a group changed after its cursors were read.
 
     Returns:
-        Where the groups continue, see `CutOver.starts`, and the publication.
+        Where the groups continue (see `CutOver.starts`), and the publication.
 
     Raises:
         PublishError: the groups keep changing.
         The errors of `plan_cut_over` and `Admin.publish_subject`.
     """
-    left = LOOKS_MAX
+    attempts_left = ATTEMPTS_MAX
     while True:
-        planned = await plan_cut_over(admin, meta, hidden, subject, folder)
-        left -= 1
+        plan = await plan_cut_over(admin, meta, hidden, subject, folder)
+        attempts_left -= 1
         try:
-            answer = await admin.publish_subject(
+            publication = await admin.publish_subject(
                 hidden,
                 subject,
                 replace=True,
-                starts=planned.starts,
-                ends=planned.ends,
-                subject_id=planned.subject_id,
-                revisions=planned.revisions,
+                starts=plan.starts,
+                ends=plan.ends,
+                subject_id=plan.subject_id,
+                revisions=plan.revisions,
                 wait=wait,
             )
         except PublishError as error:
-            if error.reason is not Reason.PUBLISH_CURSORS or not left:
+            if error.reason is not Reason.PUBLISH_CURSORS or not attempts_left:
                 raise
         else:
-            return planned.starts, answer
+            return plan.starts, publication
 
 
 async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, folder: str) -> CutOver:
     """
-    Find where the consumer groups are in the messages, and from that in the rows.
+    Map the consumer groups' cursors in the messages to offsets in the rows.
 
     Raises:
-        JobError: there is no manifest, it is not complete, or it describes other subjects or
-            rows.
+        JobError: the manifest is missing, incomplete, or describes other subjects or rows; messages
+            would be missing; or the cursors keep changing.
         RowsError: retention has removed some of the rows.
-        JobError: messages would be missing, or the cursors keep changing.
         NotSentError: a broker does not answer.
     """
     from ....arrow.reading import read
@@ -102,26 +101,26 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     subject_id = manifest.output.subject_id if manifest.output else 0
     covered = {each.partition_id: each.end for each in manifest.ranges}
     try:
-        ends = await _ends(admin, hidden)
+        ends = await _fetch_ends(admin, hidden)
     except SubjectUnknownError:
-        # Publishing says whether it is published.
+        # Perhaps it is already published; the publication reports that.
         return CutOver(ends=covered, subject_id=subject_id)
     _check_rows(manifest, hidden, ends, folder)
-    stored = await _stored(admin, subject, before=min(ends))
+    stored = await _fetch_stored(admin, subject, before=min(ends))
     covered |= {each.partition_id: each.end for each in stored if each.first >= each.end}
-    for _ in range(LOOKS_MAX):
-        cursors, _ = await _cursors(admin, subject, before=min(ends))
+    for _ in range(ATTEMPTS_MAX):
+        cursors, _ = await _fetch_cursors(admin, subject, before=min(ends))
         check_covers(manifest, stored, cursors)
 
-        def scan(now: dict[str, dict[int, int]] = cursors) -> dict[str, dict[int, int]]:
+        def find_starts(latest: dict[str, dict[int, int]] = cursors) -> dict[str, dict[int, int]]:
             rows = read(meta, hidden, columns=("partition", "offset", "properties"))
-            return positions(now, rows, ends)
+            return positions(latest, rows, ends)
 
         if not cursors:
             return CutOver(starts={}, ends=covered, subject_id=subject_id)
-        starts = await asyncio.to_thread(scan)
-        now, revisions = await _cursors(admin, subject, before=min(ends))
-        if now == cursors:
+        starts = await asyncio.to_thread(find_starts)
+        latest, revisions = await _fetch_cursors(admin, subject, before=min(ends))
+        if latest == cursors:
             return CutOver(starts=starts, ends=covered, revisions=revisions, subject_id=subject_id)
     raise JobError(
         Reason.CUT_OVER,
@@ -130,29 +129,27 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     )
 
 
-async def _ends(admin: Admin, hidden: str) -> dict[int, int]:
-    """Return the offset after the last row of each partition of the hidden subject; raise
-    SubjectUnknownError, NotSentError or RowsError.
+async def _fetch_ends(admin: Admin, hidden: str) -> dict[int, int]:
+    """Return the end offset of each partition of the hidden subject; raise SubjectUnknownError,
+    NotSentError or RowsError.
     """
     from ....spark.writing.hidden import check_kept
 
-    new = await admin.describe_subject(hidden)
+    description = await admin.describe_subject(hidden)
     ends = {
         each.partition_id: each.next_offset
-        for each in new.partitions
+        for each in description.partitions
         if each.next_offset is not None
     }
-    if len(ends) < len(new.partitions):
+    if len(ends) < len(description.partitions):
         raise NotSentError(f"a broker of {hidden} does not answer")
-    for each in new.partitions:
+    for each in description.partitions:
         check_kept(hidden, each.partition_id, each.first_offset or 0)
     return ends
 
 
 def _check_rows(manifest: Manifest, hidden: str, ends: dict[int, int], folder: str) -> None:
-    """Raise JobError unless the hidden subject has exactly the rows that the job of the folder
-    has counted.
-    """
+    """Raise JobError unless the hidden subject has exactly the rows that the folder's job wrote."""
     assert manifest.output
     if ends != (manifest.output.messages or {}):
         raise JobError(
@@ -164,14 +161,14 @@ def _check_rows(manifest: Manifest, hidden: str, ends: dict[int, int], folder: s
         )
 
 
-async def _stored(admin: Admin, subject: str, *, before: int) -> list[SourceOffsets]:
-    """Return the stored offsets of the partitions before the cut, which have lower ids than those
-    of the hidden subject.
+async def _fetch_stored(admin: Admin, subject: str, *, before: int) -> list[SourceOffsets]:
+    """Return the stored offsets of the partitions before the cut: those with lower ids than the
+    hidden subject's.
     """
     from ....spark.reprocess.carrying import SourceOffsets
 
-    old = await admin.describe_subject(subject)
-    partitions = [each for each in old.partitions if each.partition_id < before]
+    description = await admin.describe_subject(subject)
+    partitions = [each for each in description.partitions if each.partition_id < before]
     stored = [
         SourceOffsets(partition_id=each.partition_id, first=each.first_offset, end=each.next_offset)
         for each in partitions
@@ -185,21 +182,21 @@ async def _stored(admin: Admin, subject: str, *, before: int) -> list[SourceOffs
 def _check_subjects(manifest: Manifest, hidden: str, subject: str, folder: str) -> None:
     output = manifest.output
     if not output or (output.hidden, output.target, manifest.subject) != (hidden, subject, subject):
-        made = f"{output.hidden} for {output.target}" if output else "Parquet files"
+        output_text = f"{output.hidden} for {output.target}" if output else "Parquet files"
         raise JobError(
             Reason.MANIFEST,
-            f"{folder} has a job from {manifest.subject} into {made}, not from {subject} into "
-            f"{hidden}",
+            f"{folder} has a job from {manifest.subject} into {output_text}, "
+            f"not from {subject} into {hidden}",
             path=folder,
         )
 
 
-async def _cursors(
+async def _fetch_cursors(
     admin: Admin, subject: str, *, before: int
 ) -> tuple[dict[str, dict[int, int]], dict[str, str]]:
     """
-    Return the cursors of each consumer group by partition before the cut, and the revision of each
-    group before its cursors were read.
+    Return each consumer group's cursors on the partitions before the cut, and its revision, read
+    before the cursors.
 
     Raises:
         NotSentError: a broker does not answer.
@@ -208,9 +205,9 @@ async def _cursors(
     cursors: dict[str, dict[int, int]] = {}
     revisions: dict[str, str] = {}
     for group in await admin.list_groups(subject):
-        described = await admin.describe_group(subject, group.group)
-        mine = [each for each in described.partitions if each.partition_id < before]
-        for each in mine:
+        description = await admin.describe_group(subject, group.group)
+        partitions = [each for each in description.partitions if each.partition_id < before]
+        for each in partitions:
             if each.offset is None:
                 raise NotSentError(each.problem or "a broker does not answer")
             if each.parked:
@@ -221,6 +218,6 @@ async def _cursors(
                     "first (`keylane parked`)",
                     partition_id=each.partition_id,
                 )
-        cursors[group.group] = {each.partition_id: each.offset or 0 for each in mine}
-        revisions[group.group] = described.revision
+        cursors[group.group] = {each.partition_id: each.offset or 0 for each in partitions}
+        revisions[group.group] = description.revision
     return cursors, revisions

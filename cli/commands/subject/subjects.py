@@ -23,17 +23,17 @@ from ....protocol.routing import OrderStrategy, Partition, PartitionState
 from ....protocol.text import counted
 from ...connection import open_admin
 from ...options import OutputFormat
-from ...screen import make_table, show_json, show_left_out, show_line, show_table
+from ...screen import make_table, show_json, show_line, show_omitted, show_table
 from ..operations import change_partitions
 
 COLUMNS = ("id#", "partition", "logical", "broker group", "state", "address")
 
 
 def show_created(view: SubjectView) -> None:
-    """Show the partitions of a new subject."""
+    """Show the open partitions of a new subject."""
     ordered = sorted(view.route.open_partitions(), key=lambda partition: partition.range_start)
-    title = _title(view, view.route.version)
-    show_table(make_table(title, COLUMNS, [_cells(partition) for partition in ordered]))
+    title = _subject_title(view, view.route.version)
+    show_table(make_table(title, COLUMNS, [_partition_cells(partition) for partition in ordered]))
     sealed = len(view.route.partitions) - len(ordered)
     if sealed:
         shown = f"keylane subject describe {view.subject} --all"
@@ -51,11 +51,9 @@ def set_subject(
     dry_run: bool,
     wait: bool,
 ) -> None:
-    """Change settings of a subject; show each before and after, and the partitions that continue
-    it.
-    """
+    """Change settings of a subject; show the old and new values, and the new partitions."""
 
-    async def begin(admin: Admin) -> OperationView:
+    async def start(admin: Admin) -> OperationView:
         change = await admin.set_subject(
             subject,
             order_strategy=order_strategy,
@@ -64,16 +62,16 @@ def set_subject(
             dry_run=dry_run,
         )
         for name, before in change.before.items():
-            now = change.after[name]
-            changed = before if now == before else f"{before} -> {now}"
-            show_line(f"{subject}: {name} {changed}", errors=output is OutputFormat.JSON)
+            after = change.after[name]
+            change_text = before if after == before else f"{before} -> {after}"
+            show_line(f"{subject}: {name} {change_text}", errors=output is OutputFormat.JSON)
         return change.operation
 
-    change_partitions(meta, output, begin, planned=dry_run, wait=wait)
+    change_partitions(meta, output, start, planned=dry_run, wait=wait)
 
 
 def show_subjects(subjects: Sequence[SubjectSummary]) -> None:
-    """Show subjects, and for hidden ones where they will be published."""
+    """Show subjects; for hidden ones, also where they will be published."""
     rows = [
         (summary.subject, summary.order_strategy, summary.partitions, summary.route_version)
         for summary in subjects
@@ -90,42 +88,43 @@ def show_subjects(subjects: Sequence[SubjectSummary]) -> None:
             show_line(f"{summary.subject}: {summary.problem}")
 
 
-def _expiry(left_ms: int | None) -> str:
-    if left_ms is None:
+def _expiry(remaining_ms: int | None) -> str:
+    if remaining_ms is None:
         return ""
-    minutes = left_ms // 60_000
-    left = f"{minutes // 60} h" if minutes >= 120 else f"{minutes} min"
-    return f"; deleted in {left} unless it is filled or published"
+    minutes = remaining_ms // 60_000
+    remaining = f"{minutes // 60} h" if minutes >= 120 else f"{minutes} min"
+    return f"; deleted in {remaining} unless it is filled or published"
 
 
 async def describe_subject(
     meta: str, output: OutputFormat, *, subject: str, all_partitions: bool = False
 ) -> None:
     """
-    Show a subject's partitions: where each is, its range, state and offsets.
+    Show a subject's partitions with their brokers, ranges, states and offsets.
 
-    A table leaves out sealed partitions that every group has drained, unless `all_partitions` is
-    set.
+    A table omits sealed partitions that every group has drained, unless `all_partitions` is set.
     """
     undrained: set[int] = set()
     as_json = output is OutputFormat.JSON
     async with open_admin(meta) as admin:
-        described = await admin.describe_subject(subject)
-        sealed = any(part.state is PartitionState.SEALED for part in described.partitions)
+        description = await admin.describe_subject(subject)
+        sealed = any(
+            partition.state is PartitionState.SEALED for partition in description.partitions
+        )
         if sealed and not all_partitions and not as_json:
-            undrained = {part.partition_id for part in await admin.undrained(subject)}
+            undrained = {partition.partition_id for partition in await admin.undrained(subject)}
     if output is OutputFormat.JSON:
-        show_json(described)
+        show_json(description)
         return
     rows = [
-        (*_cells(partition), partition.first_offset, partition.next_offset)
-        for partition in described.partitions
+        (*_partition_cells(partition), partition.first_offset, partition.next_offset)
+        for partition in description.partitions
         if all_partitions or not _is_drained(partition, undrained)
     ]
-    title = _title(described, described.route_version)
+    title = _subject_title(description, description.route_version)
     show_table(make_table(title, (*COLUMNS, "first#", "next#"), rows))
-    show_left_out(len(described.partitions) - len(rows))
-    for partition in described.partitions:
+    show_omitted(len(description.partitions) - len(rows))
+    for partition in description.partitions:
         if partition.problem:
             show_line(f"offsets unknown: {partition.problem}")
         for hold in partition.holds:
@@ -137,7 +136,7 @@ async def describe_subject(
 
 
 def _is_drained(partition: PartitionDescription, undrained: Collection[int]) -> bool:
-    """Return True if the partition is sealed, and no group and no job needs it."""
+    """Return True if the partition is sealed and neither a group nor a job needs it."""
     return (
         partition.state is PartitionState.SEALED
         and partition.partition_id not in undrained
@@ -146,7 +145,7 @@ def _is_drained(partition: PartitionDescription, undrained: Collection[int]) -> 
     )
 
 
-def _cells(partition: Partition | PartitionDescription) -> Sequence[object]:
+def _partition_cells(partition: Partition | PartitionDescription) -> Sequence[object]:
     return (
         partition.partition_id,
         partition.name,
@@ -157,15 +156,15 @@ def _cells(partition: Partition | PartitionDescription) -> Sequence[object]:
     )
 
 
-def _title(shown: SubjectView | SubjectDescription, version: int) -> str:
-    words = [shown.order_strategy.value]
-    if shown.static:
-        words.append("static")
-    if shown.retention is not Retention.ACKED:
-        words.append(f"retention {shown.retention}")
-    if shown.message_bytes_max < MESSAGE_BYTES_MAX:
-        words.append(f"messages of at most {shown.message_bytes_max} bytes")
-    return f"{shown.subject}: {', '.join(words)}, route version {version}"
+def _subject_title(subject: SubjectView | SubjectDescription, version: int) -> str:
+    parts = [subject.order_strategy.value]
+    if subject.static:
+        parts.append("static")
+    if subject.retention is not Retention.ACKED:
+        parts.append(f"retention {subject.retention}")
+    if subject.message_bytes_max < MESSAGE_BYTES_MAX:
+        parts.append(f"messages of at most {subject.message_bytes_max} bytes")
+    return f"{subject.subject}: {', '.join(parts)}, route version {version}"
 
 
 def show_history(history: SubjectHistory) -> None:
@@ -177,36 +176,43 @@ def show_history(history: SubjectHistory) -> None:
 
 def lineage(partitions: list[PartitionHistory]) -> list[str]:
     """
-    Return the lines of the partitions' trees, parents above their children.
+    Draw the partitions as trees, with parents above their children; return the lines.
 
-    A partition with several parents is drawn under the oldest of them; the others refer to it.
+    A partition with several parents is drawn under the oldest; the others refer to it.
     """
     children: dict[int, list[PartitionHistory]] = {}
     for entry in partitions:
         for parent in entry.partition.parents:
             children.setdefault(parent, []).append(entry)
-    drawn: list[str] = []
+    lines: list[str] = []
     roots = [entry for entry in partitions if not entry.partition.parents]
-    # A stack of (parent, partition, prefix of its line, prefix of the lines below it).
-    left = [
+    # (parent id, partition, prefix of its line, prefix of the lines below it)
+    stack = [
         (0, entry, "", "")
         for entry in sorted(roots, key=lambda entry: entry.partition.range_start, reverse=True)
     ]
-    while left:
-        above, entry, first, rest = left.pop()
+    while stack:
+        parent_id, entry, prefix, child_prefix = stack.pop()
         partition = entry.partition
-        if above and min(partition.parents) != above:
-            drawn.append(f"{first}{partition.name}, shown elsewhere")
+        if parent_id and min(partition.parents) != parent_id:
+            lines.append(f"{prefix}{partition.name}, shown elsewhere")
             continue
-        drawn.append(f"{first}{_described(entry)}")
-        below = children.get(partition.partition_id, [])
-        for child in reversed(below):
-            branch, under = ("└─ ", "   ") if child is below[-1] else ("├─ ", "│  ")
-            left.append((int(partition.partition_id), child, rest + branch, rest + under))
-    return drawn
+        lines.append(f"{prefix}{_describe_entry(entry)}")
+        child_entries = children.get(partition.partition_id, [])
+        for child in reversed(child_entries):
+            branch, extension = ("└─ ", "   ") if child is child_entries[-1] else ("├─ ", "│  ")
+            stack.append(
+                (
+                    int(partition.partition_id),
+                    child,
+                    child_prefix + branch,
+                    child_prefix + extension,
+                )
+            )
+    return lines
 
 
-def _described(entry: PartitionHistory) -> str:
+def _describe_entry(entry: PartitionHistory) -> str:
     partition = entry.partition
     end = "" if entry.end_offset is None else f" at {entry.end_offset}"
     abandoned = ", abandoned" if entry.abandoned else ""
@@ -218,12 +224,12 @@ def _described(entry: PartitionHistory) -> str:
 
 
 def show_parked(folder: str) -> None:
-    """Show, before a cut-over, which messages it deletes without a row in their place, if any."""
+    """Warn, before a cut-over, about parked messages, which it deletes without replacing them."""
     from ....spark.reprocess.folder import MANIFEST, OutputFolder
 
     output = OutputFolder(folder)
     manifest = None
-    with suppress(JobError):  # the cut-over says so
+    with suppress(JobError):  # the cut-over reports it
         manifest = output.read(MANIFEST)
     if manifest is not None and (line := output.parked_text(manifest)):
         show_line(f"{line}; a cut-over deletes them, and no group will get them", errors=True)
@@ -247,20 +253,24 @@ async def publish_subject(
         if groups_from:
             from .cut_over import cut_over
 
-            starts, answer = await cut_over(admin, meta, hidden, subject, groups_from, wait=wait)
+            starts, publication = await cut_over(
+                admin, meta, hidden, subject, groups_from, wait=wait
+            )
         else:
-            answer = await admin.publish_subject(hidden, subject, replace=replace, wait=wait)
+            publication = await admin.publish_subject(hidden, subject, replace=replace, wait=wait)
     if output is OutputFormat.JSON:
-        show_json(answer)
-    elif answer.state is OperationState.DONE:
+        show_json(publication)
+    elif publication.state is OperationState.DONE:
         for group, offsets in sorted((starts or {}).items()):
-            places = ", ".join(f"{number}: {offset}" for number, offset in sorted(offsets.items()))
-            show_line(f"{group} continues at (partition: offset) {places}")
+            offsets_text = ", ".join(
+                f"{number}: {offset}" for number, offset in sorted(offsets.items())
+            )
+            show_line(f"{group} continues at (partition: offset) {offsets_text}")
         show_line(f"{hidden} is published in {subject}")
-    elif answer.state is OperationState.CANCELED:
+    elif publication.state is OperationState.CANCELED:
         show_line(
             f"the publication of {hidden} in {subject} was canceled: its messages are given up"
         )
     else:
-        waits = f": {answer.problem}" if answer.problem else ""
-        show_line(f"operation {answer.operation_id} publishes {hidden} in {subject}{waits}")
+        waiting = f": {publication.problem}" if publication.problem else ""
+        show_line(f"operation {publication.operation_id} publishes {hidden} in {subject}{waiting}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from keylane import Admin, Consumer, Producer
-from keylane.cli.connection import available_brokers
+from keylane.cli.connection import wait_for_brokers
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import metaserver_settings
 from keylane.protocol.errors import ConfigError, Reason, UnauthenticatedError
@@ -28,7 +28,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster
 
 async def test_messages_pass_over_tls_with_tokens_and_not_without(secured: SecuredCluster):
     async with Admin(secured.meta, tls=secured.tls, token=secured.admin_token, wait_s=30) as admin:
-        await available_brokers(admin, 1)
+        await wait_for_brokers(admin, 1)
         await admin.create_subject("orders", partitions=2)
         route = await admin.describe_subject("orders")
         assert {part.address.partition(":")[0] for part in route.partitions} == {NAME}

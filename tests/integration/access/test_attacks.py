@@ -21,7 +21,7 @@ import pytest
 from yarl import URL
 
 from keylane import Producer, Reader
-from keylane.cli.connection import available_brokers
+from keylane.cli.connection import wait_for_brokers
 from keylane.protocol.errors import (
     FrameError,
     InvalidRequestError,
@@ -61,7 +61,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster
 
     async def fill() -> None:
         async with cluster.admin() as admin:
-            await available_brokers(admin, 1)
+            await wait_for_brokers(admin, 1)
             await admin.create_subject(SUBJECT, partitions=1)
 
     asyncio.run(fill())

@@ -16,7 +16,7 @@ from pyspark import cloudpickle
 
 import keylane.arrow
 from keylane import Admin, Producer
-from keylane.cli.connection import available_brokers
+from keylane.cli.connection import wait_for_brokers
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import (
     AccessDeniedError,
@@ -49,7 +49,7 @@ def options(secured: SecuredCluster, tmp_path_factory: pytest.TempPathFactory) -
     async def fill() -> None:
         access = {"tls": secured.tls, "token": secured.admin_token}
         async with Admin(secured.meta, **access, wait_s=30) as admin:
-            await available_brokers(admin, 1)
+            await wait_for_brokers(admin, 1)
             for subject in ("flights", "others"):
                 await admin.create_subject(subject, partitions=2)
             token.write_text((await admin.create_token("spark")).token)

@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from keylane import Admin, Producer
-from keylane.cli.connection import available_brokers
+from keylane.cli.connection import wait_for_brokers
 from keylane.protocol.errors import AccessDeniedError
 from keylane.spark.schema import spark_schema
 from keylane.spark.source import KeylaneSource
@@ -102,7 +102,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     async def fill() -> None:
         access = {"tls": secured.tls, "token": secured.admin_token}
         async with Admin(secured.meta, **access, wait_s=30) as admin:
-            await available_brokers(admin, 1)
+            await wait_for_brokers(admin, 1)
             await admin.create_subject("flights", partitions=2)
             await admin.create_group("flights", "NAME")
             made.token.write_text((await admin.create_token("etl")).token)

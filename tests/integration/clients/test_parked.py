@@ -350,7 +350,7 @@ async def test_commands_choose_by_age_and_error(shared_cluster: Cluster):
         assert "No key" not in keylane(shared_cluster, "show", *where, "--older-than", "0")
         refused = keylane(shared_cluster, "show", *where, "--older-than", "1h", status=1)
         assert "PARKED_KEY_UNKNOWN" in refused
-        assert "say which" in keylane(shared_cluster, "show", *where, status=1)
+        assert "select messages" in keylane(shared_cluster, "show", *where, status=1)
         said = keylane(shared_cluster, "skip", *where, "--error", "town", "--all", "--yes")
         assert "4 messages skipped" in said
 
@@ -519,7 +519,7 @@ async def test_message_is_edited_by_its_key(shared_cluster: Cluster):
         for words, error in (
             (("--key", "unknown"), "PARKED_KEY_UNKNOWN"),
             (("--key", "a", "--offset", "1"), "remove --offset"),
-            ((), "say which message"),
+            ((), "identify the message"),
         ):
             refused = keylane(shared_cluster, "edit", *where, *words, "--value", "x", status=1)
             assert error in refused

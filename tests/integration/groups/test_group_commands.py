@@ -35,7 +35,7 @@ async def test_commands_store_what_describe_shows(shared_cluster: Cluster):
     backoff = ("--backoff-first-ms", "1", "--backoff-max-ms", "9")
     assert keylane(shared_cluster, "set", *where, *words, *backoff).returncode == 0
     said = keylane(shared_cluster, "suspend", *where, "--client", "sick").stdout
-    assert "no consumer of the name sick had a partition" in said
+    assert "no consumer named sick had a partition" in said
     again = keylane(shared_cluster, "suspend", *where, "--client", "sick").stdout
     assert "no consumer" not in again, "the switch is set already"
     shown = keylane(shared_cluster, "describe", *where).stdout

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from keylane import Admin
-from keylane.cli.connection import available_brokers
+from keylane.cli.connection import wait_for_brokers
 from keylane.protocol.membership.versions import OWN, VERSION
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
@@ -45,7 +45,7 @@ async def test_versions_of_all_members_are_shown(start, tmp_path: Path) -> None:
     meta = start("metaserver", tmp_path / "m", "--cluster", "north")
     start("broker", tmp_path / "b", "--group", "g1", "--meta", meta, "--cluster", "north")
     async with Admin(meta, wait_s=30) as admin:
-        await available_brokers(admin, 1)
+        await wait_for_brokers(admin, 1)
         (broker,) = (await admin.list_brokers()).brokers
         assert broker.version == VERSION
         view = await admin.describe_cluster()

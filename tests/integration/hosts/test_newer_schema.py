@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from alembic import command
 
 from keylane import Admin, Producer, Reader
-from keylane.cli.connection import available_brokers
+from keylane.cli.connection import wait_for_brokers
 from keylane.metaserver.sql.migrate import (
     HEAD,
     HEAD_OF,
@@ -155,7 +155,7 @@ async def test_metaserver_starts_and_serves_when_a_newer_one_has_migrated_the_da
                 # SQL may still have the address of the opening before.
                 while [each.address for each in (await admin.list_brokers()).brokers] != [broker]:
                     await asyncio.sleep(0.02)
-                await available_brokers(admin, 1)
+                await wait_for_brokers(admin, 1)
                 await admin.create_subject(f"s{number}", partitions=2)
             async with Producer(meta) as producer:
                 await producer.send(f"s{number}", b"v", key=b"k")

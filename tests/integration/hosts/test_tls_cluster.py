@@ -19,7 +19,7 @@ import pytest
 
 from keylane import Admin, Consumer, Producer, Reader, TlsSettings, sync
 from keylane.cli.commands.cluster.certificates import CertificateAuthority
-from keylane.cli.connection import available_brokers
+from keylane.cli.connection import wait_for_brokers
 from keylane.protocol.errors import ConfigError, Reason
 from support.ports import free_port
 from support.raising import raises
@@ -86,7 +86,7 @@ def cluster(tmp_path_factory) -> Iterator[HostedCluster]:
 
 async def created(cluster: HostedCluster, subject: str) -> None:
     async with Admin(cluster.meta, tls=cluster.tls, token=cluster.token, wait_s=30) as admin:
-        await available_brokers(admin, len(HOSTS))
+        await wait_for_brokers(admin, len(HOSTS))
         await admin.create_subject(subject, partitions=6)
 
 

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import make_url
 
 from keylane import Admin, Consumer, Producer
-from keylane.cli.connection import available_brokers
+from keylane.cli.connection import wait_for_brokers
 from support.cluster import Cluster
 from support.postgres import Postgres
 from support.server_process import run_keylane
@@ -70,7 +70,7 @@ async def test_cluster_goes_on_from_a_backup(
     with Cluster(tmp_path / "a", meta_settings=settings) as cluster:
         address = cluster.meta_program.address
         async with Admin(address, wait_s=30) as admin:
-            await available_brokers(admin, 2)
+            await wait_for_brokers(admin, 2)
             await admin.create_subject("orders", partitions=3)
             await admin.cordon("g2")
         assert await sent_and_handled(address, [b"1", b"2"], 2) == [b"1", b"2"]
@@ -95,7 +95,7 @@ async def test_cluster_goes_on_from_a_backup(
         )
         cluster.meta_program.restart()
         async with Admin(address, wait_s=30) as admin:
-            await available_brokers(admin, 2)
+            await wait_for_brokers(admin, 2)
             assert [view.cordoned for view in (await admin.list_brokers()).brokers] == [False, True]
         assert await sent_and_handled(address, [b"4"], 1) == [b"4"]
         checked = run_keylane("meta", "verify", "--meta", address)

@@ -98,4 +98,4 @@ async def test_command_shows_settings_before_and_after(cluster: Cluster):
         "s: message_bytes_max 1048576",
         "nothing to do",
     ]
-    assert "give one of them" in await keylane("set", "s")
+    assert "pass at least one of" in await keylane("set", "s")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from keylane import Admin, Producer
-from keylane.cli.connection import available_brokers
+from keylane.cli.connection import wait_for_brokers
 from keylane.protocol.access.tokens import make_token
 from support.access.guarded import GuardedCluster
 from support.access.secured_cluster import NAME, SecuredCluster
@@ -170,7 +170,7 @@ async def test_rebuild_works_on_a_host_that_cluster_init_made(tmp_path: Path) ->
     secured = SecuredCluster(tmp_path)
     try:
         async with secured.admin() as admin:
-            await available_brokers(admin, 1)
+            await wait_for_brokers(admin, 1)
             await admin.create_subject("orders", partitions=2)
         secured.metaserver.terminate()
         secured.metaserver.wait(20)

@@ -15,7 +15,7 @@ import pytest
 
 import keylane.arrow
 from keylane import Admin, Producer
-from keylane.cli.commands.spark.reprocess import Asked, reprocess
+from keylane.cli.commands.spark.reprocess import ReprocessOptions, reprocess
 from keylane.cli.options import OutputFormat
 from keylane.protocol.errors import Reason, SubjectUnknownError
 from keylane.protocol.operations import OperationKind, Reshape
@@ -231,7 +231,7 @@ def test_command_tells_of_parked_messages_in_its_output_its_status_and_the_compa
     monkeypatch.syspath_prepend(tmp_path)
 
     def command(function: str, into: str, to: str = "", **more: object) -> tuple[int, str]:
-        asked = Asked(
+        asked = ReprocessOptions(
             meta=file_cluster.meta,
             source=source,
             to=to or f"parquet:{tmp_path / into}",

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from keylane import Admin
-from keylane.admin.arguments import check_where, checked, instant_ms, mapping_of
+from keylane.admin.arguments import (
+    check_position_keyword,
+    convert_argument,
+    convert_mapping,
+    to_epoch_ms,
+)
 from keylane.admin.group_resets import reset_group
 from keylane.protocol.control import DeleteGroup, DeleteSubject, SwitchGroup
 from keylane.protocol.errors import InvalidRequestError
@@ -19,27 +24,27 @@ from keylane.protocol.routing import ConsumeStrategy
 
 def test_arguments_are_converted_to_the_types_of_the_call():
     """Texts become values of enumerations, lists become tuples."""
-    assert checked(Reshape, {"kind": "grow", "subject": "s", "queues": [3, 5]}) == Reshape(
+    assert convert_argument(Reshape, {"kind": "grow", "subject": "s", "queues": [3, 5]}) == Reshape(
         kind=OperationKind.GROW, subject="s", queues=(3, 5)
     )
-    asked = checked(SwitchGroup, {"strategy": "shared"})
+    asked = convert_argument(SwitchGroup, {"strategy": "shared"})
     assert asked.strategy is ConsumeStrategy.SHARED
 
 
 def test_argument_is_refused_by_its_name_when_its_type_is_wrong():
     """The error names the field, or the argument that has another name than its field."""
     with pytest.raises(InvalidRequestError, match="queues"):
-        checked(Reshape, {"kind": "grow", "queues": ["3"]})
+        convert_argument(Reshape, {"kind": "grow", "queues": ["3"]})
     with pytest.raises(InvalidRequestError, match="consume_strategy"):
-        checked(SwitchGroup, {"strategy": "none"}, strategy="consume_strategy")
+        convert_argument(SwitchGroup, {"strategy": "none"}, strategy="consume_strategy")
 
 
 def test_argument_is_refused_when_it_is_no_text_of_unicode_or_very_long():
     """The first was a UnicodeEncodeError; the text of the second was as long as what was given."""
     with pytest.raises(InvalidRequestError, match="not valid text"):
-        checked(SwitchGroup, {"strategy": "a\ud800"})
+        convert_argument(SwitchGroup, {"strategy": "a\ud800"})
     with pytest.raises(InvalidRequestError) as refused:
-        checked(SwitchGroup, {"strategy": "x" * 70_000})
+        convert_argument(SwitchGroup, {"strategy": "x" * 70_000})
     assert len(str(refused.value)) < 1_000
 
 
@@ -48,24 +53,24 @@ def test_mapping_is_refused_by_its_name_when_it_is_something_else(given):
     """Offsets of a hold were an AttributeError, those of a publication a TypeError or a
     ValueError.
     """
-    assert mapping_of("ends", {1: 2}) == {1: 2}
+    assert convert_mapping("ends", {1: 2}) == {1: 2}
     with pytest.raises(InvalidRequestError, match="ends must be a mapping"):
-        mapping_of("ends", given)
+        convert_mapping("ends", given)
 
 
 @pytest.mark.parametrize("kind", [DeleteSubject, DeleteGroup])
 def test_id_is_refused_when_no_server_can_store_it(kind):
     """A metaserver met an OverflowError of SQLite."""
     with pytest.raises(InvalidRequestError, match="9223372036854775807"):
-        checked(kind, {"subject_id" if kind is DeleteSubject else "group_id": 2**63})
+        convert_argument(kind, {"subject_id" if kind is DeleteSubject else "group_id": 2**63})
 
 
 @pytest.mark.parametrize("given", [3, "2030-01-31", date(2030, 1, 1), True, datetime.min])
 def test_time_is_refused_by_its_name_when_it_is_no_datetime_with_a_zone(given):
     """Of a token's begin and end; others than datetimes were an AttributeError."""
-    assert instant_ms("ends", datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == 1_000
+    assert to_epoch_ms("ends", datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == 1_000
     with pytest.raises(InvalidRequestError, match=r"ends .* time zone"):
-        instant_ms("ends", given)
+        to_epoch_ms("ends", given)
 
 
 RESETS = {"offset": "offset", "time": "at_ms", "shift": "shift", "cursors": "cursors"}
@@ -85,7 +90,7 @@ def test_place_that_is_given_for_its_word_is_refused_with_the_argument_that_take
     given, arguments, hint
 ):
     with pytest.raises(InvalidRequestError, match="to is one of 'earliest', 'latest'") as told:
-        check_where("to", given, **arguments)
+        check_position_keyword("to", given, **arguments)
     assert hint in told.value.hint
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.admin.parked_reading import ParkedReader, ParkedRow, view_of_rows, views_by_error
+from keylane.admin.parked_reading import ParkedReader, ParkedRow, narrow_view, split_by_error
 from keylane.admin.parked_views import ParkedKeyView
 from keylane.protocol.errors import KeylaneError, OffsetOutOfRangeError
 from keylane.protocol.frames import Batches
@@ -32,20 +32,20 @@ ROWS = [
 
 
 def test_view_of_some_messages_has_their_last_failure():
-    view = view_of_rows(LETTERS, ROWS)
+    view = narrow_view(LETTERS, ROWS)
     assert (view.messages, view.failure, view.since_ms, view.next_ms) == (4, LAST, 40, 80)
     assert (view.first_source, view.first_offset) == (3, 4)
 
 
 def test_view_of_each_error_has_its_messages():
     """The most first; those of which nothing is known are the last."""
-    views = views_by_error(LETTERS, [*ROWS, ParkedRow(7, 5, 9)])
+    views = split_by_error(LETTERS, [*ROWS, ParkedRow(7, 5, 9)])
     assert [(view.messages, view.failure) for view in views] == [(3, LAST), (1, OTHER), (4, None)]
 
 
 def test_messages_of_which_nothing_is_known_have_the_failure_of_their_partition():
-    assert views_by_error(LETTERS, [ParkedRow(7, 0, 9)]) == [LETTERS]
-    (some,) = views_by_error(LETTERS, [ParkedRow(7, 0, 4)])
+    assert split_by_error(LETTERS, [ParkedRow(7, 0, 9)]) == [LETTERS]
+    (some,) = split_by_error(LETTERS, [ParkedRow(7, 0, 4)])
     assert (some.messages, some.failure) == (4, None)
 
 

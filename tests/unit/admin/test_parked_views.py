@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from keylane.admin.parked_views import (
+    ParkedFilter,
     ParkedKeyView,
-    WantedKeys,
-    checked_key,
     first_in_lineage,
-    view_of,
+    to_parked_view,
+    validate_key,
 )
 from keylane.protocol.errors import InvalidRequestError, Reason
 from keylane.protocol.parked import Failure, ParkedView, ParkState
@@ -60,7 +60,7 @@ RETRYING = view(None, tries=2)
     ],
 )
 def test_keys_are_chosen_by_key_kind_age_and_error(asked: dict, matching: list):
-    wanted = WantedKeys(**{"key": ..., "now_ms": NOW_MS, **asked})
+    wanted = ParkedFilter(**{"key": ..., "now_ms": NOW_MS, **asked})
     views = [PARKED, DEAD_KEY, LETTERS, RETRYING]
     assert [each for each in views if wanted.matches(each)] == matching
 
@@ -82,17 +82,17 @@ def test_keys_are_chosen_by_key_kind_age_and_error(asked: dict, matching: list):
 def test_message_without_an_order_is_chosen_by_what_is_known_of_it(
     asked: dict[str, Any], since_ms: int | None, failure: Failure | None, chosen: bool
 ):
-    wanted = WantedKeys(..., now_ms=NOW_MS, **asked)
-    assert wanted.chooses(since_ms, failure) is chosen
-    assert wanted.picks(LETTERS) is bool(asked)
-    assert not wanted.picks(PARKED)
+    wanted = ParkedFilter(..., now_ms=NOW_MS, **asked)
+    assert wanted.selects(since_ms, failure) is chosen
+    assert wanted.selects_partially(LETTERS) is bool(asked)
+    assert not wanted.selects_partially(PARKED)
 
 
 def test_dead_letters_of_any_key_are_looked_into_for_a_key():
-    wanted = WantedKeys(b"a", dead=True, now_ms=NOW_MS)
-    assert wanted.inside(LETTERS) == b"a"
-    assert wanted.inside(DEAD_KEY) is None
-    assert WantedKeys(None, dead=True, now_ms=NOW_MS).inside(LETTERS) is None
+    wanted = ParkedFilter(b"a", dead=True, now_ms=NOW_MS)
+    assert wanted.key_within(LETTERS) == b"a"
+    assert wanted.key_within(DEAD_KEY) is None
+    assert ParkedFilter(None, dead=True, now_ms=NOW_MS).key_within(LETTERS) is None
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_dead_letters_of_any_key_are_looked_into_for_a_key():
 )
 def test_value_that_cannot_be_is_refused(asked: dict):
     with pytest.raises(InvalidRequestError):
-        WantedKeys(**{"key": ..., "now_ms": NOW_MS, **asked})
+        ParkedFilter(**{"key": ..., "now_ms": NOW_MS, **asked})
 
 
 def test_key_is_bytes_within_the_limit():
-    checked_key(b"a")
+    validate_key(b"a")
     with pytest.raises(InvalidRequestError):
-        checked_key(bytes(2_000))
+        validate_key(bytes(2_000))
 
 
 def test_view_of_a_broker_is_told_whole():
@@ -119,7 +119,7 @@ def test_view_of_a_broker_is_told_whole():
         first_source=3,
         first_offset=9,
     )
-    assert view_of(7, said) == PARKED
+    assert to_parked_view(7, said) == PARKED
 
 
 def test_first_message_of_a_key_is_that_of_the_oldest_partition_in_its_lineage():

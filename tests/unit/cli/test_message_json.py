@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.cli.commands.lines import LineFormat, Outgoing, parse_line
+from keylane.cli.commands.lines import LineFormat, OutgoingMessage, parse_line
 from keylane.cli.message_json import message_json
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.message import Message, pack_properties
@@ -28,7 +28,7 @@ def test_message_comes_back_from_its_json(key, value, properties):
     packed = pack_properties(properties)
     message = Message("s", key, value, 5, 2, 7, packed_properties=packed)
     line = message_json(message)
-    assert parse_line(line.encode(), JSON) == Outgoing(key, value, properties)
+    assert parse_line(line.encode(), JSON) == OutgoingMessage(key, value, properties)
     assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for char in line)
 
 

@@ -9,7 +9,7 @@ import pytest
 from keylane.cli.commands.dev import broker_count, prepare_data
 from keylane.cli.demo.run import open_folder
 from keylane.cli.options import parse_time
-from keylane.cli.usage import asks_for_json, with_one_meta
+from keylane.cli.usage import is_json_requested, merge_meta_options
 from keylane.protocol.errors import ConfigError, DataFolderError
 from support.server_process import run_keylane
 
@@ -70,7 +70,7 @@ def test_help_loads_little():
 )
 def test_json_is_asked_for_by_the_options(line, asked):
     """Whether JSON was asked for is known even of a command line that makes no sense."""
-    assert asks_for_json(line.split()) is asked
+    assert is_json_requested(line.split()) is asked
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_json_is_asked_for_by_the_options(line, asked):
 )
 def test_addresses_of_every_meta_option_are_kept(line, words):
     """The last one alone was asked before, and nothing said so."""
-    assert with_one_meta(line.split()) == words.split()
+    assert merge_meta_options(line.split()) == words.split()
 
 
 @pytest.mark.parametrize("year", [1970, 2024, 2039, 2106, 9999])

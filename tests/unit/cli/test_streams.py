@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from keylane.cli.streams import ESCAPED, escape_what_encodings_lack
+from keylane.cli.streams import ESCAPED, escape_unencodable
 
 TEXT = "wért 😀 \udcff"
 
@@ -21,7 +21,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, text: str, encoding: str, errors: s
     for name in ("stdout", "stderr"):
         buffers.append(io.BytesIO())
         monkeypatch.setattr(sys, name, io.TextIOWrapper(buffers[-1], encoding, errors))
-    escape_what_encodings_lack()
+    escape_unencodable()
     for stream in (sys.stdout, sys.stderr):
         print(text, end="", file=stream, flush=True)
     out, err = (buffer.getvalue() for buffer in buffers)

@@ -147,7 +147,7 @@ def edit_by_key_takes_the_newest(patches: Patches) -> None:
         ]
         return max(places)
 
-    real = patches.set(Admin, "_place", place)
+    real = patches.set(Admin, "_locate_message", place)
 
 
 def messages_with_handlers_are_edited(patches: Patches) -> None:

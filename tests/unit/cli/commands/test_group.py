@@ -50,5 +50,5 @@ def test_group_is_not_created_at_an_offset():
 def test_set_without_an_option_is_refused():
     """It would change nothing."""
     words = ["group", "set", "s", "g", "--meta", "127.0.0.1:1"]
-    with pytest.raises(ConfigError, match="say what to set"):
+    with pytest.raises(ConfigError, match="pass what to set"):
         app(words, prog_name="keylane", standalone_mode=False)

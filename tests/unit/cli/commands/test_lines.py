@@ -14,13 +14,13 @@ from keylane.cli.commands.lines import (
     LINE_BYTES_MAX,
     RANGES_MAX,
     LineFormat,
-    Outgoing,
+    OutgoingMessage,
+    format_ranges,
     numbered_lines,
     parse_line,
     parse_ranges,
     parse_separator,
     read_lines,
-    show_ranges,
 )
 from keylane.protocol.errors import (
     ConfigError,
@@ -33,17 +33,17 @@ from keylane.protocol.errors import (
 @pytest.mark.parametrize(
     ("line", "separator", "as_json", "message"),
     [
-        (b"hello", None, False, Outgoing(b"", b"hello")),
-        (b"k=v=w", b"=", False, Outgoing(b"k", b"v=w")),
-        (b"\xff::\xfe", b"::", False, Outgoing(b"\xff", b"\xfe")),
-        (b'{"value": "text"}', None, True, Outgoing(b"", b"text")),
-        (b'{"value": {"n": [1]}, "key": "k"}', None, True, Outgoing(b"k", b'{"n":[1]}')),
-        (b'{"value": null, "key": null}', None, True, Outgoing(b"", b"null")),
+        (b"hello", None, False, OutgoingMessage(b"", b"hello")),
+        (b"k=v=w", b"=", False, OutgoingMessage(b"k", b"v=w")),
+        (b"\xff::\xfe", b"::", False, OutgoingMessage(b"\xff", b"\xfe")),
+        (b'{"value": "text"}', None, True, OutgoingMessage(b"", b"text")),
+        (b'{"value": {"n": [1]}, "key": "k"}', None, True, OutgoingMessage(b"k", b'{"n":[1]}')),
+        (b'{"value": null, "key": null}', None, True, OutgoingMessage(b"", b"null")),
         (
             '{"value": "ü", "key": "ß", "properties": {"a": "b"}}'.encode(),
             None,
             True,
-            Outgoing("ß".encode(), "ü".encode(), {"a": "b"}),
+            OutgoingMessage("ß".encode(), "ü".encode(), {"a": "b"}),
         ),
     ],
 )
@@ -60,7 +60,7 @@ def test_line_is_parsed_into_key_value_and_properties(line, separator, as_json, 
 def test_line_without_a_key_is_refused_unless_keyless(line, value):
     with pytest.raises(InvalidRequestError, match="--keyless"):
         parse_line(line, LineFormat(b"="))
-    assert parse_line(line, LineFormat(b"=", keyless=True)) == Outgoing(b"", value)
+    assert parse_line(line, LineFormat(b"=", keyless=True)) == OutgoingMessage(b"", value)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_ranges_are_refused_when_they_do_not_rise(text):
 
 def test_ranges_shown_are_parsed_back():
     ranges = [(3, 4), (7, 10), (20, None)]
-    assert parse_ranges(show_ranges(ranges)) == ranges
+    assert parse_ranges(format_ranges(ranges)) == ranges
 
 
 def test_ranges_shown_end_open_when_there_are_too_many():
     ranges = [(2 * n + 1, 2 * n + 2) for n in range(3 * RANGES_MAX)]
-    shown = parse_ranges(show_ranges(ranges))
+    shown = parse_ranges(format_ranges(ranges))
     assert shown == [*ranges[: RANGES_MAX - 1], (ranges[RANGES_MAX - 1][0], None)]
 
 

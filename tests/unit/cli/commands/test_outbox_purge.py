@@ -95,7 +95,7 @@ def test_rows_never_sent_of_one_subject_are_deleted_and_others_stay(capsys, url)
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--waiting", "--subject", "orders", "--force"), "say --yes"),
+        (("--waiting", "--subject", "orders", "--force"), "pass --yes"),
         (("--waiting", "--force", "--yes"), "needs --subject"),
         (("--force",), "--force is for --waiting"),
         (("--waiting", "--subject", "orders", "--yes", "--meta", "127.0.0.1:1"), "127.0.0.1:1"),

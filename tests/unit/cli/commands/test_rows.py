@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.cli.commands.lines import LINE_BYTES_MAX, Outgoing, numbered_lines
-from keylane.cli.commands.rows import CsvTable, Ndjson, ends_in_quotes, format_of
+from keylane.cli.commands.lines import LINE_BYTES_MAX, OutgoingMessage, numbered_lines
+from keylane.cli.commands.rows import CsvTable, Ndjson, guess_format, is_quote_open
 from keylane.cli.options import InputFormat
 from keylane.protocol.errors import InputError, InvalidRequestError, MessageTooLargeError
 
 TABLE = b'customer,event\r\nann,paid\r\n\r\nbob,"two\r\nlines, ""quoted"""\r\nann,packed\r\n'
 
 
-async def rows_of(data: bytes, table, ranges=()) -> list[tuple[int, Outgoing]]:
+async def rows_of(data: bytes, table, ranges=()) -> list[tuple[int, OutgoingMessage]]:
     """(line number, message) of each row."""
     records = numbered_lines(io.BytesIO(data), ranges, records=table.records)
-    return [(number, table.message(record)) async for number, record in records]
+    return [(number, table.parse(record)) async for number, record in records]
 
 
 async def test_rows_of_csv_are_objects_with_the_names_of_the_header():
@@ -97,7 +97,7 @@ async def test_row_is_refused_when_a_carriage_return_is_in_no_quotes(row):
 
 
 @pytest.mark.parametrize(
-    ("line", "inside", "ends_inside"),
+    ("line", "in_quotes", "ends_inside"),
     [
         (b"a,b", False, False),
         (b'a,"b', False, True),
@@ -113,9 +113,9 @@ async def test_row_is_refused_when_a_carriage_return_is_in_no_quotes(row):
         (b'"a","b","c', False, True),
     ],
 )
-def test_line_ends_in_quotes_when_its_last_field_is_open(line, inside, ends_inside):
+def test_line_ends_in_quotes_when_its_last_field_is_open(line, in_quotes, ends_inside):
     """A quote in the middle of a field without quotes opens nothing."""
-    assert ends_in_quotes(line, inside=inside) is ends_inside
+    assert is_quote_open(line, in_quotes=in_quotes) is ends_inside
 
 
 @pytest.mark.parametrize(
@@ -167,18 +167,18 @@ async def test_byte_order_mark_is_no_part_of_the_first_column():
     (row,) = await rows_of(mark + b"k,v\na,1\n", CsvTable("k"))
     assert row[1].key == b"a"
     (row,) = await rows_of(mark + b'{"k": "a"}\n', Ndjson("k"))
-    assert row == (1, Outgoing(b"a", b'{"k": "a"}'))
+    assert row == (1, OutgoingMessage(b"a", b'{"k": "a"}'))
 
 
 async def test_lines_of_ndjson_are_sent_as_they_are():
     """The key is text or a whole number; blank lines are passed over."""
     data = '{"k": "ß", "n": [1]}\n\n {"n": 1.50, "k": 7}\r\n'.encode()
     assert await rows_of(data, Ndjson("k")) == [
-        (1, Outgoing("ß".encode(), '{"k": "ß", "n": [1]}'.encode())),
-        (3, Outgoing(b"7", b' {"n": 1.50, "k": 7}')),
+        (1, OutgoingMessage("ß".encode(), '{"k": "ß", "n": [1]}'.encode())),
+        (3, OutgoingMessage(b"7", b' {"n": 1.50, "k": 7}')),
     ]
-    assert await rows_of(b'{"k": 1}\r', Ndjson(None)) == [(1, Outgoing(b"", b'{"k": 1}\r'))]
-    assert await rows_of(b'{"k": 1}\n', Ndjson(None)) == [(1, Outgoing(b"", b'{"k": 1}'))]
+    assert await rows_of(b'{"k": 1}\r', Ndjson(None)) == [(1, OutgoingMessage(b"", b'{"k": 1}\r'))]
+    assert await rows_of(b'{"k": 1}\n', Ndjson(None)) == [(1, OutgoingMessage(b"", b'{"k": 1}'))]
 
 
 @pytest.mark.parametrize(
@@ -203,14 +203,14 @@ async def test_lines_of_ndjson_are_sent_as_they_are():
 def test_bad_line_of_ndjson_is_refused(line, why):
     """The text says what is wrong with it."""
     with pytest.raises(InvalidRequestError, match=why):
-        Ndjson("k").message(line)
+        Ndjson("k").parse(line)
 
 
 async def test_rows_without_a_key_have_no_order_when_they_are_keyless():
     """Only then."""
     ((_, row),) = await rows_of(b"k,v\n,1\n", CsvTable("k", keyless=True))
     assert (row.key, json.loads(row.value)) == (b"", {"k": "", "v": "1"})
-    assert Ndjson("k", keyless=True).message(b"{}") == Outgoing(b"", b"{}")
+    assert Ndjson("k", keyless=True).parse(b"{}") == OutgoingMessage(b"", b"{}")
 
 
 @pytest.mark.parametrize(
@@ -226,5 +226,5 @@ async def test_rows_without_a_key_have_no_order_when_they_are_keyless():
 )
 def test_format_is_that_of_the_suffix(name, form):
     """Of standard input it is lines."""
-    assert format_of(Path(name)) is form
-    assert format_of(None) is InputFormat.LINES
+    assert guess_format(Path(name)) is form
+    assert guess_format(None) is InputFormat.LINES

@@ -8,7 +8,7 @@ import pytest
 from keylane.checker.events import Looked
 from keylane.cli.demo.history import (
     JUDGED_GROUP,
-    Judged,
+    JudgedRun,
     PartitionLog,
     Record,
     SentRows,
@@ -20,13 +20,13 @@ KEYS = [b"a", b"b", b"c", b"a", b"", b"b", b"a", b"c"]
 SOURCE = SentRows(keys=KEYS, digests=[100 + row for row in range(8)])
 
 
-def part(*rows: int) -> PartitionLog:
+def partition_log(*rows: int) -> PartitionLog:
     return PartitionLog(
         rows=rows, keys=[KEYS[row] for row in rows], digests=[100 + row for row in rows]
     )
 
 
-LOG = {1: part(0, 1, 3, 5, 6), 2: part(2, 4, 7)}
+LOG = {1: partition_log(0, 1, 3, 5, 6), 2: partition_log(2, 4, 7)}
 
 
 def handled(partition_id: int, token: int, *offsets: int, at_ms: int = 0) -> list[Record]:
@@ -44,15 +44,15 @@ CLEAN = {
 }
 
 
-def look(*fields: int, run: int = 0) -> Looked:
+def observation(*fields: int, run: int = 0) -> Looked:
     return Looked(JUDGED_GROUP, *fields, run)
 
 
-def clean(judged: Judged) -> bool:
+def clean(judged: JudgedRun) -> bool:
     return not judged.findings.total
 
 
-def only(judged: Judged, *anomalies: str) -> None:
+def only(judged: JudgedRun, *anomalies: str) -> None:
     """These anomalies and no others, each with an example."""
     findings = judged.findings
     assert {name for name, n in findings.counts.items() if n} == set(anomalies)
@@ -89,7 +89,7 @@ def test_concurrency_within_an_owner():
 
 def test_row_in_no_partition_is_lost():
     """A row in no partition is lost."""
-    log = LOG | {2: part(2, 4)}
+    log = LOG | {2: partition_log(2, 4)}
     records = {"one": handled(1, 1, 0, 1, 2, 3, 4) + handled(2, 1, 0, 1)}
     judged = judge_run(SOURCE, log, records)
     only(judged, "lost")
@@ -139,14 +139,14 @@ def test_record_of_a_message_that_is_not_stored_there_is_a_phantom(record):
 
 def test_row_stored_twice_is_a_duplicate():
     """A row stored twice is a duplicate."""
-    log = LOG | {2: part(2, 4, 7, 7)}
+    log = LOG | {2: partition_log(2, 4, 7, 7)}
     records = {"one": CLEAN["one"] + [Record(b"c", 7, 2, 3, 2, 9)], "two": CLEAN["two"]}
     only(judge_run(SOURCE, log, records), "duplicate")
 
 
 def test_rows_of_a_key_stored_out_of_order_are_an_inversion():
     """Two rows of one key stored against the order of sending are an inversion."""
-    log = LOG | {1: part(0, 1, 6, 5, 3)}
+    log = LOG | {1: partition_log(0, 1, 6, 5, 3)}
     records = {
         "one": [Record(KEYS[row], row, 1, n, 1, 0) for n, row in enumerate(log[1].rows)]
         + handled(2, 2, 0, 1, 2)
@@ -156,7 +156,7 @@ def test_rows_of_a_key_stored_out_of_order_are_an_inversion():
 
 def test_key_in_two_partitions():
     """A key with messages in two partitions is an inversion: nothing orders them."""
-    log = {1: part(0, 1, 3, 5), 2: part(2, 4, 7, 6)}
+    log = {1: partition_log(0, 1, 3, 5), 2: partition_log(2, 4, 7, 6)}
     records = {
         "one": handled(1, 1, 0, 1, 2, 3) + handled(2, 2, 0, 1, 2) + [Record(b"a", 6, 2, 3, 2, 9)]
     }
@@ -197,10 +197,12 @@ def test_owner_is_nonmonotonic_when_it_handles_an_older_message(offsets):
     only(judge_run(SOURCE, LOG, records), "nonmonotonic")
 
 
-@pytest.mark.parametrize("later", [look(1, 3, 1, 0), look(1, 2, 5, 0)], ids=["cursor", "token"])
+@pytest.mark.parametrize(
+    "later", [observation(1, 3, 1, 0), observation(1, 2, 5, 0)], ids=["cursor", "token"]
+)
 def test_cursor_is_nonmonotonic_when_it_or_its_token_falls(later):
     """A cursor that falls, or a token that falls, is nonmonotonic."""
-    cursors = [look(1, 3, 4, 0), later]
+    cursors = [observation(1, 3, 4, 0), later]
     only(judge_run(SOURCE, LOG, CLEAN, cursors), "nonmonotonic")
 
 
@@ -208,9 +210,9 @@ def test_cursor_after_a_crash():
     """A broker that crashed may show an older cursor, which was not durable; an older token is
     never right.
     """
-    cursors = [look(1, 3, 4, 0), look(1, 3, 2, 0, run=1)]
+    cursors = [observation(1, 3, 4, 0), observation(1, 3, 2, 0, run=1)]
     assert clean(judge_run(SOURCE, LOG, CLEAN, cursors))
-    cursors = [look(1, 3, 4, 0), look(1, 2, 4, 0, run=1)]
+    cursors = [observation(1, 3, 4, 0), observation(1, 2, 4, 0, run=1)]
     only(judge_run(SOURCE, LOG, CLEAN, cursors), "nonmonotonic")
 
 
@@ -246,7 +248,7 @@ def test_stale_ack_by_cursor():
     """A cursor that rises under a token whose owner did not handle what it passed was moved by
     another.
     """
-    cursors = [look(1, 3, 1, 0), look(1, 3, 5, 0)]
+    cursors = [observation(1, 3, 1, 0), observation(1, 3, 5, 0)]
     only(judge_run(SOURCE, LOG, CLEAN, cursors), "stale effect")
 
 
@@ -255,11 +257,11 @@ def test_cursor_over_acked_ranges():
     handled.
     """
     cursors = [
-        look(2, 2, 0, 0),
-        look(1, 1, 1, 0),
-        look(1, 3, 1, 1),
-        look(1, 3, 5, 0),
-        look(2, 2, 3, 0),
+        observation(2, 2, 0, 0),
+        observation(1, 1, 1, 0),
+        observation(1, 3, 1, 1),
+        observation(1, 3, 5, 0),
+        observation(2, 2, 3, 0),
     ]
     assert clean(judge_run(SOURCE, LOG, CLEAN, cursors))
 

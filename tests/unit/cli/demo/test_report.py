@@ -13,13 +13,13 @@ from rich.console import Console
 
 from keylane.checker.findings import ANOMALIES, Findings
 from keylane.cli.demo.report import (
-    Bars,
-    Lines,
+    BarScreen,
+    LineScreen,
     Result,
     Verdict,
+    find_problems,
+    is_same_table,
     open_screen,
-    problems_of,
-    same_table,
     show_verdict,
 )
 from keylane.cli.options import OutputFormat
@@ -53,7 +53,9 @@ KEYS = [
 
 
 def problems(result=GOOD, findings=None, failed=0):
-    return problems_of(result, findings or Findings(), rows=6, failover_limit_s=3.0, failed=failed)
+    return find_problems(
+        result, findings or Findings(), rows=6, failover_limit_s=3.0, failed=failed
+    )
 
 
 def test_report_of_a_good_run_has_no_problem():
@@ -107,7 +109,7 @@ def test_tables_are_the_same_but_for_the_last_bits_of_a_mean(actual, same):
     """Two tables are the same if carriers, flights and means are, but for the last bits of a
     mean.
     """
-    assert same_table(actual, {"AA": (2, 1.5), "B6": (1, None)}) is same
+    assert is_same_table(actual, {"AA": (2, 1.5), "B6": (1, None)}) is same
 
 
 @pytest.mark.parametrize("form", list(OutputFormat))
@@ -121,7 +123,7 @@ def test_last_line_is_a_json_object_with_the_promised_keys(form, capsys):
         retries=2,
         problems=("something [is] off",),
     )
-    show_verdict(form, verdict, left="everything is left")
+    show_verdict(form, verdict, note="everything is left")
     out, errors = capsys.readouterr()
     assert errors == "everything is left\n"
     assert list(json.loads(out.splitlines()[-1])) == KEYS
@@ -132,7 +134,7 @@ def test_last_line_is_a_json_object_with_the_promised_keys(form, capsys):
 def test_lines_are_few():
     """Without a terminal, progress is four lines, however often it is reported."""
     told = []
-    lines = Lines(1_000, told.append)
+    lines = LineScreen(1_000, told.append)
     for handled in range(1_100):
         lines.progress(handled, handled)
     assert len(told) == 4
@@ -150,7 +152,7 @@ def test_terminal_moves_while_something_is_at_work():
     then it is told.
     """
     screen = Terminal()
-    bars = Bars(10, Console(file=screen, force_terminal=True, width=80))
+    bars = BarScreen(10, Console(file=screen, force_terminal=True, width=80))
     bars.progress(10, 10)
     try:
         with bars.working("Spark reads"):
@@ -170,7 +172,7 @@ def test_lines_say_when_something_is_at_work():
     when it failed.
     """
     told = []
-    lines = Lines(10, told.append)
+    lines = LineScreen(10, told.append)
     with lines.working("checking"):
         assert told[-1].endswith("checking …")
     assert "checking: done, " in told[-1]

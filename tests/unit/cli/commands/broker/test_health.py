@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.cli.commands.broker.groups import health_rows, shown_value
+from keylane.cli.commands.broker.groups import format_value, health_rows
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from keylane.cli.commands.broker.groups import health_rows, shown_value
 )
 def test_value_is_shown_in_words_when_it_is_of_json(value, words):
     """A table shows None as a dash."""
-    assert shown_value(value) == words
+    assert format_value(value) == words
 
 
 def test_table_has_a_row_for_each_value_when_some_are_together():

@@ -11,9 +11,9 @@ from keylane.cli.commands.parked.keys import parked_table
 from keylane.cli.commands.parked.messages import message_table
 from keylane.cli.commands.parked.selection import (
     Selection,
-    Skipping,
+    SkipOptions,
     confirm,
-    key_facts,
+    key_fields,
     key_text,
 )
 from keylane.cli.screen import json_text
@@ -54,7 +54,7 @@ def cells(table) -> list[list[str]]:
     ],
 )
 def test_options_name_a_key(selection: Selection, key: object):
-    assert selection.wanted_key() == key
+    assert selection.selected_key() == key
     assert selection.by_key is (key is not ...)
 
 
@@ -72,7 +72,7 @@ def test_options_name_a_key(selection: Selection, key: object):
 )
 def test_impossible_options_are_refused(selection: Selection):
     with pytest.raises(ConfigError):
-        selection.wanted_key()
+        selection.selected_key()
 
 
 @pytest.mark.parametrize(
@@ -129,10 +129,10 @@ def test_key_is_shown_for_people(key: bytes | None, text: str):
 
 
 def test_key_is_told_to_programs():
-    assert '"key_base64":"/w=="' in json_text(key_facts(view(b"\xff")))
-    dead = key_facts(view(None, failure=None))
+    assert '"key_base64":"/w=="' in json_text(key_fields(view(b"\xff")))
+    dead = key_fields(view(None, failure=None))
     assert (dead["dead"], "key" in dead, dead["failure"]) == (True, False, None)
-    assert key_facts(view(b"a"))["failure"]["kind"] == "ValueError"
+    assert key_fields(view(b"a"))["failure"]["kind"] == "ValueError"
 
 
 def test_table_has_a_row_for_each_key():
@@ -157,8 +157,8 @@ def test_table_shows_what_waits_for_retry_with_its_tries_and_its_next_time():
     assert first[1:4] == ["-", "waits for retry", "2"]
     assert (first[6], first[10][:23]) == ("3", "1970-01-01T00:00:00.090")
     assert second[1:3] == ["(dead letters)", "redriving"]
-    assert key_facts(waiting)["tries"] == 3
-    assert not key_facts(waiting)["dead"]
+    assert key_fields(waiting)["tries"] == 3
+    assert not key_fields(waiting)["dead"]
 
 
 def test_table_calls_dead_letters_dead():
@@ -206,8 +206,8 @@ def test_message_is_shown_with_its_own_failure():
 
 
 def test_number_of_skipped_messages_is_one_or_all_and_never_both():
-    assert Skipping().count == 1
-    assert Skipping(first=7).count == 7
-    assert Skipping(all_messages=True).count is None
+    assert SkipOptions().count == 1
+    assert SkipOptions(first=7).count == 7
+    assert SkipOptions(all_messages=True).count is None
     with pytest.raises(ConfigError):
-        _ = Skipping(first=1, all_messages=True).count
+        _ = SkipOptions(first=1, all_messages=True).count
