@@ -3,7 +3,7 @@
     KEYLANE_1160 {"details": {"offset": 5, "partition_id": 3}, "fate": "not_done"} no such offset …
     [Class 1160]
 
-The marker, the code and the JSON are stable; `error_in` finds them in the text of a Spark
+The marker, the code and the JSON are stable; `parse_error` finds them in the text of a Spark
 exception.
 """
 
@@ -38,7 +38,7 @@ def _add_marker(error: KeylaneError) -> KeylaneError:
     return error.copy(message=f"KEYLANE_{error.code} {encoded} {error.message}")
 
 
-def error_in(text: str) -> KeylaneError | None:
+def parse_error(text: str) -> KeylaneError | None:
     """Return the KeylaneError encoded in the text of a Spark exception, or None."""
     marker = _MARKER.search(text)
     if marker is None:

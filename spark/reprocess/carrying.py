@@ -71,7 +71,7 @@ def positions(
     return first_offsets
 
 
-def check_covers(
+def check_manifest_covers(
     manifest: Manifest, stored: Sequence[SourceOffsets], cursors: Mapping[str, Mapping[int, int]]
 ) -> None:
     """

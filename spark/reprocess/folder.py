@@ -101,7 +101,7 @@ class OutputFolder:
         self.parked.mkdir(parents=True, exist_ok=True)
         self._commit_file(temporary, path)
 
-    def parked_text(self, manifest: Manifest) -> str:
+    def describe_parked(self, manifest: Manifest) -> str:
         """Return how many messages the job has parked, and where, as a sentence; "" for none."""
         if not manifest.parked:
             return ""

@@ -195,7 +195,7 @@ class HiddenSubject:
         """
         statuses = await self._statuses()
         for partition_id, status in statuses.items():
-            check_kept(self.name, partition_id, status.first_offset)
+            check_not_removed(self.name, partition_id, status.first_offset)
         return _message_counts(statuses)
 
     async def count_messages(self) -> dict[int, int]:
@@ -312,7 +312,7 @@ class HiddenSubject:
             await asyncio.sleep(pauses.next_ms() / 1000)
 
 
-def check_kept(hidden: str, partition_id: int, first_offset: int) -> None:
+def check_not_removed(hidden: str, partition_id: int, first_offset: int) -> None:
     """Raise RowsError if retention has removed rows from a partition of the hidden subject."""
     if first_offset:
         raise RowsError(

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from keylane.arrow.snapshot import take_snapshot
 from keylane.spark import StreamLag, ordered, read_ranges, register
-from keylane.spark.failure import error_in
+from keylane.spark.failure import parse_error
 from keylane.spark.options import parse_options
 
 
@@ -37,7 +37,7 @@ def error_of(work: Callable[[], object]) -> str:
     try:
         work()
     except PySparkException as error:
-        return type(error_in(str(error))).__name__
+        return type(parse_error(str(error))).__name__
     return ""
 
 

@@ -12,7 +12,7 @@ from pyspark.errors import PythonException
 
 from keylane.arrow.snapshot import take_snapshot
 from keylane.protocol.errors import DataLossError
-from keylane.spark.failure import error_in
+from keylane.spark.failure import parse_error
 from keylane.spark.options import parse_options
 from keylane.spark.ranges import read_ranges
 from keylane.spark.schema import spark_schema
@@ -73,7 +73,7 @@ def test_error_of_a_range_is_found_in_the_message_of_the_driver(spark, filled):
     filled.shelf(4).first_offset = 200
     with pytest.raises(PythonException) as caught:
         read_ranges(spark, asked, ranges).collect()
-    error = error_in(str(caught.value))
+    error = parse_error(str(caught.value))
     assert isinstance(error, DataLossError)
     assert (error.partition_id, error.lost_until) == (4, 200)
 

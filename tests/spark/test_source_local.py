@@ -20,7 +20,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.message import Message
 from keylane.spark import ordered
-from keylane.spark.failure import error_in
+from keylane.spark.failure import parse_error
 from keylane.spark.schema import spark_schema
 from support.shelves import Sent
 
@@ -246,7 +246,7 @@ def test_load_error_has_code_details_and_hint(load, filled, options, error, deta
     with pytest.raises(AnalysisException) as caught:
         load(**options)
     text = str(caught.value)
-    raised = error_in(text)
+    raised = parse_error(text)
     assert type(raised) is error
     assert details is None or raised.details == details
     assert raised.hint.splitlines()[0] in text
@@ -270,4 +270,4 @@ def test_damage_found_in_a_task_says_so_readably(load, shelves):
     shelves.spoil = lambda _request, answer, payload: (answer, payload[:-1] + b"!")
     with pytest.raises(PythonException) as caught:
         frame.collect()
-    assert type(error_in(str(caught.value))) is CorruptBatchError
+    assert type(parse_error(str(caught.value))) is CorruptBatchError

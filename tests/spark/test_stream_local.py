@@ -14,7 +14,7 @@ from keylane import Admin, Producer
 from keylane.protocol.errors import CheckpointMismatchError, ConfigError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.spark import register
-from keylane.spark.failure import error_in
+from keylane.spark.failure import parse_error
 from keylane.spark.streaming.lag import QueryLag, StreamLag
 from keylane.spark.streaming.limits import HAS_READ_LIMITS
 from support.cluster import eventually
@@ -159,7 +159,7 @@ def test_lag_and_checkpoint_of_a_query_are_seen(spark, start, file_cluster, tmp_
     sink.check(range(50))
     with pytest.raises(StreamingQueryException) as caught:
         start("other", sink).awaitTermination(ENDS_WITHIN_S)
-    assert type(error_in(str(caught.value))) is CheckpointMismatchError
+    assert type(parse_error(str(caught.value))) is CheckpointMismatchError
     shutil.rmtree(tmp_path / "checkpoint")
     frame = spark.readStream.format("keylane").schema("value STRING").option("meta", meta)
     query = (
@@ -171,7 +171,7 @@ def test_lag_and_checkpoint_of_a_query_are_seen(spark, start, file_cluster, tmp_
     )
     with pytest.raises(StreamingQueryException) as caught:
         query.awaitTermination(ENDS_WITHIN_S)
-    assert type(error_in(str(caught.value))) is ConfigError
+    assert type(parse_error(str(caught.value))) is ConfigError
 
 
 async def _eventually(condition) -> None:

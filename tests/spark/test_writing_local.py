@@ -23,7 +23,7 @@ from keylane.protocol.errors import (
     SubjectUnknownError,
 )
 from keylane.spark import register
-from keylane.spark.failure import error_in
+from keylane.spark.failure import parse_error
 from support.raising import is_a
 
 COUNT = 20_000
@@ -86,7 +86,7 @@ def test_job_that_fails_leaves_nothing(spark, file_cluster, rows, write):
         write(rows.mapInArrow(fail, rows.schema), "fails", partitions="2")
     with pytest.raises(AnalysisException) as caught:
         numbers(spark, file_cluster.meta, "fails")
-    assert isinstance(error_in(str(caught.value)), SubjectUnknownError)
+    assert isinstance(parse_error(str(caught.value)), SubjectUnknownError)
     assert not [name for name in hidden(file_cluster.meta) if name.startswith("fails.")]
 
 
@@ -97,7 +97,7 @@ def test_rows_left_hidden_outlive_a_second_job_of_that_name(spark, file_cluster,
     write(rows, "looked", partitions="2", hidden="looked.new", publish="false")
     with pytest.raises(AnalysisException) as caught:
         write(rows, "looked", partitions="2", hidden="looked.new", publish="false")
-    error = error_in(str(caught.value))
+    error = parse_error(str(caught.value))
     assert error.reason is Reason.HIDDEN_TAKEN
     assert "is filled by a write of Spark" in error.message
     assert numbers(spark, file_cluster.meta, "looked.new") == Counter(range(COUNT))
@@ -188,7 +188,7 @@ def test_wrong_write_says_so_before_it_runs(spark, file_cluster, rows, write):
     ):
         with pytest.raises(AnalysisException) as caught:
             write(frame, "nowhere", mode, **options)
-        assert is_a(error_in(str(caught.value)), kind)
+        assert is_a(parse_error(str(caught.value)), kind)
 
 
 def test_shuffled_rows_are_refused(spark, file_cluster, rows, write):
@@ -216,7 +216,7 @@ def test_write_without_the_columns_of_its_read_is_refused(spark, file_cluster, r
     for dropped in (frame.select("key", "value"), changed, counts, frame.drop("offset")):
         with pytest.raises(AnalysisException) as caught:
             write(dropped, "narrower", partitions="1")
-        assert error_in(str(caught.value)).reason is Reason.ROW_ORDER
+        assert parse_error(str(caught.value)).reason is Reason.ROW_ORDER
     write(changed, "narrower", partitions="1", order="none")
     made = frame.select(functions.lit("k").alias("key"), "value")
     write(made, "narrower")

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from keylane.protocol.errors import SparkProcessError
 from keylane.spark import register
-from keylane.spark.failure import error_in
+from keylane.spark.failure import parse_error
 from support.shelves import Sent, Shelves
 
 PYTHON = """#!/bin/sh
@@ -82,7 +82,7 @@ def test_process_without_keylane_is_told_in_one_sentence_when_a_subject_is_loade
     python_of(keylane=LACKS)
     reader = spark.read.format("keylane").options(meta=shelves.address, subject="flights")
     text = told_by(reader.load)
-    error = error_in(text)
+    error = parse_error(text)
     assert isinstance(error, SparkProcessError)
     assert error.missing == "keylane"
     assert str(error.python).endswith(f"on {os.uname().nodename}")

@@ -58,14 +58,14 @@ def reprocess(output: OutputFormat, command: ReprocessOptions) -> int:
     """Run the command and return its exit status: 0, 1 after an error, 2 if outputs differ, 3 if
     messages are parked.
     """
-    from ....spark.failure import error_in
+    from ....spark.failure import parse_error
 
     try:
         return _reprocess(output, command)
     except KeylaneError as error:
         show_error(error, output)
     except Exception as error:
-        keylane_error = error_in(str(error))
+        keylane_error = parse_error(str(error))
         if keylane_error is None:
             raise
         show_error(keylane_error, output)
@@ -247,7 +247,7 @@ def _run(
     )
     for code, count in Counter(piece.code for piece in manifest.pieces if piece.code).items():
         show_line(f"{counted(count, 'piece')} of these by {code}")
-    if line := folder.parked_text(manifest):
+    if line := folder.describe_parked(manifest):
         show_line(line)
     if manifest.output and command.hidden:
         show_line(f"the rows are in {manifest.output.hidden}, hidden")
@@ -335,7 +335,7 @@ def _compare(output: OutputFormat, command: ReprocessOptions, folder: OutputFold
         show_table(make_table(title, ("id#", "key", "first offset#", "rows#"), rows))
     compared = [] if command.compare.startswith(SUBJECT) else [OutputFolder(command.compare)]
     for each in (*compared, folder) if output is OutputFormat.TABLE else ():
-        if line := each.parked_text(complete(each)):
+        if line := each.describe_parked(complete(each)):
             show_line(line)
     return bool(differences)
 

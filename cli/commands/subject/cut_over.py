@@ -90,7 +90,7 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     """
     from ....arrow.reading import read
     from ....protocol.reprocess.manifest import live_offsets
-    from ....spark.reprocess.carrying import check_covers, positions
+    from ....spark.reprocess.carrying import check_manifest_covers, positions
     from ....spark.reprocess.folder import MANIFEST, OutputFolder
 
     manifest = OutputFolder(folder).read(MANIFEST)
@@ -110,7 +110,7 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     covered |= {each.partition_id: each.end for each in stored if each.first >= each.end}
     for _ in range(ATTEMPTS_MAX):
         cursors, _ = await _fetch_cursors(admin, subject, before=min(ends))
-        check_covers(manifest, stored, cursors)
+        check_manifest_covers(manifest, stored, cursors)
 
         def find_starts(latest: dict[str, dict[int, int]] = cursors) -> dict[str, dict[int, int]]:
             rows = read(meta, hidden, columns=("partition", "offset", "properties"))
@@ -133,7 +133,7 @@ async def _fetch_ends(admin: Admin, hidden: str) -> dict[int, int]:
     """Return the end offset of each partition of the hidden subject; raise SubjectUnknownError,
     NotSentError or RowsError.
     """
-    from ....spark.writing.hidden import check_kept
+    from ....spark.writing.hidden import check_not_removed
 
     description = await admin.describe_subject(hidden)
     ends = {
@@ -144,7 +144,7 @@ async def _fetch_ends(admin: Admin, hidden: str) -> dict[int, int]:
     if len(ends) < len(description.partitions):
         raise NotSentError(f"a broker of {hidden} does not answer")
     for each in description.partitions:
-        check_kept(hidden, each.partition_id, each.first_offset or 0)
+        check_not_removed(hidden, each.partition_id, each.first_offset or 0)
     return ends
 
 

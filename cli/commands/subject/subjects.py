@@ -231,7 +231,7 @@ def show_parked(folder: str) -> None:
     manifest = None
     with suppress(JobError):  # the cut-over reports it
         manifest = output.read(MANIFEST)
-    if manifest is not None and (line := output.parked_text(manifest)):
+    if manifest is not None and (line := output.describe_parked(manifest)):
         show_line(f"{line}; a cut-over deletes them, and no group will get them", errors=True)
 
 

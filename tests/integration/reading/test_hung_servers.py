@@ -14,7 +14,7 @@ import pytest
 from keylane import Producer
 from keylane.arrow import range_reader
 from keylane.protocol.errors import KeylaneError, Reason, UnreachableError
-from keylane.spark.failure import error_in
+from keylane.spark.failure import parse_error
 from keylane.spark.source import KeylaneReader, KeylaneSource
 from support.cluster import Cluster, Program, pause, resume
 from support.raising import raises
@@ -58,7 +58,7 @@ def reader(cluster: Cluster) -> KeylaneReader:
 
 def told(error: KeylaneError) -> str:
     """The one sentence that the driver shows."""
-    again = error_in(f"{type(error).__name__}: {error}")
+    again = parse_error(f"{type(error).__name__}: {error}")
     assert type(again) is type(error)
     assert "\n" not in error.message
     return error.message

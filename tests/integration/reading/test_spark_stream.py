@@ -34,7 +34,7 @@ from keylane.protocol.routing import PartitionState
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from keylane.spark import source as source_module
-from keylane.spark.failure import error_in
+from keylane.spark.failure import parse_error
 from keylane.spark.schema import spark_schema
 from keylane.spark.source import KeylaneSource
 from keylane.spark.streaming import watch
@@ -460,7 +460,7 @@ def test_retention_that_passes_the_checkpoint_ends_the_stream_or_is_passed_over(
         assert [details[name] for name in ("offset", "lost_until", "rows")] == [10, 20, 10]
         with pytest.raises(DataLossError) as caught:
             reader.latestOffset(query.checkpoint[0], ReadAllAvailable())
-        lost = error_in(str(caught.value)).details
+        lost = parse_error(str(caught.value)).details
         assert lost == lost | {"subject": "flights", "offset": 10, "rows": lost["lost_until"] - 10}
     start = json.dumps({min(query.start()["offsets"]): 10})
     batch = source_of(cluster.meta, "flights", start=start)

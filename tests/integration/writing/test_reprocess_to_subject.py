@@ -213,7 +213,7 @@ def test_messages_that_fail_are_parked_in_the_folder_and_the_job_ends(
         rows = [int(value) for value in pq.read_table(work.folder.path)["value"].to_pylist()]
     assert sorted(rows) == good
     assert work.run(failing(*bad), park=True) == manifest
-    assert "4 messages" in work.folder.parked_text(manifest)
+    assert "4 messages" in work.folder.describe_parked(manifest)
 
 
 def test_command_tells_of_parked_messages_in_its_output_its_status_and_the_comparison(

@@ -38,7 +38,7 @@ from keylane.protocol.frames import Batches
 from keylane.protocol.limits import PULL_BYTES_MAX
 from keylane.protocol.record import HEADER_BYTES, stamp
 from keylane.protocol.routing import PartitionState
-from keylane.spark.failure import error_in
+from keylane.spark.failure import parse_error
 from keylane.spark.schema import key_was_read, spark_schema
 from keylane.spark.source import KeylaneReader, KeylaneSource, KeylaneTask
 from support.raising import raises
@@ -235,7 +235,7 @@ def test_schema_of_the_users_own_is_refused(filled):
 
 def told(caught: pytest.ExceptionInfo[KeylaneError]) -> KeylaneError:
     """The error as found in a text like Spark's."""
-    error = error_in(f"[PYTHON_EXCEPTION] Traceback …\nkeylane.X: {caught.value}\n\nJVM stack\n")
+    error = parse_error(f"[PYTHON_EXCEPTION] Traceback …\nkeylane.X: {caught.value}\n\nJVM stack\n")
     assert type(error) is type(caught.value)
     assert error.details == caught.value.details
     return error

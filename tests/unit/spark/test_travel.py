@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 from pyspark.serializers import write_with_length
 
 from keylane.protocol.errors import SparkProcessError
-from keylane.spark.failure import error_in
+from keylane.spark.failure import parse_error
 from keylane.spark.registration import source_class
 from keylane.spark.source import KeylaneReader
 from keylane.spark.travel import missing_package_reporter
@@ -71,7 +71,7 @@ def test_process_says_what_it_lacks_in_one_sentence():
         message = message_elsewhere(travelling, missing)
         assert f"cannot import {missing}: install keylane with pyarrow and numpy there" in message
         assert message.count("\n") == 1
-        error = error_in(message)
+        error = parse_error(message)
         assert isinstance(error, SparkProcessError)
         assert error.missing == missing
         assert (error.python or "").startswith(sys.executable)
@@ -83,7 +83,7 @@ def test_process_with_another_version_of_a_package_says_what_is_wrong():
         ImportError("cannot import name 'x' from 'a.b' (/a/b.py)", name="a.b")
     )
     assert "cannot use a package: cannot import name 'x' from 'a.b'" in str(told)
-    assert isinstance(error_in(str(told)), SparkProcessError)
+    assert isinstance(parse_error(str(told)), SparkProcessError)
 
 
 @pytest.mark.parametrize("step", ["plan_data_source_read", "write_into_data_source"])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from keylane.errors import Reason
 from keylane.protocol.reprocess.manifest import Manifest, SourceRange
-from keylane.spark.reprocess.carrying import SourceOffsets, check_covers, positions
+from keylane.spark.reprocess.carrying import SourceOffsets, check_manifest_covers, positions
 from keylane.spark.reprocess.messages import PROPERTIES
 from support.raising import raises
 
@@ -74,11 +74,11 @@ def test_messages_that_the_backfill_lacks_are_told():
     def stored(first: int, end: int, partition_id: int = 3) -> list[SourceOffsets]:
         return [SourceOffsets(partition_id=partition_id, first=first, end=end)]
 
-    check_covers(manifest, stored(0, 20), {"g": {3: 10}})
-    check_covers(manifest, stored(10, 20), {"g": {3: 0}})
+    check_manifest_covers(manifest, stored(0, 20), {"g": {3: 10}})
+    check_manifest_covers(manifest, stored(10, 20), {"g": {3: 0}})
     with raises(Reason.CUT_OVER, match="has 2 messages from offset 20 on"):
-        check_covers(manifest, stored(0, 22), {})
+        check_manifest_covers(manifest, stored(0, 22), {})
     with raises(Reason.CUT_OVER, match="partition 4 has 5 messages from offset 0 on"):
-        check_covers(manifest, stored(0, 5, 4), {})
+        check_manifest_covers(manifest, stored(0, 5, 4), {})
     with raises(Reason.CUT_OVER, match=r"'g' has not handled 3 messages of partition 3, \[7, 10\)"):
-        check_covers(manifest, stored(2, 20), {"g": {3: 7}})
+        check_manifest_covers(manifest, stored(2, 20), {"g": {3: 7}})
