@@ -12,6 +12,7 @@ from ..protocol.text import counted, listed
 
 LINE_MS_MIN = 1_000
 """Milliseconds between two lines about partitions: a rebalance of many makes one line."""
+WAITS = "other members have them, or leases of dead ones must end"
 LAG_EACH_MS = 60_000
 LAG_EACH_MS_MAX = 3_600_000
 """Milliseconds until the next line about a lag; they double while it lasts."""
@@ -39,10 +40,10 @@ class AssignmentLog:
             if got := sorted(now - before):
                 changes.append(f"got {listed(got)}")
             if gone := sorted(before - now):
-                changes.append(f"gave up {listed(gone)}")
+                changes.append(f"no longer has {listed(gone)}")
         if not now:
             state = "has no partition" + (" yet" if before is None else " now")
-            return "; ".join([f"{state}, and waits for one", *changes])
+            return "; ".join([f"{state}; {WAITS}", *changes])
         noun = "partition" if len(now) == 1 else "partitions"
         return "; ".join([f"has {noun} {listed(sorted(now))}", *changes])
 

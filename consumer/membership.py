@@ -49,6 +49,8 @@ _REFUSALS = (Reason.TOKEN_INVALID, Reason.SESSION_QUOTA)
 """Reasons of errors, besides access errors, that mean the consumer is refused."""
 _REFUSED = "refused"
 """The key of refusals in the membership's `LogFilter`."""
+_LOST = "lost"
+"""The key of lost sessions there."""
 LEAVE_TIMEOUT_MS = 500
 """The timeout, in milliseconds, of a closing consumer's call for each metaserver, once none of them
 replied to an earlier call.
@@ -296,7 +298,9 @@ class Membership:
                 except SessionUnknownError as error:
                     # Lost leases are logged as warnings elsewhere; without leases, nothing is lost.
                     level = logging.DEBUG if holder.holding(self.session) else logging.INFO
-                    log.log(level, "%s lost its session: %s", self._name, error.message)
+                    now_ms = self._clock.boot_ms()
+                    if text := self._failure_log.met(error.message, now_ms, _LOST):
+                        log.log(level, "%s lost its session: %s", self._name, text)
                     self.session = ""
                     holder.on_session_lost()
                 except KeylaneError as error:

@@ -67,6 +67,7 @@ from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError, KeylaneError
 from ..protocol.ids import MAX_I64, Subject, check_name
 from ..protocol.reading.instants import instant_ms
+from ..protocol.text import plain_number
 from .shared_options import NAMES as SECURITY_NAMES
 from .shared_options import advice, parse_path, parse_secured, parse_token_path
 
@@ -172,10 +173,10 @@ def _parse_subjects(text: str) -> tuple[Subject, ...]:
 
 
 def _parse_partition_id(text: str) -> int:
-    text = text.strip()
-    if not text.isascii() or not text.isdigit() or not 0 < int(text[:20]) <= MAX_I64:
-        raise ValueError(f"give ids of physical partitions, not {text!r:.80}")
-    return int(text)
+    number = plain_number(text.strip())
+    if not number:
+        raise ValueError(f"give ids of physical partitions, not {text.strip()!r:.80}")
+    return number
 
 
 def _parse_partitions(text: str) -> frozenset[int]:
@@ -277,9 +278,10 @@ def _parse_columns(text: str) -> tuple[str, ...]:
 
 def _integer_parser(noun: str, low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
+        number = plain_number(text)
+        if number is None or not low <= number <= high:
             raise ValueError(f"give {low} to {high} {noun}, not {text!r:.80}")
-        return int(text)
+        return number
 
     return parse
 

@@ -5,7 +5,7 @@ enough. Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..errors import ConfigError
@@ -40,7 +40,8 @@ class PydanticCodec(Generic[M]):
 
     A value is refused if its JSON would decode to a different value. Causes are a `SecretStr`
     without a serializer that reveals it, an excluded required field, an alias that validation does
-    not accept, or a field of a subclass.
+    not accept, or an instance of a subclass with further fields. Of a nested model that is an
+    instance of a subclass, pydantic stores only the fields of the declared class.
     """
 
     def __init__(self, model: type[M]) -> None:
@@ -130,6 +131,8 @@ def _secrets(value: Any) -> Iterator[Any]:
             stack += [vars(each), getattr(each, "model_extra", None)]
         elif hasattr(each, "__dataclass_fields__"):
             stack.append({name: getattr(each, name, None) for name in each.__dataclass_fields__})
+        elif isinstance(each, Collection) and not isinstance(each, str | bytes | bytearray):
+            stack.extend(each)  # such as a deque
 
 
 def _validation_texts(error: Exception) -> str:

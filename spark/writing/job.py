@@ -26,6 +26,7 @@ from ...protocol.errors import ConfigError, KeylaneError, Reason, RowsError, Sub
 from ...protocol.ids import Subject, check_name
 from ...protocol.limits import PARTITIONS_MAX
 from ...protocol.routing import Route
+from ...protocol.text import plain_number
 from ..shared_options import NAMES as SECURITY_NAMES
 from ..shared_options import advice, parse_path, parse_secured, parse_token_path
 
@@ -129,9 +130,10 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def _parse_integer(text: str, low: int, high: int) -> int:
-    if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
+    number = plain_number(text)
+    if number is None or not low <= number <= high:
         raise ValueError(f"give a whole number from {low} to {high}, not {text!r:.80}")
-    return int(text)
+    return number
 
 
 def _parse_order(text: str) -> str:

@@ -11,11 +11,12 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ....protocol.access.tokens import make_token, token_hash
 from ....protocol.address import is_host
 from ....protocol.errors import ConfigError
-from ....protocol.text import url_problem
+from ....protocol.text import PORT_MAX, plain_number, url_problem
 
 BROKER_FILE = "broker.token"
 """Name of the file with the token of a host's broker, next to the settings."""
@@ -105,6 +106,8 @@ class ClusterPlan:
             problems.append("the database is postgresql://user:password@host/name")
         elif self.postgresql is not None and (url_error := url_problem(self.postgresql, new=True)):
             problems.append(f"cannot use the URL of --postgresql: {url_error}")
+        elif self.postgresql is not None:
+            problems += _database_problems(self.postgresql)
         if problems:
             raise ConfigError("; ".join(problems), problems=len(problems))
 
@@ -247,3 +250,16 @@ SystemCallErrorNumber=EPERM
 [Install]
 WantedBy=multi-user.target
 """
+
+
+def _database_problems(url: str) -> list[str]:
+    """Return what a database URL lacks that all hosts of a cluster need."""
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query))
+    if "\0" in unquote(url):
+        return ["the URL of --postgresql has the character U+0000"]
+    if not (parts.hostname or query.get("host")) or not parts.path.strip("/"):
+        return ["the URL of --postgresql needs a host and a name: postgresql://user@host/name"]
+    if not 0 < (plain_number(query.get("port", "5432")) or 0) <= PORT_MAX:
+        return [f"the port of --postgresql is not a number from 1 to {PORT_MAX}"]
+    return []

@@ -9,15 +9,21 @@ def test_line_names_partitions_when_they_change():
     log = AssignmentLog()
     assert log.partitions({3, 1}, 0) == "has partitions 1, 3"
     assert log.partitions({1, 3}, 9_000) == ""
-    assert log.partitions({1, 4}, 10_000) == "has partitions 1, 4; got 4; gave up 3"
-    assert log.partitions({1}, 20_000) == "has partition 1; gave up 4"
+    assert log.partitions({1, 4}, 10_000) == "has partitions 1, 4; got 4; no longer has 3"
+    assert log.partitions({1}, 20_000) == "has partition 1; no longer has 4"
 
 
 def test_line_says_that_a_member_waits_when_it_has_no_partition():
     log = AssignmentLog()
-    assert log.partitions((), 0) == "has no partition yet, and waits for one"
+    assert (
+        log.partitions((), 0)
+        == "has no partition yet; other members have them, or leases of dead ones must end"
+    )
     assert log.partitions({2}, 5_000) == "has partition 2"
-    assert log.partitions((), 9_000) == "has no partition now, and waits for one; gave up 2"
+    assert (
+        log.partitions((), 9_000)
+        == "has no partition now; other members have them, or leases of dead ones must end; no longer has 2"
+    )
 
 
 def test_lines_of_a_rebalance_are_one_when_they_come_at_once():

@@ -6,6 +6,7 @@ import datetime as dt
 import pickle
 import subprocess
 import sys
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,7 @@ class Secret(pydantic.BaseModel):
     token: pydantic.SecretStr
     nested: list[dict[str, pydantic.SecretBytes]] = []
     named: dict[pydantic.SecretStr, int] = {}
+    queued: deque[pydantic.SecretStr] = deque()
 
 
 class Shown(pydantic.BaseModel):
@@ -166,6 +168,7 @@ def test_codec_error_is_raised_when_a_value_has_no_bytes(codec: Codec[Any], valu
         (PydanticCodec(Secret), Secret(token="s3cret"), "stored as asterisks"),
         (PydanticCodec(Secret), Secret(token="", nested=[{"a": b"s3cret"}]), "stored as asterisks"),
         (PydanticCodec(Secret), Secret(token="", named={"s3cret": 1}), "stored as asterisks"),
+        (PydanticCodec(Secret), Secret(token="", queued=["s3cret"]), "stored as asterisks"),
         (PydanticCodec(Excluded), Excluded(needed=1), "needed: Field required"),
         (PydanticCodec(TwoNames), TwoNames(**{"in": 1}), "in: Field required"),
         (PydanticCodec(Cents), Cents(amount=150), "amount: Input should be a valid integer"),

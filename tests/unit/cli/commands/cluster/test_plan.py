@@ -130,3 +130,22 @@ def test_init_works_in_the_folder_of_a_run_that_failed(
     monkeypatch.setattr(init, "_write", write)
     init.init_cluster(folder, plan_of("a"), keylane="keylane", output=OutputFormat.JSON)
     assert (folder / "a" / "keylane.toml").exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://",
+        "postgresql://h/",
+        "postgresql://u@h/d%00x",
+        "postgresql://h/d?port=99999",
+    ],
+)
+def test_plan_is_refused_when_its_database_cannot_exist(url: str):
+    with pytest.raises(ConfigError, match=r"--postgresql|postgresql://user"):
+        plan_of("a", postgresql=url)
+
+
+def test_plan_takes_a_database_behind_a_host_of_the_query():
+    url = "postgresql://u:p@/keylane?host=db&port=5433"
+    assert plan_of("a", postgresql=url).postgresql == url
