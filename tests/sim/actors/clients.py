@@ -350,7 +350,7 @@ class ProducerHost(Host):
         if sender is self._watched:
             return
         self._watched = sender
-        refill = sender._refill
+        refill = sender._reassign_messages
 
         def note() -> None:
             route = sender._route
@@ -366,7 +366,7 @@ class ProducerHost(Host):
             note()
             refill()
 
-        sender._refill = refilled  # type: ignore[method-assign]
+        sender._reassign_messages = refilled  # type: ignore[method-assign]
         note()
 
     def _check_sealed(self, partitions: tuple[Partition, ...]) -> None:
