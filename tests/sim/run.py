@@ -10,7 +10,6 @@ import argparse
 import builtins
 import gc
 import json
-import logging
 import multiprocessing
 import os
 import random
@@ -257,7 +256,6 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    logging.getLogger("keylane").addHandler(logging.NullHandler())  # no ready lines of consumers
     args = _arguments()
     began = time.perf_counter()
     total = {"seeds": 0, "faults": 0, "events": 0, "violations": 0}

@@ -590,7 +590,10 @@ class World:
 
 def run_seed(seed: int, kind: type[World] = World) -> Outcome:
     """Build, run and judge one seed."""
-    logging.getLogger("keylane").setLevel(logging.CRITICAL + 1)
+    log = logging.getLogger("keylane")
+    log.setLevel(logging.CRITICAL + 1)
+    if not log.handlers:
+        log.addHandler(logging.NullHandler())  # no ready lines of consumers
     gc.disable()
     world = kind(seed)
     try:
