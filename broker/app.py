@@ -284,7 +284,7 @@ async def serving_broker(
             on_access=lambda news: None if guarding is None else guarding.judge.update_news(news),
         )
         cleaning = _cleaning(opened, files, settings, pools, registration, clock=clock)
-        service = BrokerService(store, clock=clock, standing=registration)
+        service = BrokerService(store, clock=clock, folder_ownership=registration)
         peers = Peers(service, opened.identity.broker_group, settings.meta, network)
         for close in (peers.close, scheduler.close):
             stack.push_async_callback(close)
@@ -293,7 +293,7 @@ async def serving_broker(
         scheduling = _scheduling(
             opened, service, peers, registration, clock=clock, draw=names.getrandbits
         )
-        parking = Parking(store, service, clock=clock, standing=registration)
+        parking = Parking(store, service, clock=clock, folder_ownership=registration)
         metrics = _metrics(store, files, service, clock, guarding)
         routes = _routes(control, posting, peers, scheduling, parking, metrics)
         guard = None if guarding is None else guarding.guard
@@ -409,7 +409,7 @@ def _cleaning(
         clock=clock,
         run_commit=pools.commit,
         run_read=pools.background,
-        standing=registration,
+        folder_ownership=registration,
         calendar=opened.scheduler.calendar,
     )
 
@@ -422,7 +422,7 @@ def _control(
         broker_group=opened.identity.broker_group,
         broker_id=opened.identity.broker_id,
         opening=opened.opening.opening,
-        standing=registration,
+        folder_ownership=registration,
         clock=clock,
         registration=lambda: registration.problem,
         refusal=lambda: registration.refusal,
@@ -448,7 +448,7 @@ def _scheduling(
         broker_group=opened.identity.broker_group,
         clock=clock,
         draw=draw,
-        standing=registration,
+        folder_ownership=registration,
         check_writable=lambda: opened.store.commit.check_room(0),
     )
     service.register_handler(Schedule, scheduling.schedule)

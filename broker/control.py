@@ -131,7 +131,7 @@ class BrokerControl:
         clock: Clock,
         registration: Callable[[], str],
         opening: str = "",
-        standing: FolderOwnership | None = None,
+        folder_ownership: FolderOwnership | None = None,
         retention: Callable[[], str] = lambda: "",
         removed_from_ms: Callable[[int], int | None] = lambda _stored_ms: None,
         refusal: Callable[[], str] = lambda: "",
@@ -141,7 +141,7 @@ class BrokerControl:
         self._broker_group = broker_group
         self._broker_id = broker_id
         self._opening = opening
-        self._standing = standing
+        self._folder_ownership = folder_ownership
         self._clock = clock
         self._registration = registration
         self._retention = retention
@@ -181,7 +181,7 @@ class BrokerControl:
                 f"{body.partition.broker_group!r}, not to {self._broker_group!r}",
                 broker_group=self._broker_group,
             )
-        await check_folder_ownership(self._standing)
+        await check_folder_ownership(self._folder_ownership)
         partition, durable = self._store.host(body)
         partition.check_unused()
         if body.times_from_ms:
@@ -270,7 +270,7 @@ class BrokerControl:
         With `?empty=1` the call is refused if the partition has messages, because it is then not
         the one that the caller has hosted.
         """
-        await check_folder_ownership(self._standing)
+        await check_folder_ownership(self._folder_ownership)
         partition_id = partition_id_of(params)
         if params.get("empty"):
             self._store.state.partition(partition_id).check_empty()
@@ -283,7 +283,7 @@ class BrokerControl:
         """Set a group's cursor under a new token, durably, and return the status with only that
         group.
         """
-        await check_folder_ownership(self._standing)
+        await check_folder_ownership(self._folder_ownership)
         partition = self._store.state.partition(partition_id_of(params))
         await set_cursor(self._store, partition, body)
         return partition.status(now_ms=self._clock.boot_ms(), group=body.group)
@@ -292,7 +292,7 @@ class BrokerControl:
         """Register groups that have not read the partition yet, durably. Retention then keeps
         messages for them.
         """
-        await check_folder_ownership(self._standing)
+        await check_folder_ownership(self._folder_ownership)
         await self._register(partition_id_of(params), body)
         return Done()
 
@@ -300,7 +300,7 @@ class BrokerControl:
         """Register groups, as `register_groups` does, on several partitions in one commit. The
         partitions that were refused are in the answer.
         """
-        await check_folder_ownership(self._standing)
+        await check_folder_ownership(self._folder_ownership)
         outcomes: dict[int, BaseException | None] = {}
         durable: dict[int, asyncio.Future[None]] = {}
         for each in body.partitions:
@@ -332,7 +332,7 @@ class BrokerControl:
         """Forget a deleted consumer group on a partition, durably. A repeated call changes
         nothing.
         """
-        await check_folder_ownership(self._standing)
+        await check_folder_ownership(self._folder_ownership)
         partition = self._store.state.partition(partition_id_of(params))
         token, durable = forget_group(self._store, partition, body)
         await durable
@@ -340,14 +340,14 @@ class BrokerControl:
 
     async def hold(self, body: SetHold, params: Params) -> Held:
         """Set, renew or end a job's hold, durably."""
-        await check_folder_ownership(self._standing)
+        await check_folder_ownership(self._folder_ownership)
         partition = self._store.state.partition(partition_id_of(params))
         await self._store.holds.set(partition, body)
         return self._store.holds.answer(partition)
 
     async def drop(self, body: DropPartition, params: Params) -> Done:
         """Drop a partition of a deleted subject, durably. A repeated call changes nothing."""
-        await check_folder_ownership(self._standing)
+        await check_folder_ownership(self._folder_ownership)
         await drop_partition(
             self._store, partition_id_of(params), body, now_ms=self._clock.boot_ms()
         )

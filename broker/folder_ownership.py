@@ -40,13 +40,15 @@ class FolderOwnership(Protocol):
         ...
 
 
-async def check_folder_ownership(standing: FolderOwnership | None) -> None:
+async def check_folder_ownership(folder_ownership: FolderOwnership | None) -> None:
     """Raise WrongBrokerError if the broker group belongs to another folder. Call this before every
     change of state.
     """
-    if standing is None:
+    if folder_ownership is None:
         return
-    if not standing.has_reported:
-        await standing.wait_reported()
-    if standing.set_aside:
-        raise WrongBrokerError(f"this broker does not serve its group: {standing.set_aside}")
+    if not folder_ownership.has_reported:
+        await folder_ownership.wait_reported()
+    if folder_ownership.set_aside:
+        raise WrongBrokerError(
+            f"this broker does not serve its group: {folder_ownership.set_aside}"
+        )

@@ -112,11 +112,11 @@ class Parking:
         service: BrokerService,
         *,
         clock: Clock,
-        standing: FolderOwnership | None,
+        folder_ownership: FolderOwnership | None,
     ) -> None:
         self._store = store
         self._clock = clock
-        self._standing = standing
+        self._folder_ownership = folder_ownership
         service.register_handler(ChangeParked, self._handle_change)
         service.register_handler(ListParked, self._handle_list)
         service.register_handler(ReadParked, self._handle_read)
@@ -234,7 +234,7 @@ class Parking:
         Called when the owner of a child asks about a group that has not drained the parent here.
         In an accepted folder, that means the group has parked nothing.
         """
-        if self._standing is not None and not self._standing.accepted:
+        if self._folder_ownership is not None and not self._folder_ownership.accepted:
             raise BusyError(
                 Reason.GROUP_BUSY,
                 f"the broker of partition {partition.partition_id} knows no parked messages "
@@ -315,7 +315,7 @@ class Parking:
         """Redrive a parked key, or skip some of its messages, durably. A repeated call changes
         nothing.
         """
-        await check_folder_ownership(self._standing)
+        await check_folder_ownership(self._folder_ownership)
         partition, group = self._find_group(params, body.group)
         changes = changes_for_operator(body)
         parked = group.parked

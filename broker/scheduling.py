@@ -84,7 +84,7 @@ class Scheduling:
         broker_group: str,
         clock: Clock,
         draw: Callable[[int], int],
-        standing: FolderOwnership,
+        folder_ownership: FolderOwnership,
         check_writable: Callable[[], None],
     ) -> None:
         """
@@ -97,7 +97,7 @@ class Scheduling:
         self._broker_group = broker_group
         self._clock = clock
         self._draw = draw
-        self._standing = standing
+        self._folder_ownership = folder_ownership
         self._check_writable = check_writable
 
     def routes(self) -> list[ControlRoute]:
@@ -184,7 +184,7 @@ class Scheduling:
             KeylaneError: none is stored, or the fate is UNKNOWN.
         """
         check_params(SCHEDULE_MESSAGES, params)
-        await check_folder_ownership(self._standing)
+        await check_folder_ownership(self._folder_ownership)
         subject = check_name("subject", params["subject"])
         if "deliver_at" not in params:
             raise InvalidRequestError(
@@ -292,7 +292,7 @@ class Scheduling:
 
     async def post_cancel(self, _body: object, params: Params) -> CanceledScheduled:
         """Cancel a message unless it is already delivered, or raise NotFoundError."""
-        await check_folder_ownership(self._standing)
+        await check_folder_ownership(self._folder_ownership)
         try:
             scheduled_id = bytes.fromhex(params["id"])
         except ValueError:

@@ -89,10 +89,10 @@ class BrokerService:
     """Answers requests of the data plane from a store."""
 
     def __init__(
-        self, store: Store, *, clock: Clock, standing: FolderOwnership | None = None
+        self, store: Store, *, clock: Clock, folder_ownership: FolderOwnership | None = None
     ) -> None:
         self._store = store
-        self._standing = standing
+        self._folder_ownership = folder_ownership
         self._clock = clock
         self._boot_ns = clock.boot_ns
         self._waiting = LongPolls()
@@ -132,15 +132,17 @@ class BrokerService:
         kind = type(request)
         self._check_payload(kind, payload)
         if kind is not Read:
-            await check_folder_ownership(self._standing)
+            await check_folder_ownership(self._folder_ownership)
         if kind in _LIVE:
             self._budget.last_live_at_ms = self._clock.boot_ms()
         return await self._handlers[kind](request, payload)
 
     def begin(self, request: Request, payload: memoryview, call: PromptCall) -> bool:
         """Implement `DataService.begin`."""
-        standing = self._standing
-        if standing is not None and (not standing.has_reported or standing.set_aside):
+        folder_ownership = self._folder_ownership
+        if folder_ownership is not None and (
+            not folder_ownership.has_reported or folder_ownership.set_aside
+        ):
             return False
         kind = type(request)
         if payload and kind not in _WITH_PAYLOAD:

@@ -34,7 +34,8 @@ class AssignmentLog:
         now, before = frozenset(ids), self._logged
         if now == before or now_ms - self._logged_ms < LINE_MS_MIN:
             return ""
-        self._logged, self._logged_ms = now, now_ms
+        self._logged = now
+        self._logged_ms = now_ms
         changes = []
         if before:
             if got := sorted(now - before):

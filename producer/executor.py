@@ -408,14 +408,14 @@ class Executor:
         """
         if self._settings.linger_ms:
             return self._clock.boot_ms() - self.open.opened_at_ms < self._settings.linger_ms
-        flight = self._broker_load
+        load = self._broker_load
         if (
             self.wait_is_over
-            or not flight.crowded
+            or not load.crowded
             or 4 * self.open.size >= self._settings.batch_bytes
         ):
             return False
-        flight.wait(self)
+        load.wait(self)
         return True
 
     def _call(self, channel: Channel, batch: OutgoingBatch) -> Calling:

@@ -96,7 +96,7 @@ class LoopLogs:
                 item = self._queue[0]  # stays queued until it is handled, for `wait_handled`
                 try:
                     self._handle(item)
-                except BaseException:  # noqa: BLE001 - a log handler raised; no caller can get the error
+                except BaseException:  # noqa: BLE001 - a log handler raised
                     sys.excepthook(*sys.exc_info())
                 self._queue.popleft()
 

@@ -38,7 +38,7 @@ class StoryLoop(SimLoop):
         """Function that is called when a program calls sys.exit."""
 
     def __del__(self, _warn: object = None) -> None:
-        """Give no warning about an open loop, which holds nothing of the machine."""
+        """Suppress the warning about an unclosed loop: this one holds no system resources."""
 
     def exited(self, process: Process, error: SystemExit) -> None:
         """See `SimLoop.exited`."""

@@ -313,7 +313,8 @@ class SyncsInTasks:
     Runs syncs in tasks; see `QuickSync`.
 
     Args:
-        blocking: runs a function, possibly later.
+        blocking: a coroutine function that calls a blocking function, possibly in a later turn of
+            the loop.
     """
 
     def __init__(self, blocking: Callable[..., Coroutine[Any, Any, Any]]) -> None:

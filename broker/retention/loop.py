@@ -104,17 +104,17 @@ class RetentionLoop:
         clock: Clock,
         run_commit: RunBlocking,
         run_read: RunBlocking,
-        standing: FolderOwnership | None = None,
+        folder_ownership: FolderOwnership | None = None,
         calendar: WallClock | None = None,
     ) -> None:
         """
         Args:
-            standing: tells whether a metaserver has accepted this broker's report, without which
-                nothing is removed; None if there is no metaserver.
+            folder_ownership: tells whether a metaserver has accepted this broker's report, without
+                which nothing is removed; None if there is no metaserver.
             calendar: the wall clock; may be shared.
         """
         self._store = store
-        self._standing = standing
+        self._folder_ownership = folder_ownership
         self._queues = store.queues
         self._files = files
         self._firsts = store.firsts
@@ -194,12 +194,12 @@ class RetentionLoop:
         """Wait until the next check is due: after CHECK_MS, or when a metaserver accepts this
         broker's report, if the last check lacked that.
         """
-        if self._standing is None or self.problem != NOT_ACCEPTED:
+        if self._folder_ownership is None or self.problem != NOT_ACCEPTED:
             await asyncio.sleep(CHECK_MS / 1000)
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CHECK_MS / 1000):
-                await self._standing.wait_accepted()
+                await self._folder_ownership.wait_accepted()
 
     async def check(self) -> int:
         """
@@ -274,7 +274,7 @@ class RetentionLoop:
         vacant = [segment.end for segment in segments if segment.end <= self._vacant_end]
         wanted, due = max([wanted, *vacant]), max([due, *vacant])
         removed = 0
-        if self._standing is not None and not self._standing.accepted:
+        if self._folder_ownership is not None and not self._folder_ownership.accepted:
             self.problem = NOT_ACCEPTED
             self.untold = ()
         elif segments and wanted > segments[0].base:

@@ -362,20 +362,20 @@ class Scheduler:
         return is_complete
 
     # ── deliveries ────────────────────────────────────────────────────────────────────────────────
-    async def run(self, target: Subjects, standing: FolderOwnership) -> None:
+    async def run(self, target: Subjects, folder_ownership: FolderOwnership) -> None:
         """Deliver messages at their times until cancelled, but not before a metaserver has
         accepted the data folder.
         """
-        await standing.wait_accepted()
+        await folder_ownership.wait_accepted()
         if self._journal.problems:
             return  # a lost record may have settled a message
         for delivery in list(self._schedule_index.deliveries.values()):
-            self._start(self._resume(delivery, target, standing))
+            self._start(self._resume(delivery, target, folder_ownership))
         while True:
             self._wake.clear()
             now_ms, boot_ms = self.calendar.now_ms(), self._clock.boot_ms()
             for batch in self._schedule_index.take(now_ms, boot_ms):
-                self._start(self._deliver(batch, target, standing))
+                self._start(self._deliver(batch, target, folder_ownership))
             due_ms, retry_ms = self._schedule_index.next_due_ms, self._schedule_index.next_try_ms
             delays_ms = [] if due_ms is None else [due_ms - now_ms]
             delays_ms += [] if retry_ms is None else [retry_ms - boot_ms]
@@ -383,8 +383,8 @@ class Scheduler:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
                     await self._wake.wait()
-            if not standing.accepted:
-                await standing.wait_accepted()
+            if not folder_ownership.accepted:
+                await folder_ownership.wait_accepted()
 
     def _start(self, delivery: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(delivery, name="delivery of scheduled messages")
@@ -397,7 +397,7 @@ class Scheduler:
             log.error("scheduled messages could not be delivered", exc_info=task.exception())
 
     async def _deliver(
-        self, batch: list[ScheduledEntry], target: Subjects, standing: FolderOwnership
+        self, batch: list[ScheduledEntry], target: Subjects, folder_ownership: FolderOwnership
     ) -> None:
         """Store a batch of due messages in their subject, or requeue them."""
         subject = batch[0].subject
@@ -421,10 +421,10 @@ class Scheduler:
             self._requeue(subject, [entry.scheduled_id for entry in batch], error)
             return
         delivery = self._schedule_index.deliveries[name]
-        await self._store(delivery, messages, target, standing, doubtful=False)
+        await self._store(delivery, messages, target, folder_ownership, doubtful=False)
 
     async def _resume(
-        self, delivery: ScheduledDelivery, target: Subjects, standing: FolderOwnership
+        self, delivery: ScheduledDelivery, target: Subjects, folder_ownership: FolderOwnership
     ) -> None:
         """Store the batch of a delivery that began before a restart, and may be stored already."""
         entries = [self._schedule_index.entries[each] for each in delivery.scheduled_ids]
@@ -434,7 +434,7 @@ class Scheduler:
                 break
             # The batch may be stored, so it must not change.
             await asyncio.sleep(UNREADABLE_MS / 1000)
-        await self._store(delivery, messages, target, standing, doubtful=True)
+        await self._store(delivery, messages, target, folder_ownership, doubtful=True)
 
     def _requeue_unread(
         self, batch: list[ScheduledEntry], messages: Sequence[Waits]
@@ -465,7 +465,7 @@ class Scheduler:
         delivery: ScheduledDelivery,
         messages: Sequence[Waits],
         target: Subjects,
-        standing: FolderOwnership,
+        folder_ownership: FolderOwnership,
         *,
         doubtful: bool,
     ) -> None:
@@ -476,8 +476,8 @@ class Scheduler:
         subject_id = self._schedule_index.entries[delivery.scheduled_ids[0]].subject_id
         pauses = WAITS.pauses(self._rng)
         while True:
-            if not standing.accepted:
-                await standing.wait_accepted()
+            if not folder_ownership.accepted:
+                await folder_ownership.wait_accepted()
             try:
                 await target.store(
                     delivery.subject,

@@ -8,8 +8,8 @@ Lanes, one for each order key: they decide which message may be handled next. Pu
                    │   ╰─▶ lane of its key, if a message of that key is running or has failed
                    ╰─ release, drop: the lane is free again
 
-    Batches are opened as late as possible, because new message objects are then still in the CPU
-    cache: opening them early costs about twice as much for each.
+    Message objects are created as late as possible, so that they are still in the CPU cache when
+    they are handled; creating them early costs about twice as much for each message.
 
 Invariants
     At most one message of a key runs at a time, and messages of a key run in the order in which

@@ -101,7 +101,7 @@ class HandlerThreads:
     def _run_thread(self) -> None:
         try:
             self._run_jobs()
-        except BaseException as error:  # noqa: BLE001 - the queue failed; handlers' errors are caught
+        except BaseException as error:  # noqa: BLE001 - the queue failed
             self._on_thread_end(error)
 
     def _on_thread_end(self, error: BaseException) -> None:

@@ -443,7 +443,7 @@ class Redrives:
         """
         start, end = ranges[0][0], ranges[-1][1]
         try:
-            broker, logic_start = await self._source(source)
+            broker, logic_start = await self._locate_source(source)
         except PartitionUnknownError:
             await self._give_up(key, source, start, end)
             return [], end
@@ -483,7 +483,7 @@ class Redrives:
         delivery.set_count(len(messages))
         return messages, upto
 
-    async def _source(self, source: int) -> tuple[BrokerClient, int]:
+    async def _locate_source(self, source: int) -> tuple[BrokerClient, int]:
         """
         Return the broker and the logic start of a source.
 

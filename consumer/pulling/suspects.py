@@ -129,7 +129,9 @@ class SuspectQueue:
             self._blocked_keys.setdefault(message.key, message.offset)
 
     def unblock_key(self, offset: int) -> None:
-        """Release the keys whose last message is this one, which is handled or set aside."""
+        """Release the keys for which the message at `offset` was the last one: it is handled or set
+        aside.
+        """
         if self._blocked_keys:
             self._blocked_keys = {
                 key: last for key, last in self._blocked_keys.items() if last != offset

@@ -127,8 +127,7 @@ async def run_scenario(folder: Path, stack: ExitStack) -> Run:
     events: list[tuple[float, str]] = []
     journeys: dict[str, list[Journey]] = {subject: [] for subject in SUBJECTS}
     async with Admin(cluster.meta) as admin, Producer(cluster.meta) as producer:
-        while sum(row.available for row in (await admin.list_brokers()).brokers) < 2:  # noqa: ASYNC110 - other processes
-            await asyncio.sleep(0.1)
+        await _until_available(admin, 2)
         await admin.create_subject("orders", partitions=4)
         await admin.create_subject("plain", partitions=6, static=True)
         opened = {
@@ -147,7 +146,8 @@ async def run_scenario(folder: Path, stack: ExitStack) -> Run:
             value = f"{journey.number}".encode()
             queue = queue_of(journey.key, queues) if subject == "plain" else None
             receipt = await producer.send(subject, value, key=journey.key.encode(), queue=queue)
-            journey.stored_s, journey.partition = now(), receipt.partition_id
+            journey.stored_s = now()
+            journey.partition = receipt.partition_id
 
         async def wait_and_caption(at_s: float, caption: str) -> None:
             await asyncio.sleep(at_s - now())
@@ -193,10 +193,21 @@ async def partitions_of(admin: Admin, subject: str) -> list[int]:
     return [int(each.partition_id) for each in view.partitions if each.state == "open"]
 
 
+async def _until_available(admin: Admin, count: int) -> None:
+    async with asyncio.timeout(60):
+        available = 0
+        while available < count:
+            await asyncio.sleep(0.1)
+            listed = await admin.list_brokers()
+            available = sum(row.available for row in listed.brokers)
+
+
 async def _until_handled(cluster: Cluster, count: int) -> None:
     async with asyncio.timeout(60):
-        while len({(row["s"], row["k"], row["n"]) for row in cluster.handled()}) < count:  # noqa: ASYNC110
+        handled: set[tuple[str, str, int]] = set()
+        while len(handled) < count:
             await asyncio.sleep(0.2)
+            handled = {(row["s"], row["k"], row["n"]) for row in cluster.handled()}
 
 
 def _record_handled(

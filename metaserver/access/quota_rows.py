@@ -65,7 +65,9 @@ def set_quota(connection: Connection, request: SetQuota, *, now_ms: int) -> None
 
 
 def _store(connection: Connection, row: QuotaRow, table: sa.Table, *, keep: bool) -> None:
-    """Store the columns of a quota that belong to a table; unless `keep`, delete its row."""
+    """Store the limits of a quota for which `table` has columns; if `keep` is false, delete the
+    quota's row there.
+    """
     if keep:
         values = {str(column.name): getattr(row, column.name) for column in table.columns}
         insert_or_replace(connection, table, values)

@@ -207,8 +207,8 @@ def give_up_removals(connection: Connection, broker_group: str) -> None:
 
 
 def _lock_subjects(connection: Connection, *of_partitions: sa.ColumnElement[bool]) -> None:
-    """Lock the subjects of these partitions, so that concurrent transactions that delete removals
-    see each other's changes.
+    """Lock the subjects of these partitions, so that of several transactions that delete rows of
+    `removals` the last one sees that none remain.
     """
     ids = sa.select(partitions.c.subject_id).where(*of_partitions)
     query = sa.select(subjects.c.subject_id).where(subjects.c.subject_id.in_(ids))

@@ -5,7 +5,7 @@ A class stands for one way in which a program can react to an error. If a class 
 `reasons.py` has a row for each: `error.reason`.
 
     KeylaneError                       .code .reason .fate .retry .hint .details
-    ├── ConfigError                    settings impossible, all problems at once
+    ├── ConfigError                    invalid settings; lists all problems
     │   ├── HandlerTypeError           a handler whose body would never run; also a TypeError
     │   └── MissingExtraError          a package of an extra is not installed; also an ImportError
     ├── RefusedError                   the answer was no; nothing was done
@@ -17,7 +17,7 @@ A class stands for one way in which a program can react to an error. If a class 
     │   ├── OverloadedError, QueueFullError               a limit of the server, of the producer
     │   ├── BusyError, UnavailableError, BrokerReadOnlyError    try later
     │   ├── NotFoundError, SubjectUnknownError, GroupUnknownError, PartitionUnknownError
-    │   ├── SubjectDeletedError, GroupDeletedError        a namesake is another subject or group
+    │   ├── SubjectDeletedError, GroupDeletedError        a later one of this name is another
     │   ├── ConflictError              it contradicts what is stored
     │   ├── VersionError, SchemaError  programs, or tables, of another version
     │   ├── StaleRouteError, WrongBrokerError             ask for a new route
@@ -37,7 +37,7 @@ A class stands for one way in which a program can react to an error. If a class 
     │   ├── ForeignServerError         the program at that address is not a keylane server
     │   └── UnfinishedError            a part of it was done; a repeat finishes it
     ├── DeliveryError                  a producer gave up on messages
-    │   ├── GivenUpError               by flush and close: futures that were never awaited
+    │   ├── GivenUpError               raised by flush and close for unawaited futures
     │   ├── DeliveryTimeoutError, KeyHaltedError    producer.resume(error) resumes the key
     │   └── TableError                 by send_arrow
     ├── FilterError, HandlerTimeoutError            a failed attempt for a message
@@ -53,8 +53,8 @@ A class stands for one way in which a program can react to an error. If a class 
 
 `fate` says whether the failed request may have been done. A request that is NOT_DONE may always be
 repeated. One that is UNKNOWN may be repeated if the receiver recognises the repeat, as a broker
-does by (producer id, epoch, sequence). The names may change; a code may not (golden test). Source:
-Kafka's Errors table, Maelstrom's definite and indefinite errors, litestream's hints.
+does by (producer id, epoch, sequence). Names of classes may change; a code never does (golden
+test). Source: Kafka's Errors table, Maelstrom's definite and indefinite errors, litestream's hints.
 """
 
 from __future__ import annotations

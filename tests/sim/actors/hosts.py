@@ -372,13 +372,13 @@ class BrokerHost(Host):
             on_missed=lambda: forget_told(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
         )
-        service = BrokerService(store, clock=machine, standing=registration)
+        service = BrokerService(store, clock=machine, folder_ownership=registration)
         control = BrokerControl(
             store,
             broker_group=self.group,
             broker_id=identity.broker_id,
             opening=opening.opening,
-            standing=registration,
+            folder_ownership=registration,
             clock=machine,
             registration=lambda: registration.problem,
         )
@@ -387,7 +387,7 @@ class BrokerHost(Host):
             service, durable, tick=self._tick, record=self._record, faults=self.loop.faults
         )
         self._begin_more(store, service, registration, network)
-        parking = Parking(store, service, clock=machine, standing=registration)
+        parking = Parking(store, service, clock=machine, folder_ownership=registration)
         routes = [self._watched(route) for route in (*control.routes(), *parking.routes())]
         listener = Listener(self.process, machine, routes, watched)
         self.internet.listen(self.address, listener)
@@ -425,7 +425,7 @@ class BrokerHost(Host):
             clock=self.machine,
             run_commit=self._blocking,
             run_read=self._blocking,
-            standing=self._registration,
+            folder_ownership=self._registration,
         )
         rise = store.firsts.rise
 

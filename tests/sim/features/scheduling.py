@@ -53,7 +53,7 @@ class SchedulingBrokerHost(BrokerHost):
             broker_group=self.group,
             clock=self.machine,
             draw=rng.getrandbits,
-            standing=registration,
+            folder_ownership=registration,
             check_writable=lambda: store.commit.check_room(0),
         )
         service.register_handler(Schedule, scheduling.schedule)

@@ -45,7 +45,7 @@ class ParkedDesk(Desk):
         super().__init__(open_store(disk, clock=clock, **changes), clock)
         self.disk = disk
         self.changes = changes
-        self.parking = Parking(self.store, self.service, clock=clock, standing=None)
+        self.parking = Parking(self.store, self.service, clock=clock, folder_ownership=None)
 
     async def fill(self, *, batches: int = 4) -> ParkedDesk:
         await self.host()

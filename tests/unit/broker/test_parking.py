@@ -195,7 +195,7 @@ async def test_folder_that_may_be_an_older_copy_does_not_say_that_nothing_is_par
     desk: ParkedDesk,
 ):
     """It lacks the group: the child's owner would give up what the original has."""
-    desk.parking._standing = folder = HeardOf()
+    desk.parking._folder_ownership = folder = HeardOf()
     with raises(Reason.GROUP_BUSY, match="older copy"):
         await desk.take(group="other")
     with raises(Reason.GROUP_BUSY, match="older copy"):

@@ -137,7 +137,7 @@ class SchedulingCalls:
             broker_group="g1",
             clock=clock,
             draw=self._draw,
-            standing=TrustedFolder(),
+            folder_ownership=TrustedFolder(),
             check_writable=self._check,
         )
 
