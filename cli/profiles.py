@@ -54,11 +54,20 @@ def read_profiles(file: Path) -> dict[str, Profile]:
 
 
 def write_profiles(file: Path, profiles: Mapping[str, Profile]) -> None:
-    """Write the file, readable only by its owner. Raises ConfigError if it cannot be written."""
+    """Write the file, readable only by its owner. Raises ConfigError if it cannot be written, or a
+    text could not be read again.
+    """
+    texts = [*profiles, *(value for each in profiles.values() for value in asdict(each).values())]
+    if unprintable := [text for text in texts if not text.isprintable()]:
+        raise ConfigError(f"a profile takes printable texts only, not {unprintable[0]!r:.80}")
     lines: list[str] = []
     for name, profile in sorted(profiles.items()):
-        lines.append(f"[{json.dumps(name)}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in asdict(profile).items() if value]
+        lines.append(f"[{json.dumps(name, ensure_ascii=False)}]")
+        lines += [
+            f"{key} = {json.dumps(value, ensure_ascii=False)}"
+            for key, value in asdict(profile).items()
+            if value
+        ]
         lines.append("")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +80,8 @@ def write_profiles(file: Path, profiles: Mapping[str, Profile]) -> None:
 
 def use_profile(name: str) -> None:
     """
-    Set this process's environment variables from a profile; unset those that it does not define.
+    Set this process's environment variables from a profile; unset those that it does not define,
+    and KEYLANE_TOKEN, so that no token goes to another cluster.
 
     Raises:
         ConfigError: there is no such profile.
@@ -83,6 +93,7 @@ def use_profile(name: str) -> None:
             f"there is no profile {name!r} in {profiles_file()}; profiles: {names}. "
             f"keylane profile add {name} --meta HOST:PORT makes one"
         )
+    os.environ.pop("KEYLANE_TOKEN", None)
     for key, value in asdict(profiles[name]).items():
         if value:
             os.environ[VARIABLES[key]] = value

@@ -29,8 +29,10 @@ class AssignmentLog:
         self._lag_due_ms = 0
         self._lag_pause_ms = LAG_EACH_MS
 
-    def partitions(self, ids: Collection[int], now_ms: int) -> str:
-        """Return the line for these partitions, or "" if the last line is still true or recent."""
+    def partitions(self, ids: Collection[int], now_ms: int, waits_for: str = WAITS) -> str:
+        """Return the line for these partitions, or "" if the last line is still true or recent.
+        `waits_for` says why there may be none.
+        """
         now, before = frozenset(ids), self._logged
         if now == before or now_ms - self._logged_ms < LINE_MS_MIN:
             return ""
@@ -44,7 +46,7 @@ class AssignmentLog:
                 changes.append(f"no longer has {listed(gone)}")
         if not now:
             state = "has no partition" + (" yet" if before is None else " now")
-            return "; ".join([f"{state}; {WAITS}", *changes])
+            return "; ".join([f"{state}; {waits_for}", *changes])
         noun = "partition" if len(now) == 1 else "partitions"
         return "; ".join([f"has {noun} {listed(sorted(now))}", *changes])
 

@@ -29,7 +29,7 @@ from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.connections import Connections
 from ..rpc.race import start_task
-from .assignment_log import AssignmentLog
+from .assignment_log import WAITS, AssignmentLog
 from .broadcast import Broadcast
 from .broker_reachability import BrokerReachability
 from .delivery.filter import MessageFilter
@@ -532,9 +532,12 @@ class Assignments:
             log.warning("%s: %s", self._name, text)
 
     def _log_partitions(self) -> None:
-        if not self._closing and (
-            text := self._lines.partitions(self._clients, self._clock.boot_ms())
-        ):
+        if self._closing:
+            return
+        now_ms, waits_for = self._clock.boot_ms(), WAITS
+        if not self._clients and self.waiting_for:  # it is suspended
+            waits_for = f"it waits for {self.waiting_for}"
+        if text := self._lines.partitions(self._clients, now_ms, waits_for):
             log.info("%s %s", self._name, text)
 
     def _log_lag(self) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -54,6 +53,7 @@ from .membership import Membership
 from .pulling.progress import Position
 from .pulling.pull_client import PullClient
 from .pulling.pull_gate import PAUSED
+from .ready_line import print_ready_line
 from .rebalance import Rebalance, check_callbacks
 from .settings import (
     ARGUMENT_HINTS,
@@ -633,8 +633,7 @@ class Consumer(LoopBoundClient, Generic[V]):
                     raise
 
     async def _run(self, stop: asyncio.Event) -> None:
-        if not log.hasHandlers():  # a program that never configured logging
-            sys.stderr.write(f"keylane: the {self._log_name} is running\n")
+        print_ready_line(self._log_name)
         async with Race() as race:
             ended = race.start(error_of(self.wait()), name="wait for the end")
             race.start(stop.wait(), name="wait for a signal")

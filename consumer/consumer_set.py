@@ -10,9 +10,11 @@ from typing import Protocol
 from ..protocol.control import SHORT_TEXT_CHARS_MAX
 from ..protocol.errors import ClosedError, ConfigError, HandlerTypeError, Reason, UsageError
 from ..protocol.ids import check_name
+from ..protocol.text import counted
 from ..rpc.environment import environment_of
 from ..rpc.race import Race, error_of, shield, start_task
 from .dispatchers import UserHandlers
+from .ready_line import print_ready_line
 from .settings import ConsumerSettings
 
 _NOT_ENCODABLE = re.compile("[\0\ud800-\udfff]")
@@ -156,6 +158,7 @@ class ConsumerSet:
                     raise
             if close_count != self._close_count:
                 return
+            print_ready_line(f"set of {counted(len(self.members), 'consumer')}")
             try:
                 async with Race() as race:
                     ended = race.start(error_of(self.wait()), name="wait for the end")

@@ -47,16 +47,19 @@ def test_profile_is_kept_until_it_is_removed(home: Path):
     assert "127.0.0.1:7000" in ran("profile", "list")[1]
     assert ran("profile", "remove", "dev")[0] == 0
     assert list(read_profiles(profiles_file())) == ['my "prod"']
+    assert ran("profile", "add", "\N{ROCKET}", "--meta", "a:1")[0] == 0
+    assert "\N{ROCKET}" in read_profiles(profiles_file())
 
 
 def test_profile_replaces_the_environment_when_it_is_used(monkeypatch: pytest.MonkeyPatch):
     """A token of another cluster does not go to this one."""
     monkeypatch.setenv("KEYLANE_META", "other:1")
     monkeypatch.setenv("KEYLANE_TOKEN_FILE", "/other/token")
+    monkeypatch.setenv("KEYLANE_TOKEN", "kl_other")
     ran("profile", "add", "dev", "--meta", "here:7000")
     use_profile("dev")
     assert os.environ["KEYLANE_META"] == "here:7000"
-    assert "KEYLANE_TOKEN_FILE" not in os.environ
+    assert not {"KEYLANE_TOKEN_FILE", "KEYLANE_TOKEN"} & os.environ.keys()
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,7 @@ def test_profile_replaces_the_environment_when_it_is_used(monkeypatch: pytest.Mo
         (("-p", "prod", "subject", "list"), "there is no profile 'prod'"),
         (("profile", "remove", "prod"), "there is no profile 'prod'"),
         (("profile", "add", "x", "--meta", "nowhere"), "host:port"),
+        (("profile", "add", "a\x7fb", "--meta", "a:1"), "printable"),
         (("profile", "add", "x", "--meta", "a:1", "--tls-ca", "/none"), "/none cannot be read"),
     ],
 )

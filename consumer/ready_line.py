@@ -1,0 +1,17 @@
+"""Prints that a consumer runs, for programs that never configured logging."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+
+
+def print_ready_line(name: str) -> None:
+    """Print one line to standard error if no handler would show the log, and standard error can be
+    written.
+    """
+    if sys.stderr is None or logging.getLogger("keylane.consumer").hasHandlers():
+        return
+    with contextlib.suppress(OSError, ValueError):  # it is closed
+        sys.stderr.write(f"keylane: the {name} is running\n")
