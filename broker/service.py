@@ -235,7 +235,7 @@ class BrokerService:
             partition.ended,
             tuple(pair for pair in group.attempts.items() if pair[0] not in group.acked),
             group.parked_version,
-            () if group.parked is None else tuple(group.parked.adopted),
+            () if group.parked is None else tuple(group.parked.adopted_parents),
             *(
                 (0, ())
                 if shared
@@ -244,7 +244,7 @@ class BrokerService:
                     tuple(group.suspects.unacked(group.acked)),
                 )
             ),
-            () if group.parked is None else tuple(group.parked.adopted_under.items()),
+            () if group.parked is None else tuple(group.parked.adoption_tokens.items()),
             not shared and group.suspects.unreleased,
         )
         saved = self._save(partition, group)
@@ -451,7 +451,7 @@ class BrokerService:
             release(group.lock)
             group.clear_hanging()
             if group.parked is not None:
-                group.parked.on_released()
+                group.parked.clear_owner_tokens()
         self._waiting.wake(partition.partition_id)
         if not group.lock.shared and group.suspects.on_released():
             group.changed()

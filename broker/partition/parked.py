@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from ...protocol.errors import NotFoundError, Reason, StaleRouteError
 from ...protocol.offsets import AckedOffsets, Range
 from ...protocol.parked import (
@@ -49,77 +51,96 @@ from .parked_key import (
     MessageRef,
     ParkedKey,
     clip_marks,
+    count_messages,
     decode_image,
+    decode_keys,
+    decode_mark,
     encode_image,
+    image_of_keys,
     is_unneeded,
-    keys_of,
     logical_partition_of,
-    mark_of,
-    message_count,
-    restrict_keys,
+    select_sources,
 )
 
-Undo = Callable[[], None]
+Undo = Callable[[], object]
 NextTry = tuple[int, int, int, int]
 """(number of tries, source, offset, time of the next try in milliseconds since 1970)"""
 
 
+_RESTORED_FIELDS = (
+    "adopted_parents",
+    "adoption_tokens",
+    "children_notify_ancestors",
+    "frozen",
+    "offsets_for_children",
+    "partly_adopted_parents",
+    "retaining_ancestors",
+)
+
+
 class Parked:
-    """Everything that a group has parked on the partition with the id `own`."""
+    """Everything that a group has parked on a partition."""
 
     __slots__ = (
         "_faults",
         "_keys",
-        "adopted",
-        "adopted_under",
-        "children_tell",
+        "adopted_parents",
+        "adoption_tokens",
+        "children_notify_ancestors",
         "frozen",
         "messages",
-        "own",
-        "passed",
-        "sources",
-        "taking",
+        "partition_id",
+        "offsets_for_children",
+        "retaining_ancestors",
+        "partly_adopted_parents",
         "version",
     )
 
-    def __init__(self, own: int) -> None:
-        self.own = own
+    def __init__(self, partition_id: int) -> None:
+        self.partition_id = partition_id
         self._keys: dict[ParkKey, ParkedKey] = {}
         self._faults = Faults()
         self.messages = 0
         self.frozen = False
-        self.adopted: set[int] = set()
+        self.adopted_parents: set[int] = set()
         """Parents whose parked messages are completely adopted."""
-        self.adopted_under: dict[int, int] = {}
-        """Parent → the token of the owner that adopted from it, if known. After a reset of the
-        parent, it may have parked messages again.
+        self.adoption_tokens: dict[int, int] = {}
+        """Parent → the token of the owner that adopted from it, if known. A later owner must adopt
+        again, because the parent may have been reset, and have parked messages again.
         """
-        self.passed: dict[int, int] = {}
-        """Logical partition, or NO_LOGICAL_PARTITION → the own offset from which children still
-        need messages after a reset of this partition.
+        self.offsets_for_children: dict[int, int] = {}
+        """Logical partition, or NO_LOGICAL_PARTITION → the offset of this partition from which
+        children still need messages after a reset of this partition.
         """
-        self.sources: set[int] = set()
-        """Ancestors that keep messages because they were adopted from them."""
-        self.taking: set[int] = set()
-        """Parents that are partly adopted: by an owner that continues, or that ended before it was
-        done.
+        self.retaining_ancestors: set[int] = set()
+        """Ancestors that retain messages which were adopted here, until they are notified that
+        these are no longer needed.
         """
-        self.children_tell = False
+        self.partly_adopted_parents: set[int] = set()
+        """Parents whose parked messages are partly adopted. The owner is still adopting them, or it
+        ended before it had adopted all.
+        """
+        self.children_notify_ancestors = False
         """True if children keep messages that they adopted before a reset. They then notify the
-        ancestors in `sources` instead of the owner.
+        `retaining_ancestors`, and the owner of this partition does not.
         """
         self.version = 1
         """Rises with each change that was not requested by the owner. In memory only."""
 
     def __bool__(self) -> bool:
-        return self.left_to_children or self.frozen or bool(self.adopted) or self.children_tell
+        return (
+            self.left_to_children
+            or self.frozen
+            or bool(self.adopted_parents)
+            or self.children_notify_ancestors
+        )
 
     def __len__(self) -> int:
         """Return the number of keys."""
         return len(self._keys)
 
     @property
-    def retrying(self) -> int:
+    def retrying_messages(self) -> int:
         """The number of messages that wait for retry."""
         return sum(
             parked.messages for key, parked in self._keys.items() if isinstance(key, int) and key
@@ -129,13 +150,13 @@ class Parked:
         """Return the parked messages of a key, or None if it is not parked."""
         return self._keys.get(key)
 
-    def redrives(self, ref: MessageRef) -> bool:
-        """Return True if a message is parked here and its key is being redriven."""
+    def is_redriving_message(self, ref: MessageRef) -> bool:
+        """Return True if a message is parked here, and its key is being redriven."""
         keys = () if self.frozen else self._keys.values()
-        return any(key.state is ParkState.REDRIVING and key.has(ref) for key in keys)
+        return any(key.state is ParkState.REDRIVING and key.contains(ref) for key in keys)
 
     @property
-    def redriving(self) -> bool:
+    def has_redriving_keys(self) -> bool:
         """True if a key is being redriven here."""
         return not self.frozen and any(
             key.state is ParkState.REDRIVING for key in self._keys.values()
@@ -143,22 +164,22 @@ class Parked:
 
     @property
     def left_to_children(self) -> bool:
-        """True if children must adopt something once the partition is drained: messages, or the
-        list of ancestors to notify.
+        """True if the owners of children must fetch something once the partition is drained:
+        parked messages, or the list of ancestors that they must notify.
         """
-        return bool(self._keys or self.sources or self.passed)
+        return bool(self._keys or self.retaining_ancestors or self.offsets_for_children)
 
     @property
     def owner_version(self) -> int:
-        """The version for owners to compare: `version` while anything is parked or kept for
-        children, else 0.
+        """The version that answers to the owner contain, so it notices changes that it did not
+        request: 0 unless something is parked, kept for children, or was changed in this way.
         """
         return self.version if self.left_to_children or self.version > 1 else 0
 
     @property
     def keeps_for_children(self) -> bool:
         """True if messages are kept for children, which report when they no longer need them."""
-        return bool(self.passed) or (self.frozen and bool(self._keys))
+        return bool(self.offsets_for_children) or (self.frozen and bool(self._keys))
 
     def set_next_tries(self, tries: Iterable[NextTry]) -> Undo:
         """Record when messages that wait for retry are retried. Return a function that undoes
@@ -177,32 +198,39 @@ class Parked:
         """
         return partial(_undo_all, [each.forget_next_tries() for each in self._keys.values()])
 
-    def on_released(self) -> None:
-        """Record that the owner has released the partition, and handles no messages any more. In
-        memory only.
+    def clear_owner_tokens(self) -> None:
+        """Record in memory that the owner has released the partition, and handles none of the
+        parked messages any more.
         """
         for parked in self._keys.values():
-            parked.token = 0
+            parked.owner_token = 0
 
-    def first_own(self) -> int | None:
-        """Return the lowest offset of this partition that is parked here or at children, or
-        None.
+    def lowest_own_offset(self) -> int | None:
+        """Return the lowest offset of this partition that is parked here or kept for children, or
+        None if there is none.
         """
-        runs = (parked.pieces.get(self.own) for parked in self._keys.values())
-        return min((*(each.first for each in runs if each), *self.passed.values()), default=None)
+        runs = (parked.offsets_by_source.get(self.partition_id) for parked in self._keys.values())
+        return min(
+            (*(each.first for each in runs if each), *self.offsets_for_children.values()),
+            default=None,
+        )
 
-    def unneeded(self) -> tuple[int, ...]:
-        """Return the ancestors without parked messages here; the owner must notify them."""
-        if self.children_tell:
+    def unneeded_ancestors(self) -> tuple[int, ...]:
+        """Return the retaining ancestors without parked messages here. The owner must notify them,
+        unless the owners of children do.
+        """
+        if self.children_notify_ancestors:
             return ()
-        needed = {source for parked in self._keys.values() for source in parked.pieces}
-        return tuple(sorted(self.sources - needed))
+        needed = {source for parked in self._keys.values() for source in parked.offsets_by_source}
+        return tuple(sorted(self.retaining_ancestors - needed))
 
-    def token_of(self, change: ParkChange, fence: int) -> int:
-        """Return the token with which a change must be written again: for an adoption that of the
-        owner that made it, otherwise the fence.
+    def token_for_rewrite(self, change: ParkChange, fence: int) -> int:
+        """Return the token for a record with which carry-over writes a change again: for an
+        adoption that of the owner that made it, otherwise the fence.
         """
-        return self.adopted_under.get(change.parent, fence) if isinstance(change, Adopt) else fence
+        return (
+            self.adoption_tokens.get(change.parent, fence) if isinstance(change, Adopt) else fence
+        )
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────────
     def apply(
@@ -233,14 +261,15 @@ class Parked:
             case Adopt():
                 return self._adopt(change, token)
             case Freeze():
-                self.frozen, was_frozen = True, self.frozen
-                return lambda: setattr(self, "frozen", was_frozen)
+                undo = self._restore_on_undo()
+                self.frozen = True
+                return undo
             case Clear():
                 return self._clear(change)
             case Unneeded():
                 return self._remove_unneeded(change)
             case AncestorNotified():
-                return self._remove_source(change.source)
+                return self._remove_ancestor(change.source)
             case Edit():
                 return self._edit(change.key, change.message)
             case FailAgain():
@@ -249,12 +278,12 @@ class Parked:
     def _park(
         self, change: Park | DeadLetterKey, state: ParkState, at_ms: int, acked: AckedOffsets | None
     ) -> Undo:
-        parked = self._keys.get(change.key)
-        if parked is None and is_loose(change.key) and not change.ranges:
+        known = self._keys.get(change.key)
+        if known is None and is_loose(change.key) and not change.ranges:
             return _noop  # its messages are no longer parked
         undo_key = (
             self._create_key(change.key, at_ms)
-            if parked is None
+            if known is None
             else self._set_state(change.key, None)
         )
         parked = self._keys[change.key]
@@ -262,21 +291,21 @@ class Parked:
         for start, end in change.ranges:
             if acked is not None:
                 acked.add(start, end)
-            added += parked.add(self.own, start, end)
-        self.messages += message_count(added)
+            added += parked.add(self.partition_id, start, end)
+        self.messages += count_messages(added)
         failed = added if change.failure is None else change.ranges
-        undo_marks = self._mark(change.key, self.own, failed, change.failure, at_ms)
+        undo_marks = self._mark(change.key, self.partition_id, failed, change.failure, at_ms)
         if change.failure is not None:
             parked.failure = change.failure
-            parked.token = change.token if isinstance(change, Park) else 0
+            parked.owner_token = change.token if isinstance(change, Park) else 0
         if change.failure is not None or state is ParkState.DEAD:
             parked.state = state
 
         def undo() -> None:
             undo_marks()
             for start, end in added:
-                parked.remove(self.own, start, end)
-            self.messages -= message_count(added)
+                parked.remove(self.partition_id, start, end)
+            self.messages -= count_messages(added)
             undo_key()
 
         return undo
@@ -297,15 +326,17 @@ class Parked:
         if not is_loose(key):
             return _noop
         parked, ranges = self._keys[key], tuple(ranges)
-        previous = parked.marks(source, ranges) or [(source, *part, UNKNOWN) for part in ranges]
+        previous = parked.failure_marks(source, ranges) or [
+            (source, *part, UNKNOWN) for part in ranges
+        ]
         at_ms = 0 if failure is None else failure.at_ms
         mark = Mark(since_ms, at_ms, self._faults.intern_failure(failure))
-        parked.mark(
+        parked.set_failure_marks(
             (source, start, end, mark._replace(since_ms=known.since_ms) if keeps_since else mark)
             for _, start, end, known in previous
         )
         self._prune_faults()
-        return lambda: parked.mark(previous)
+        return lambda: parked.set_failure_marks(previous)
 
     def _prune_faults(self) -> None:
         """Forget failure texts if there are too many."""
@@ -318,12 +349,7 @@ class Parked:
 
     def _create_key(self, key: ParkKey, at_ms: int) -> Undo:
         self._keys[key] = ParkedKey(at_ms)
-        return lambda: self._remove_key(key)
-
-    def _remove_key(self, key: ParkKey) -> None:
-        parked = self._keys.pop(key, None)
-        if parked is not None:
-            self.messages -= parked.messages
+        return lambda: self._free(key)
 
     def _set_state(self, key: ParkKey, state: ParkState | None) -> Undo:
         """Set the state of a key, unless `state` is None. The returned undo restores the state,
@@ -332,12 +358,12 @@ class Parked:
         parked = self._keys.get(key)
         if parked is None:
             return _noop
-        saved = parked.state, parked.failure, parked.since_ms, parked.token
+        previous = parked.state, parked.failure, parked.since_ms, parked.owner_token
         if state is not None:
             parked.state = state
 
         def undo() -> None:
-            parked.state, parked.failure, parked.since_ms, parked.token = saved
+            parked.state, parked.failure, parked.since_ms, parked.owner_token = previous
 
         return undo
 
@@ -345,12 +371,12 @@ class Parked:
         source, parked = change.source, self._keys.get(change.key)
         if parked is None:
             return _noop
-        marks = parked.marks(source, change.ranges)
+        marks = parked.failure_marks(source, change.ranges)
         removed = [
             part for start, end in change.ranges for part in parked.remove(source, start, end)
         ]
         edits = parked.pop_edits(source, removed)
-        self.messages -= message_count(removed)
+        self.messages -= count_messages(removed)
         key_removed = not parked.messages and is_loose(change.key)
         if key_removed:
             del self._keys[change.key]
@@ -360,15 +386,15 @@ class Parked:
                 self._keys[change.key] = parked
             for start, end in removed:
                 parked.add(source, start, end)
-            parked.mark(marks)
+            parked.set_failure_marks(marks)
             parked.edits |= edits
-            self.messages += message_count(removed)
+            self.messages += count_messages(removed)
 
         return undo
 
     def _fail_again(self, change: FailAgain) -> Undo:
         parked = self._keys.get(change.key)
-        runs = None if parked is None else parked.pieces.get(change.source)
+        runs = None if parked is None else parked.offsets_by_source.get(change.source)
         if parked is None or runs is None:
             return _noop
         ranges = [part for start, end in change.ranges for part in runs.within(start, end)]
@@ -388,7 +414,7 @@ class Parked:
         source, parked = change.source, self._keys.get(change.key)
         if parked is None:
             return _noop
-        marks = parked.marks(source, change.ranges)
+        marks = parked.failure_marks(source, change.ranges)
         removed = [
             part for start, end in change.ranges for part in parked.remove(source, start, end)
         ]
@@ -403,11 +429,11 @@ class Parked:
             added = [part for start, end in removed for part in target.add(source, start, end)]
             undo_marks = self._mark(change.to, source, removed, change.failure, at_ms)
             if change.failure is None:
-                target.mark(clip_marks(source, marks, removed))
+                target.set_failure_marks(clip_marks(source, marks, removed))
             target.failure = change.failure or target.failure
             if change.to == RETRIED:
                 target.state = ParkState.REDRIVING
-        self.messages += message_count(added) - message_count(removed)
+        self.messages += count_messages(added) - count_messages(removed)
         key_removed = not parked.messages
         edits = parked.pop_edits(source, removed)
         if target is not None:
@@ -428,8 +454,8 @@ class Parked:
                 target.remove(source, start, end)
             for start, end in removed:
                 parked.add(source, start, end)
-            parked.mark(marks)
-            self.messages += message_count(removed) - message_count(added)
+            parked.set_failure_marks(marks)
+            self.messages += count_messages(removed) - count_messages(added)
             _undo_all(undos)
 
         return undo
@@ -447,78 +473,72 @@ class Parked:
         return undo
 
     def _adopt(self, change: Adopt, token: int) -> Undo:
-        undos: list[Undo] = []
-        for key in change.keys:
-            known = self._keys.get(key.key)
-            if known is None and is_loose(key.key) and not key.rows:
-                continue
-            undos.append(_noop if known else self._create_key(key.key, key.since_ms))
-            parked = self._keys[key.key]
-            undos.append(self._set_state(key.key, None))
-            parked.state = key.state
-            parked.failure = key.failure
-            parked.since_ms = min(parked.since_ms, key.since_ms)
-            parked.token = 0 if change.parent else key.token
-            for source, start, end in key.rows:
-                new = parked.add(source, start, end)
-                self.messages += message_count(new)
-                undos.append(self._undo_add(parked, source, new))
-                if is_loose(key.key):
-                    parked.mark((source, *part, UNKNOWN) for part in new)
-            undos.append(self._adopt_marks(parked, key, keeps_tries=not change.parent))
-            # An existing edit is newer: it was made here, or comes from an earlier replay.
-            undos += [
-                self._edit(key.key, edited)
-                for edited in key.edits
-                if (edited.source, edited.offset) not in parked.edits
-            ]
-        if change.parent:
-            undos.append(self._record_adoption(change, token))
-        sources = {change.parent, *change.sources} - {0, self.own} - self.sources
-        self.sources |= sources
-        saved = self.passed, self.children_tell
-        self.passed = self.passed | dict(change.passed)
-        self.children_tell = self.children_tell or change.children_tell
+        """Add the parked messages of a parent, or, for parent 0, state that this partition had
+        before a reset or before the log was written again.
+        """
+        undos = [self._restore_on_undo()]
+        undos += [
+            self._adopt_key(key, is_own=not change.parent)
+            for key in change.keys
+            if key.key in self._keys or key.rows or not is_loose(key.key)
+        ]
+        if change.parent and not change.last:
+            self.partly_adopted_parents = self.partly_adopted_parents | {change.parent}
+        elif change.parent:
+            self.partly_adopted_parents = self.partly_adopted_parents - {change.parent}
+            self.adopted_parents = self.adopted_parents | {change.parent}
+            if token:
+                self.adoption_tokens = {**self.adoption_tokens, change.parent: token}
+        ancestors = {change.parent, *change.sources} - {0, self.partition_id}
+        self.retaining_ancestors = self.retaining_ancestors | ancestors
+        self.offsets_for_children = self.offsets_for_children | dict(change.passed)
+        self.children_notify_ancestors = self.children_notify_ancestors or change.children_tell
+        return partial(_undo_all, undos)
 
-        def undo() -> None:
-            self.passed, self.children_tell = saved
-            self.sources -= sources
-            _undo_all(undos)
-
-        return undo
-
-    def _record_adoption(self, change: Adopt, token: int) -> Undo:
-        parent, taking = change.parent, self.taking
-        if not change.last:
-            self.taking = taking | {parent}
-            return lambda: setattr(self, "taking", taking)
-        saved = self.adopted, self.adopted_under
-        self.taking = taking - {parent}
-        self.adopted = self.adopted | {parent}
-        self.adopted_under = {**self.adopted_under, parent: token} if token else self.adopted_under
-
-        def undo() -> None:
-            self.taking = taking
-            self.adopted, self.adopted_under = saved
-
-        return undo
+    def _adopt_key(self, key: AdoptedKey, *, is_own: bool) -> Undo:
+        """Add parked messages of a key. With `is_own`, they were parked here before, by the same
+        owner; otherwise they come from a parent.
+        """
+        undos = [] if key.key in self._keys else [self._create_key(key.key, key.since_ms)]
+        parked = self._keys[key.key]
+        undos.append(self._set_state(key.key, None))
+        parked.state = key.state
+        parked.failure = key.failure
+        parked.since_ms = min(parked.since_ms, key.since_ms)
+        parked.owner_token = key.token if is_own else 0
+        for source, start, end in key.rows:
+            new = parked.add(source, start, end)
+            self.messages += count_messages(new)
+            undos.append(partial(self._remove_offsets, parked, source, new))
+            if is_loose(key.key):
+                parked.set_failure_marks((source, *range_, UNKNOWN) for range_ in new)
+        undos.append(self._adopt_marks(parked, key, keeps_tries=is_own))
+        # An existing edit is newer: it was made here, or comes from an earlier replay.
+        undos += [
+            self._edit(key.key, edited)
+            for edited in key.edits
+            if (edited.source, edited.offset) not in parked.edits
+        ]
+        return partial(_undo_all, undos)
 
     def _adopt_marks(self, parked: ParkedKey, key: AdoptedKey, *, keeps_tries: bool) -> Undo:
         if not is_loose(key.key):
             return _noop
-        numbers = [self._faults.intern(fault) for fault in key.faults]
+        fault_numbers = [self._faults.intern(fault) for fault in key.faults]
         previous = [
             known
-            for each in key.marks
-            for known in parked.marks(each.source, ((each.start, each.end),))
+            for mark in key.marks
+            for known in parked.failure_marks(mark.source, ((mark.start, mark.end),))
         ]
-        parked.mark(mark_of(each, numbers, keeps_tries=keeps_tries) for each in key.marks)
+        parked.set_failure_marks(
+            decode_mark(mark, fault_numbers, keeps_tries=keeps_tries) for mark in key.marks
+        )
         self._prune_faults()
-        return lambda: parked.mark(previous)
+        return lambda: parked.set_failure_marks(previous)
 
     def _edit(self, key: ParkKey, edited: EditedMessage) -> Undo:
         parked, ref = self._keys.get(key), (edited.source, edited.offset)
-        if parked is None or not parked.has(ref):
+        if parked is None or not parked.contains(ref):
             return _noop
         previous = parked.edits.get(ref)
         parked.edits[ref] = edited
@@ -540,51 +560,59 @@ class Parked:
         removed = {key: self._keys.pop(key) for key in keys}
         count = sum(parked.messages for parked in removed.values())
         self.messages -= count
-        passed = self.passed
-        self.passed = {
-            logical: low for logical, low in passed.items() if not is_unneeded(change, logical)
+        undo_fields = self._restore_on_undo()
+        self.offsets_for_children = {
+            logical: offset
+            for logical, offset in self.offsets_for_children.items()
+            if not is_unneeded(change, logical)
         }
 
         def undo() -> None:
-            self.passed = passed
+            undo_fields()
             self._keys.update(removed)
             self.messages += count
 
         return undo
 
-    def _remove_source(self, source: int) -> Undo:
-        if source not in self.sources:
-            return _noop
-        self.sources.discard(source)
-        return lambda: self.sources.add(source)
+    def _remove_ancestor(self, ancestor: int) -> Undo:
+        undo = self._restore_on_undo()
+        self.retaining_ancestors = self.retaining_ancestors - {ancestor}
+        return undo
 
-    def _undo_add(self, parked: ParkedKey, source: int, ranges: list[Range]) -> Undo:
+    def _remove_offsets(self, parked: ParkedKey, source: int, ranges: list[Range]) -> None:
+        for start, end in ranges:
+            parked.remove(source, start, end)
+        self.messages -= count_messages(ranges)
+
+    def _restore_on_undo(self, *names: str) -> Undo:
+        """Return a function that restores these fields and _RESTORED_FIELDS as they are now. Until
+        then, they may be replaced, but not changed in place.
+        """
+        previous = {name: getattr(self, name) for name in (*_RESTORED_FIELDS, *names)}
+
         def undo() -> None:
-            for start, end in ranges:
-                parked.remove(source, start, end)
-            self.messages -= message_count(ranges)
+            for name, value in previous.items():
+                setattr(self, name, value)
 
         return undo
 
     def _clear(self, change: Clear) -> Undo:
-        fields = set(self.__slots__) - {"own", "version", "_faults"}
-        saved = {name: getattr(self, name) for name in fields}
-        self._keys = restrict_keys(self._keys, change.kept)
+        undo = self._restore_on_undo("_keys", "messages")
+        self._keys = select_sources(self._keys, change.kept)
         self.messages = sum(parked.messages for parked in self._keys.values())
         self.frozen = False
-        self.passed = {}
-        self.children_tell = False
-        self.adopted = self.adopted.intersection(change.kept)
-        self.taking = self.taking.intersection(change.kept)
-        under = self.adopted_under.items()
-        self.adopted_under = {parent: token for parent, token in under if parent in self.adopted}
-        # Ancestors of the adopted parents must be notified, too.
-        self.sources = set(self.sources) if self.adopted or self._keys else set()
-
-        def undo() -> None:
-            for name, value in saved.items():
-                setattr(self, name, value)
-
+        self.offsets_for_children = {}
+        self.children_notify_ancestors = False
+        self.adopted_parents = self.adopted_parents.intersection(change.kept)
+        self.partly_adopted_parents = self.partly_adopted_parents.intersection(change.kept)
+        self.adoption_tokens = {
+            parent: token
+            for parent, token in self.adoption_tokens.items()
+            if parent in self.adopted_parents
+        }
+        if not (self.adopted_parents or self._keys):
+            # Otherwise ancestors of the adopted parents must be notified, too.
+            self.retaining_ancestors = set()
         return undo
 
     # ── views ─────────────────────────────────────────────────────────────────────────────────────
@@ -609,9 +637,9 @@ class Parked:
             NotFoundError: it is not parked under this key.
         """
         if self.frozen:
-            raise StaleRouteError(Reason.PARK_MOVED, partition_id=self.own)
+            raise StaleRouteError(Reason.PARK_MOVED, partition_id=self.partition_id)
         parked = self._keys.get(key)
-        if parked is None or not parked.has(ref):
+        if parked is None or not parked.contains(ref):
             raise NotFoundError(Reason.PARKED_MESSAGE_UNKNOWN, partition_id=ref[0], offset=ref[1])
         return parked.edits.get(ref)
 
@@ -626,26 +654,35 @@ class Parked:
         """Encode the whole state, or return b"" if nothing is parked."""
         if not self:
             return b""
-        ancestors = self.frozen, sorted(self.adopted), sorted(self.sources)
-        more = self.adopted_under, self.passed, self.taking, self.children_tell
-        return encode_image(self._keys, ancestors, list(self.edits()), self._faults.all(), more)
+        return encode_image(
+            replace(
+                image_of_keys(self._keys, self._faults.all()),
+                frozen=self.frozen,
+                adopted_parents=sorted(self.adopted_parents),
+                retaining_ancestors=sorted(self.retaining_ancestors),
+                adoption_tokens=sorted(self.adoption_tokens.items()),
+                offsets_for_children=sorted(self.offsets_for_children.items()),
+                partly_adopted_parents=sorted(self.partly_adopted_parents),
+                children_notify_ancestors=self.children_notify_ancestors,
+            )
+        )
 
     @classmethod
-    def of_image(cls, own: int, image: bytes) -> Parked:
+    def of_image(cls, partition_id: int, image: bytes) -> Parked:
         """Decode the result of `image`, or raise msgspec.MsgspecError or ValueError."""
-        parked = cls(own)
+        parked = cls(partition_id)
         if not image:
             return parked
         decoded = decode_image(image)
-        parked._keys = keys_of(decoded)
+        parked._keys = decode_keys(decoded)
         parked.messages = sum(known.messages for known in parked._keys.values())
         parked.frozen = decoded.frozen
-        parked.adopted = set(decoded.adopted)
-        parked.adopted_under = dict(decoded.adopted_under)
-        parked.sources = set(decoded.sources)
-        parked.passed = dict(decoded.passed)
-        parked.taking = set(decoded.taking)
-        parked.children_tell = decoded.children_tell
+        parked.adopted_parents = set(decoded.adopted_parents)
+        parked.adoption_tokens = dict(decoded.adoption_tokens)
+        parked.retaining_ancestors = set(decoded.retaining_ancestors)
+        parked.offsets_for_children = dict(decoded.offsets_for_children)
+        parked.partly_adopted_parents = set(decoded.partly_adopted_parents)
+        parked.children_notify_ancestors = decoded.children_notify_ancestors
         for key, edited in decoded.edits:
             parked._edit(key, edited)
         parked._faults = Faults.of(decoded.faults)

@@ -122,7 +122,7 @@ class Group:
         self.changing = 0
         """The number of changes to `parked` that are not durable yet."""
 
-    def parked_on(self, partition_id: int) -> Parked:
+    def get_or_create_parked(self, partition_id: int) -> Parked:
         """Return `parked`, and create it first if needed; the partition must be the group's own."""
         if self.parked is None:
             self.parked = Parked(partition_id)
@@ -146,12 +146,12 @@ class Group:
     @property
     def retrying(self) -> int:
         """The number of messages parked here that wait for retry."""
-        return 0 if self.parked is None or self.parked.frozen else self.parked.retrying
+        return 0 if self.parked is None or self.parked.frozen else self.parked.retrying_messages
 
     @property
     def needed_from(self) -> int:
         """The lowest offset that the group still needs."""
-        first = None if self.parked is None else self.parked.first_own()
+        first = None if self.parked is None else self.parked.lowest_own_offset()
         return self.acked.cursor if first is None else min(first, self.acked.cursor)
 
     def record_failures(self, attempts: Sequence[tuple[int, int]]) -> None:
@@ -187,7 +187,7 @@ class Group:
         if failing is None or failing.source is None:
             return None if failing is None or failing.offset in self.acked else failing
         message = failing.source, failing.offset
-        is_redriven = self.parked is not None and self.parked.redrives(message)
+        is_redriven = self.parked is not None and self.parked.is_redriving_message(message)
         return failing if is_redriven else None
 
     def begin_suspects(self, begun: Sequence[Begun]) -> None:
@@ -563,7 +563,7 @@ class HostedPartition:
         group = self.groups.get(body.group)
         if group is None:
             group = self.groups[body.group] = Group(body.group)
-        parked = group.parked_on(self.partition_id)
+        parked = group.get_or_create_parked(self.partition_id)
         for change in body.changes:
             parked.apply(change, at_ms=body.at_ms, acked=group.acked, token=body.token)
         parked.set_next_tries(body.next_tries)

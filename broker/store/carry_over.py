@@ -155,7 +155,10 @@ class CarryOver:
                     encode_body(
                         partition.partition_id,
                         ParkedBody(
-                            group.name, group.parked.token_of(change, lock.fence), 0, (change,)
+                            group.name,
+                            group.parked.token_for_rewrite(change, lock.fence),
+                            0,
+                            (change,),
                         ),
                     )
                     for change in changes_to_rebuild(group.parked)

@@ -73,7 +73,7 @@ from ...protocol.ids import check_name
 from ...protocol.offsets import AckedOffsets
 from ...protocol.parked import Adopt, Clear, RequestedChange
 from ...protocol.progress import ForgetGroup, SetCursor
-from ..partition.park_views import passed_on
+from ..partition.park_views import offsets_needed_by_children
 from ..partition.partition import Group, HostedPartition
 from ..partition.pull_lock import decide_acquire, operator_session
 from ..partition.records import DroppedBody, ForgetBody, encode_body, encode_told
@@ -226,8 +226,10 @@ def set_cursor(
     # Children that have adopted messages still need the ancestors, which would forget them when the
     # owner of this partition notifies them.
     is_partial = bool(request.kept_children or request.kept_parents)
-    children_tell = is_partial and (parked.frozen or parked.children_tell)
-    passed = passed_on(parked, request.kept_children, partition.facts.partition.range_start)
+    children_tell = is_partial and (parked.frozen or parked.children_notify_ancestors)
+    passed = offsets_needed_by_children(
+        parked, request.kept_children, partition.facts.partition.range_start
+    )
     changes: list[RequestedChange] = [Clear(request.kept_parents)]
     if passed or children_tell:
         changes.append(Adopt(0, (), last=False, passed=passed, children_tell=children_tell))

@@ -91,7 +91,7 @@ def reset_of_a_child_forgets_its_parents(patches: Patches) -> None:
     """What a partition took over of its parents is forgotten with its own when it is reset
     alone.
     """
-    patches.set(ParkedKey, "restrict", lambda self, _sources: ParkedKey(self.since_ms))
+    patches.set(ParkedKey, "copy_sources", lambda self, _sources: ParkedKey(self.since_ms))
 
 
 # ── instances ─────────────────────────────────────────────────────────────────────────────────────

@@ -242,10 +242,18 @@ async def test_reset_of_a_child_alone_keeps_which_parents_it_has_adopted():
     for _ in range(2):
         await set_cursor(desk.store, partition, ask)
         known = desk.parked
-        assert (known.adopted, known.adopted_under, known.sources) == ({3}, {3: 1}, {2, 3, 4})
+        assert (known.adopted_parents, known.adoption_tokens, known.retaining_ancestors) == (
+            {3},
+            {3: 1},
+            {2, 3, 4},
+        )
     await desk.store.commit.close()
     again = desk.again(snapshot=False).parked
-    assert (again.adopted, again.adopted_under, again.unneeded()) == ({3}, {3: 1}, (2, 3, 4))
+    assert (again.adopted_parents, again.adoption_tokens, again.unneeded_ancestors()) == (
+        {3},
+        {3: 1},
+        (2, 3, 4),
+    )
 
 
 async def test_reset_of_a_child_alone_keeps_what_it_took_over_of_its_parents():
@@ -265,8 +273,12 @@ async def test_reset_of_a_child_alone_keeps_what_it_took_over_of_its_parents():
         known = desk.parked
         rows = {key: list(parked.rows()) for key, parked in known.items()}
         assert rows == {b"k": [(2, 5, 6), (3, 0, 2)], None: [(3, 4, 6)]}
-        assert (known.messages, known.unneeded(), known.first_own()) == (5, (), None)
-        assert (known.get(b"k").state, known.adopted) == (ParkState.REDRIVING, {3})
+        assert (known.messages, known.unneeded_ancestors(), known.lowest_own_offset()) == (
+            5,
+            (),
+            None,
+        )
+        assert (known.get(b"k").state, known.adopted_parents) == (ParkState.REDRIVING, {3})
 
     for _ in range(2):
         await set_cursor(desk.store, desk.store.state.partition(1), ask)
@@ -291,8 +303,12 @@ async def test_reset_of_a_partition_leaves_its_ancestors_to_its_children(childre
 
     def check(known: Parked) -> None:
         rows = {key: list(parked.rows()) for key, parked in known.items()}
-        assert (known.adopted, known.unneeded(), rows) == ({3}, (), {b"k": [(3, 0, 2)]})
-        assert known.children_tell
+        assert (known.adopted_parents, known.unneeded_ancestors(), rows) == (
+            {3},
+            (),
+            {b"k": [(3, 0, 2)]},
+        )
+        assert known.children_notify_ancestors
 
     for _ in range(2):
         await set_cursor(desk.store, desk.store.state.partition(1), ask)
@@ -310,7 +326,11 @@ async def test_reset_of_a_child_alone_goes_on_taking_its_parent_over():
     await desk.change(Adopt(3, (key,), last=False))
     ask = SetCursor(group="audit", token=2, cursor=0, kept_parents=(3,))
     await set_cursor(desk.store, desk.store.state.partition(1), ask)
-    assert (desk.parked.taking, desk.parked.adopted, len(desk.parked)) == ({3}, set(), 1)
+    assert (desk.parked.partly_adopted_parents, desk.parked.adopted_parents, len(desk.parked)) == (
+        {3},
+        set(),
+        1,
+    )
 
 
 async def test_reset_of_a_child_alone_that_ends_anywhere_keeps_its_parents_adopted_after_a_repeat():
@@ -336,7 +356,7 @@ async def test_reset_of_a_child_alone_that_ends_anywhere_keeps_its_parents_adopt
         cut = ParkedDesk(disk_of({segment_path(0): log}))
         await set_cursor(cut.store, cut.store.state.partition(1), ask)
         known = cut.parked
-        assert (known.adopted, len(known), cut.group.acked.cursor) == ({3, 4}, 0, 40)
+        assert (known.adopted_parents, len(known), cut.group.acked.cursor) == ({3, 4}, 0, 40)
         await cut.store.commit.close()
 
 
@@ -354,7 +374,7 @@ async def test_reset_that_fails_takes_the_clear_back():
 
 def tries_told(desk: ParkedDesk) -> dict[int, int]:
     """Offset → when the message is tried again, of those that have failed twice."""
-    marks = desk.parked.get(2).marks(1, ((0, 20),))
+    marks = desk.parked.get(2).failure_marks(1, ((0, 20),))
     return {offset: mark.next_ms for _, start, end, mark in marks for offset in range(start, end)}
 
 
