@@ -47,7 +47,7 @@ from ..protocol.text import plain_number
 from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .folder_ownership import FolderOwnership, check_folder_ownership
-from .partition.damage import damage_of
+from .partition.damage import describe_damage
 from .partition.partition import HostedPartition
 from .store.group_changes import drop_partition, forget_group, know_groups, set_cursor
 from .store.store import DURABLE, Store
@@ -88,7 +88,8 @@ async def bounds_of(
         message_bytes=0 if head is None else -(-head.length // head.message_count),
         offsets_at=tuple(None if offset == end else offset for offset in offsets),
         cursors=tuple(
-            None if group is None or not group.kept else group.durable_cursor for group in groups
+            None if group is None or not group.is_durable else group.durable_cursor
+            for group in groups
         ),
     )
 
@@ -390,7 +391,7 @@ class BrokerControl:
                 "snapshot_position": self._store.snapshotter.position,
                 "snapshot": snapshot_problem or "written when it is due",
                 "retention": self._retention() or "ok",
-                "damage": damage_of(self._store.state),
+                "damage": describe_damage(self._store.state),
                 "commits": self._store.commit.commits,
                 "scheduled": self._scheduled(),
             },

@@ -66,7 +66,7 @@ class _LagScan:
             labels = (("subject", subject), ("group", group.name))
             messages = lag_of(partition, group)
             self.lag[labels] = self.lag.get(labels, 0) + messages
-            self.locks += group.lock.holder(now_ms) is not None
+            self.locks += group.lock.holder_at(now_ms) is not None
             if group.parked_messages:
                 self.parked[labels] = self.parked.get(labels, 0) + group.parked_messages
             if group.removed_unread:
@@ -142,7 +142,7 @@ class BrokerMetrics:
         ids = table.ids()[:SCANNED_MAX]
         for start in range(0, len(ids), SCANNED_PER_TURN):
             for partition_id in ids[start : start + SCANNED_PER_TURN]:
-                partition = table.look(partition_id)
+                partition = table.peek(partition_id)
                 if partition is not None:
                     scan.add(partition, now_ms)
             await asyncio.sleep(0)
@@ -273,7 +273,7 @@ async def expire_series(store: Store, *, now_ms: int) -> None:
     ids = store.state.partitions.ids()
     for start in range(0, len(ids), SCANNED_PER_TURN):
         for partition_id in ids[start : start + SCANNED_PER_TURN]:
-            partition = store.state.partitions.look(partition_id)
+            partition = store.state.partitions.peek(partition_id)
             if partition is not None:
                 hosted.add(partition.facts.subject)
         await asyncio.sleep(0)

@@ -192,7 +192,7 @@ class Parking:
         """Return True if this session redrives the group's parked messages. In a shared group only
         one of the sessions does.
         """
-        if not group.lock.shared:
+        if not group.lock.is_shared:
             return True
         return group.current_in_flight().is_redriver(session, self._clock.boot_ms())
 
@@ -214,10 +214,10 @@ class Parking:
         if not (0 <= request.start < request.end <= LOGICAL_PARTITIONS and request.first >= 0):
             raise InvalidRequestError("not a range of logical partitions, or not a row")
         if group is None or not group.parked:
-            if not (group and partition.ended and group.drained(partition.next_offset)):
+            if not (group and partition.ended and group.has_drained(partition.next_offset)):
                 self._check_folder_accepted(partition)
             return ParkedTaken(None), encode_parked(())
-        if not (partition.ended and group.drained(partition.next_offset)):
+        if not (partition.ended and group.has_drained(partition.next_offset)):
             raise BusyError(
                 Reason.GROUP_BUSY,
                 f"group {group.name!r} has not handled all of partition {partition.partition_id}",
@@ -297,7 +297,7 @@ class Parking:
         """Return True while a session holds the lock. The reported times of retries are valid only
         then, because a new owner retries at once.
         """
-        return group.lock.holder(self._clock.boot_ms()) is not None
+        return group.lock.holder_at(self._clock.boot_ms()) is not None
 
     async def list_offsets(self, _body: object, params: Params) -> ParkedOffsets:
         """Return the partitions and offsets of a key's parked messages."""

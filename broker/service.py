@@ -68,8 +68,8 @@ from .partition.pull_lock import (
     check_holder,
     check_session,
     decide_acquire,
-    release,
-    take,
+    grant_lock,
+    release_lock,
 )
 from .store.group_changes import check_told
 from .store.group_commit import Ended
@@ -218,16 +218,16 @@ class BrokerService:
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
             # What sessions of a shared group had in flight is no evidence once the group is
             # exclusive: none of those sessions was the only owner.
-            became_exclusive = group.lock.shared and not shared
+            became_exclusive = group.lock.is_shared and not shared
             was_released = became_exclusive or group.lock.released or group.lock.session == session
             durable = self._store.raise_fence(partition, group, token=token, session=session)
             group.clear_hanging()
             if group.suspects.on_new_owner(released=was_released):
-                group.changed()
+                group.mark_changed()
         else:
             durable = self._store.commit.flushed()
         group.ack_removed(partition.first_offset)
-        take(group.lock, ttl_ms=request.ttl_ms, now_ms=self._clock.boot_ms())
+        grant_lock(group.lock, ttl_ms=request.ttl_ms, now_ms=self._clock.boot_ms())
         answer = Acquired(
             group.acked.cursor,
             tuple(group.acked.ranges),
@@ -281,9 +281,9 @@ class BrokerService:
             group.ack_removed(partition.first_offset)
             in_flight = group.current_in_flight()
             in_flight.check_not_released(session)
-            in_flight.expire(now_ms)
+            in_flight.free_expired(now_ms)
             if group.suspects.on_session_expired(in_flight.pop_unreleased(), group.acked):
-                group.changed()  # durable with the next ack
+                group.mark_changed()  # durable with the next ack
             ranges = in_flight.hand_out(
                 group.acked,
                 session,
@@ -312,9 +312,9 @@ class BrokerService:
                 await reserve_bytes(bytes_max)
                 data, upto = await self._store.read(partition, start, bytes_max=bytes_max)
                 partition, group = self._check_owner(request)
-                ranges = in_flight.trim(session, ranges, upto=upto)
+                ranges = in_flight.free_from(session, ranges, upto=upto)
             except BaseException:
-                in_flight.trim(session, ranges, upto=0)
+                in_flight.free_from(session, ranges, upto=0)
                 self._waiting.wake(partition.partition_id)
                 raise
         begun, tries, handed = group.suspects.begun, group.attempts, IntervalSet(ranges)
@@ -390,7 +390,7 @@ class BrokerService:
             decide_ack(group.acked, ranges, next_offset=partition.readable_offset)
             self._store.commit.check_room(0, own=True)
             if apply_ack(group.acked, ranges):
-                group.changed()
+                group.mark_changed()
             if group.lock.session == SHARED:
                 group.current_in_flight().remove(ranges)
                 if group.suspects.begun:  # a message that is handled alone may be next
@@ -407,7 +407,7 @@ class BrokerService:
             self._store.commit.check_room(0, own=True)
             group.begin_suspects(request.begun)
         if request.held and group.lock.session == SHARED:
-            group.current_in_flight().hold(
+            group.current_in_flight().extend_deadlines(
                 group.acked,
                 request.session,
                 request.held,
@@ -427,7 +427,7 @@ class BrokerService:
         Raises:
             BrokerReadOnlyError: the progress cannot be made durable now.
         """
-        if not group.unsaved:
+        if not group.has_unsaved_progress:
             return False
         self._store.commit.check_room(0, own=True)
         self._store.save_progress_then(partition, group, on_saved)
@@ -445,16 +445,16 @@ class BrokerService:
 
     async def _release(self, request: Release, _payload: memoryview) -> Handled:
         partition, group = self._check_owner(request)
-        if group.lock.shared:
+        if group.lock.is_shared:
             group.current_in_flight().release_session(request.session)
         else:
-            release(group.lock)
+            release_lock(group.lock)
             group.clear_hanging()
             if group.parked is not None:
                 group.parked.clear_owner_tokens()
         self._waiting.wake(partition.partition_id)
-        if not group.lock.shared and group.suspects.on_released():
-            group.changed()
+        if not group.lock.is_shared and group.suspects.on_released():
+            group.mark_changed()
             if (saved := self._save(partition, group)) is not None:
                 await saved
         return Released(), b""

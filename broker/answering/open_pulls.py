@@ -80,7 +80,7 @@ class OpenPulls:
             )
         bytes_max = check_read(partition, request.offset, request.bytes_max)
         # The offset also covers messages that were pulled before a restart of this broker.
-        group.suspects.pulled(request.offset)
+        group.suspects.record_pull(request.offset)
         return partition, group, bytes_max
 
     async def read(self, request: Pull) -> Handled:
@@ -130,7 +130,7 @@ class OpenPulls:
         self, request: Pull, partition: HostedPartition, group: Group, end: int, size_bytes: int
     ) -> None:
         """Record that the owner receives the messages before offset `end`."""
-        group.suspects.pulled(end)
+        group.suspects.record_pull(end)
         count_delivered(self.store, partition, end - request.offset, size_bytes)
 
 

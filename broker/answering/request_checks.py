@@ -124,7 +124,7 @@ def owned(state: BrokerState, request: OwnersRequest, now_ms: int) -> tuple[Host
     check_holder(lock, token=request.token, session=SHARED if is_shared_request else session)
     renew(lock, now_ms=now_ms)
     if shared:
-        group.current_in_flight().hear(session, ttl_ms=lock.ttl_ms, now_ms=now_ms)
+        group.current_in_flight().renew_session(session, ttl_ms=lock.ttl_ms, now_ms=now_ms)
     return partition, group
 
 

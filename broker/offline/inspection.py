@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ...protocol.errors import KeylaneError
 from ...protocol.record import Header, Kind
-from ..partition.damage import damage_of
+from ..partition.damage import describe_damage
 from ..partition.state import BrokerState
 from ..scheduled.journal import ScheduledJournal
 from ..scheduled.records import Place, Record
@@ -97,7 +97,7 @@ def inspect_folder(files: Files) -> Inspection:
     schedule_index, journal = open_schedule(files, cut=False)
     inspection.scheduled = len(schedule_index.entries)
     inspection.problems = [
-        *damage_of(state),
+        *describe_damage(state),
         *_missing_messages(state, from_snapshot),
         *journal.problems,
     ]

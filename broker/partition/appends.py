@@ -204,13 +204,13 @@ class Producers(dict[int, ProducerState]):
         if producer_id >= KEYED_IDS:
             self._keyed[producer_id] = None
 
-    def take(self, producer_id: int) -> ProducerState | None:
+    def remove_state(self, producer_id: int) -> ProducerState | None:
         """Remove a producer if it is present, and return its state or None."""
         if producer_id >= KEYED_IDS:
             self._keyed.pop(producer_id, None)
         return self.pop(producer_id, None)
 
-    def forget(self) -> tuple[int, ProducerState]:
+    def remove_oldest(self) -> tuple[int, ProducerState]:
         """Remove the oldest idempotency key or, if there are none, the oldest producer, and return
         its id and state.
         """

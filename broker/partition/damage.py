@@ -10,7 +10,7 @@ PARTITIONS_MAX = 100
 """The number of partitions that are listed. Further ones are only counted."""
 
 
-def damage_of(state: BrokerState) -> list[str]:
+def describe_damage(state: BrokerState) -> list[str]:
     """Return a line for each problem of the log, and for each of the first PARTITIONS_MAX damaged
     partitions.
     """

@@ -64,7 +64,7 @@ class InFlight:
         "_ranges",
         "_late_ranges",
         "_released_sessions",
-        "_search_from",
+        "_search_start",
         "_redriving_session",
         "token",
     )
@@ -73,7 +73,7 @@ class InFlight:
         self.token = token
         self._ranges: list[InFlightRange] = []
         """The ranges in flight, sorted, without overlaps and without acked messages."""
-        self._search_from = 0
+        self._search_start = 0
         """The lowest offset that may be free."""
         self._next_deadline_ms = NEVER_MS
         """A lower bound of the deadlines of messages and of their sessions, in milliseconds of the
@@ -104,7 +104,7 @@ class InFlight:
 
     def is_empty(self, now_ms: int) -> bool:
         """Return True if no message is in flight at `now_ms`."""
-        self.expire(now_ms)
+        self.free_expired(now_ms)
         return not self._ranges
 
     def count(self, session: str) -> int:
@@ -136,7 +136,7 @@ class InFlight:
         Returns:
             The ranges that were handed out; empty if no message is free, or a limit is reached.
         """
-        self.expire(now_ms)
+        self.free_expired(now_ms)
         if alone and self._has_isolated(session, alone):
             return []
         remaining = min(count_max, IN_FLIGHT_PER_SESSION_MAX - self.count(session))
@@ -145,9 +145,9 @@ class InFlight:
             # Hand out only messages whose acks raise the cursor.
             readable_offset = min(readable_offset, acked.next_acked(acked.cursor))
         ranges: list[Range] = []
-        offset = self._search_from
+        offset = self._search_start
         while remaining > 0 and len(ranges) < ranges_max:
-            start, end = self._next_free(acked, offset, readable_offset)
+            start, end = self._next_free_range(acked, offset, readable_offset)
             offset = start
             if start >= end or (ranges and start - ranges[-1][1] > count_max):
                 break
@@ -161,7 +161,7 @@ class InFlight:
             offset = end
             ranges.append((start, end))
             remaining -= end - start
-        self._search_from = offset
+        self._search_start = offset
         self._insert(ranges, session, now_ms + in_flight_ms)
         return ranges
 
@@ -174,7 +174,7 @@ class InFlight:
                 self._next_deadline_ms, until_ms, self._session_until_ms(session)
             )
 
-    def hold(
+    def extend_deadlines(
         self,
         acked: AckedOffsets,
         session: str,
@@ -189,18 +189,18 @@ class InFlight:
         Messages that have become free, for example through a restart of the broker, are put in
         flight at the session again, unless another session has them or they are acked.
         """
-        self.expire(now_ms)
+        self.free_expired(now_ms)
         for start, end in ranges if session not in self._released_sessions else ():
             self._remove(start, end, session)
             offset = start
             while offset < end and len(self._ranges) < IN_FLIGHT_RANGES_MAX:
-                low, high = self._next_free(acked, offset, end)
+                low, high = self._next_free_range(acked, offset, end)
                 if low >= high:
                     break
                 self._insert([(low, high)], session, now_ms + in_flight_ms)
                 offset = high
             if offset < end:
-                self._search_from = min(self._search_from, offset)
+                self._search_start = min(self._search_start, offset)
 
     def _has_isolated(self, session: str, alone: Sequence[int]) -> bool:
         """Return True if a session has one of these messages in flight alone."""
@@ -209,7 +209,7 @@ class InFlight:
             for entry in self._ranges
         )
 
-    def _next_free(self, acked: AckedOffsets, offset: int, readable_offset: int) -> Range:
+    def _next_free_range(self, acked: AckedOffsets, offset: int, readable_offset: int) -> Range:
         """Return the first free range at or above `offset`, or an empty range."""
         while True:
             start = acked.next_unacked(offset)
@@ -223,7 +223,7 @@ class InFlight:
         return start, end
 
     # ── becoming free ─────────────────────────────────────────────────────────────────────────────
-    def expire(self, now_ms: int) -> bool:
+    def free_expired(self, now_ms: int) -> bool:
         """Free the messages whose deadline has passed or whose session has expired. Return True if
         there were any.
         """
@@ -244,7 +244,7 @@ class InFlight:
                 for entry in self._ranges
                 if entry.until_ms > now_ms and entry.session not in expired
             ]
-            self._search_from = min(self._search_from, *(entry.start for entry in freed))
+            self._search_start = min(self._search_start, *(entry.start for entry in freed))
         self._next_deadline_ms = min(
             (
                 *(entry.until_ms for entry in self._ranges),
@@ -276,12 +276,12 @@ class InFlight:
     def add_session(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
         """Add a session that acquires. It may pull again even if it has released its messages."""
         if len(self._sessions) >= SESSIONS_MAX:
-            self.expire(now_ms)
+            self.free_expired(now_ms)
             self._remove_expired_sessions(now_ms)
         self._released_sessions.pop(session, None)
         self._add_session(session, ttl_ms, now_ms)
 
-    def hear(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
+    def renew_session(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
         """
         Renew a session that pulls or acks.
 
@@ -328,10 +328,10 @@ class InFlight:
             del self._released_sessions[next(iter(self._released_sessions))]
         freed = [entry.start for entry in self._ranges if entry.session == session]
         self._ranges = [entry for entry in self._ranges if entry.session != session]
-        self._search_from = min([self._search_from, *freed])
+        self._search_start = min([self._search_start, *freed])
         return bool(freed)
 
-    def trim(self, session: str, ranges: Iterable[Range], *, upto: int) -> list[Range]:
+    def free_from(self, session: str, ranges: Iterable[Range], *, upto: int) -> list[Range]:
         """
         Free the messages of `ranges` at or above `upto`, because they were handed out but could
         not be read.
@@ -344,7 +344,7 @@ class InFlight:
             if end > upto:
                 freed_from = max(start, upto)
                 self._remove(freed_from, end, session)
-                self._search_from = min(self._search_from, freed_from)
+                self._search_start = min(self._search_start, freed_from)
             if start < upto:
                 trimmed.append((start, min(end, upto)))
         return trimmed

@@ -16,7 +16,7 @@ from itertools import islice
 
 from ...protocol.offsets import Range
 
-SHRINK_AT = 1_024
+COMPACT_MIN_ROWS = 1_024
 
 
 class OffsetRuns:
@@ -41,7 +41,7 @@ class OffsetRuns:
         return zip(islice(self._starts, head, None), islice(self._ends, head, None), strict=True)
 
     @property
-    def runs(self) -> int:
+    def run_count(self) -> int:
         """The number of runs."""
         return len(self._starts) - self._head
 
@@ -50,7 +50,7 @@ class OffsetRuns:
         low = self._head + first
         return zip(self._starts[low : low + count], self._ends[low : low + count], strict=True)
 
-    def within(self, start: int, end: int) -> list[Range]:
+    def intersection(self, start: int, end: int) -> list[Range]:
         """Return the intersection with `[start, end)`."""
         first = bisect_right(self._ends, start, self._head)
         last = bisect_left(self._starts, end, first)
@@ -61,7 +61,7 @@ class OffsetRuns:
         """Return the number of runs that end at or before an offset."""
         return bisect_right(self._ends, offset, self._head) - self._head
 
-    def gap(self, start: int, end: int) -> tuple[int | None, int | None]:
+    def gap_around(self, start: int, end: int) -> tuple[int | None, int | None]:
         """Return the bounds of the gap around `[start, end)`, which must not intersect the set: the
         end of the run before it and the start of the run after it, or None.
         """
@@ -69,13 +69,13 @@ class OffsetRuns:
         low = self._ends[index - 1] if index > self._head else None
         return low, self._starts[index] if index < len(self._starts) else None
 
-    def packed(self) -> tuple[bytes, bytes]:
+    def pack(self) -> tuple[bytes, bytes]:
         """Return the starts and the ends as bytes, 8 per run."""
         return self._starts[self._head :].tobytes(), self._ends[self._head :].tobytes()
 
     @classmethod
     def from_packed(cls, starts: bytes, ends: bytes) -> OffsetRuns:
-        """Decode the result of `packed`, or raise ValueError."""
+        """Decode the result of `pack`, or raise ValueError."""
         runs = cls()
         runs._starts.frombytes(starts)
         runs._ends.frombytes(ends)
@@ -114,7 +114,7 @@ class OffsetRuns:
         last = bisect_left(starts, end, first)
         if first >= last:
             return []
-        removed = self.within(start, end)
+        removed = self.intersection(start, end)
         remaining = []
         if starts[first] < start:
             remaining.append((starts[first], start))
@@ -125,7 +125,7 @@ class OffsetRuns:
             self._head = last - len(remaining)
             for index, (low, high) in enumerate(remaining, self._head):
                 starts[index], ends[index] = low, high
-            if self._head >= SHRINK_AT and 2 * self._head > len(starts):
+            if self._head >= COMPACT_MIN_ROWS and 2 * self._head > len(starts):
                 del starts[: self._head], ends[: self._head]
                 self._head = 0
         else:

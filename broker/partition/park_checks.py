@@ -297,7 +297,7 @@ class _ChangeChecker:
         candidates += [added] if change.source == self._parked.partition_id else []
         for start, end in change.ranges:
             for runs in candidates:
-                for low, high in runs.within(start, end) if runs else ():
+                for low, high in runs.intersection(start, end) if runs else ():
                     removed.add(low, high)
         return change
 
@@ -404,13 +404,13 @@ class _ChangeChecker:
             replace(mark, start=low, end=high)
             for mark in key.marks
             for runs in self._parked_runs(key.key, mark.source)
-            for low, high in runs.within(mark.start, mark.end)
+            for low, high in runs.intersection(mark.start, mark.end)
         )
         edits = tuple(
             edited
             for edited in key.edits
             if any(
-                any(runs.within(edited.offset, edited.offset + 1))
+                any(runs.intersection(edited.offset, edited.offset + 1))
                 for runs in self._parked_runs(key.key, edited.source)
             )
         )

@@ -46,7 +46,7 @@ from ...protocol.parked import (
     Unpark,
     is_loose,
 )
-from .failure_runs import UNKNOWN, Faults, Mark
+from .failure_runs import UNKNOWN, FaultTable, Mark
 from .parked_key import (
     MessageRef,
     ParkedKey,
@@ -99,7 +99,7 @@ class Parked:
     def __init__(self, partition_id: int) -> None:
         self.partition_id = partition_id
         self._keys: dict[ParkKey, ParkedKey] = {}
-        self._faults = Faults()
+        self._faults = FaultTable()
         self.messages = 0
         self.frozen = False
         self.adopted_parents: set[int] = set()
@@ -340,7 +340,7 @@ class Parked:
 
     def _prune_faults(self) -> None:
         """Forget failure texts if there are too many."""
-        if not self._faults.too_many:
+        if not self._faults.is_over_limit:
             return
         runs = [each for parked in self._keys.values() for each in parked.failures.values()]
         new_numbers = self._faults.prune(set().union(*(each.faults for each in runs)))
@@ -397,7 +397,7 @@ class Parked:
         runs = None if parked is None else parked.offsets_by_source.get(change.source)
         if parked is None or runs is None:
             return _noop
-        ranges = [part for start, end in change.ranges for part in runs.within(start, end)]
+        ranges = [part for start, end in change.ranges for part in runs.intersection(start, end)]
         undo_state = self._set_state(change.key, None)
         undo_marks = self._mark(
             change.key, change.source, ranges, change.failure, 0, keeps_since=True
@@ -656,7 +656,7 @@ class Parked:
             return b""
         return encode_image(
             replace(
-                image_of_keys(self._keys, self._faults.all()),
+                image_of_keys(self._keys, self._faults.list_numbered()),
                 frozen=self.frozen,
                 adopted_parents=sorted(self.adopted_parents),
                 retaining_ancestors=sorted(self.retaining_ancestors),
@@ -685,7 +685,7 @@ class Parked:
         parked.children_notify_ancestors = decoded.children_notify_ancestors
         for key, edited in decoded.edits:
             parked._edit(key, edited)
-        parked._faults = Faults.of(decoded.faults)
+        parked._faults = FaultTable.from_items(decoded.faults)
         return parked
 
 

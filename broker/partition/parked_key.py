@@ -22,7 +22,7 @@ from ...protocol.parked import (
     is_loose,
 )
 from ...protocol.routing import logical_partition
-from .failure_runs import UNKNOWN, UNKNOWN_FAULT, FailureRuns, Mark, too_many_runs
+from .failure_runs import UNKNOWN, UNKNOWN_FAULT, FailureRuns, Mark, exceeds_run_limit
 from .offset_runs import OffsetRuns
 
 Row = tuple[int, int, int]
@@ -99,20 +99,20 @@ class ParkedKey:
     def contains(self, ref: MessageRef) -> bool:
         """Return True if a message is parked under this key."""
         runs = self.offsets_by_source.get(ref[0])
-        return runs is not None and bool(runs.within(ref[1], ref[1] + 1))
+        return runs is not None and bool(runs.intersection(ref[1], ref[1] + 1))
 
     def count_rows(self) -> int:
         """Return the number of ranges, but at least 1."""
-        return max(1, sum(runs.runs for runs in self.offsets_by_source.values()))
+        return max(1, sum(runs.run_count for runs in self.offsets_by_source.values()))
 
     def rows(self, first: int = 0, count: int = 1 << 62) -> Iterator[Row]:
         """Yield up to `count` ranges, the oldest messages first, beginning with the `first`th."""
         for source, runs in self.offsets_by_source.items():
-            if first < runs.runs:
+            if first < runs.run_count:
                 for start, end in runs.page(first, count):
                     yield source, start, end
-                count -= runs.runs - first
-            first = max(first - runs.runs, 0)
+                count -= runs.run_count - first
+            first = max(first - runs.run_count, 0)
             if count <= 0:
                 return
 
@@ -141,7 +141,7 @@ class ParkedKey:
         if failures is not None:
             if runs:
                 for low, high in removed:
-                    failures.forget(low, high, runs)
+                    failures.clear_marks(low, high, runs)
             else:
                 del self.failures[source]
         return removed
@@ -169,7 +169,7 @@ class ParkedKey:
         runs = self.failures.get(source)
         if runs is None:
             return []
-        return [(source, *marked) for low, high in ranges for marked in runs.within(low, high)]
+        return [(source, *marked) for low, high in ranges for marked in runs.marks_in(low, high)]
 
     def set_failure_marks(self, marks: Iterable[MarkedRow]) -> None:
         """Record how parked messages failed."""
@@ -178,11 +178,11 @@ class ParkedKey:
             if runs is None:
                 runs = self.failures[source] = FailureRuns()
                 if parked:
-                    *_, (_, last) = parked.page(parked.runs - 1, 1)
-                    runs.put(parked.first, last, UNKNOWN)
-            runs.put(start, end, mark, parked)
-        while too_many_runs(self.failures.values()):
-            max(self.failures.values(), key=len).coarsen()
+                    *_, (_, last) = parked.page(parked.run_count - 1, 1)
+                    runs.set_mark(parked.first, last, UNKNOWN)
+            runs.set_mark(start, end, mark, parked)
+        while exceeds_run_limit(self.failures.values()):
+            max(self.failures.values(), key=len).merge_oldest_runs()
 
     def rows_with_marks(self, after: MessageRef, count: int) -> Iterator[MarkedRow]:
         """Yield the messages at or after `after` with their failure marks, from up to `count`
@@ -231,7 +231,7 @@ class ParkedKey:
 
     def forget_next_tries(self) -> Callable[[], None]:
         """Forget the times of next tries. Return a function that undoes it."""
-        forgotten = {source: runs.forget_tries() for source, runs in self.failures.items()}
+        forgotten = {source: runs.clear_next_tries() for source, runs in self.failures.items()}
 
         def undo() -> None:
             for source, tries in forgotten.items():
@@ -272,9 +272,9 @@ def clip_marks(
     """Clip a source's marks to these ranges, without next tries."""
     runs = FailureRuns()
     for _, start, end, mark in marks:
-        runs.put(start, end, mark._replace(next_ms=0))
+        runs.set_mark(start, end, mark._replace(next_ms=0))
     for low, high in ranges:
-        for marked in runs.within(low, high):
+        for marked in runs.marks_in(low, high):
             yield source, *marked
 
 
@@ -325,7 +325,7 @@ def image_of_keys(
 ) -> ParkedImage:
     """Return an image of the keys, which does not have any other state yet."""
     failures = [
-        (key, source, runs.end, runs.packed())
+        (key, source, runs.end, runs.pack())
         for key, parked in keys.items()
         for source, runs in parked.failures.items()
     ]
@@ -336,7 +336,7 @@ def image_of_keys(
                 parked.state,
                 parked.since_ms,
                 parked.failure,
-                [(source, *runs.packed()) for source, runs in parked.offsets_by_source.items()],
+                [(source, *runs.pack()) for source, runs in parked.offsets_by_source.items()],
             )
             for key, parked in keys.items()
         ],

@@ -97,11 +97,15 @@ class BrokerState:
         self.orphans.pop(partition_id, None)
         self.damaged.discard(partition_id)
 
-    def lose(self, partition: HostedPartition, start: int, end: int, *, position: int) -> None:
-        """Record the loss of offsets `[start, end)` of a partition; see `HostedPartition.lose`."""
-        partition.lose(start, end, position=position)
+    def add_lost_range(
+        self, partition: HostedPartition, start: int, end: int, *, position: int
+    ) -> None:
+        """Record the loss of offsets `[start, end)` of a partition; see
+        `HostedPartition.add_lost_range`.
+        """
+        partition.add_lost_range(start, end, position=position)
         self.damaged.add(partition.partition_id)
-        self.touch(partition)
+        self.mark_dirty(partition)
 
     def record_damage(self, partition: HostedPartition, error: StorageError) -> None:
         """Record damage that a read has found: the partition loses the damaged offsets, as it would
@@ -116,7 +120,7 @@ class BrokerState:
         assert error.offset is not None
         assert error.position is not None
         start = max(error.offset, partition.first_offset)
-        self.lose(partition, start, error.end_offset, position=error.position)
+        self.add_lost_range(partition, start, error.end_offset, position=error.position)
 
     def problem(self, text: str, *, room: int = PROBLEMS_MAX) -> None:
         """Add a problem to the health report, once. If there are already `room` problems, add that
@@ -129,7 +133,7 @@ class BrokerState:
         elif MORE not in self.problems:
             self.problems.append(MORE)
 
-    def touch(self, partition: HostedPartition) -> None:
+    def mark_dirty(self, partition: HostedPartition) -> None:
         """Mark the partition as changed, so it is included in the next snapshot."""
         self.partitions.dirty.add(partition.partition_id)
 
@@ -143,7 +147,7 @@ class BrokerState:
         """Return the earliest time for a partition's first message: the present time, or the time
         at which its parents on this broker ended, if that is later.
         """
-        parents = map(self.partitions.look, partition.facts.partition.parents)
+        parents = map(self.partitions.peek, partition.facts.partition.parents)
         ends_ms = [parent.appended_at_ms for parent in parents if parent is not None]
         return max([now_ms, *(at_ms for at_ms in ends_ms if is_plausible_end(at_ms, now_ms))])
 

@@ -64,7 +64,7 @@ class Suspects:
         about the owner.
         """
 
-    def pulled(self, upto: int) -> None:
+    def record_pull(self, upto: int) -> None:
         """Record that the owner may have all messages below `upto`."""
         self._pulled_to = max(self._pulled_to, upto)
 

@@ -512,7 +512,7 @@ class RetentionLoop:
             return partition.readable_offset
         if not partition.groups_told:
             return partition.first_offset
-        cursors = (group.needed_from for group in partition.groups.values())
+        cursors = (group.first_needed_offset for group in partition.groups.values())
         return max(min(cursors, default=partition.readable_offset), partition.first_offset)
 
     async def _slices(self, partition_ids: list[int]) -> AsyncIterator[list[HostedPartition]]:
@@ -546,7 +546,7 @@ class RetentionLoop:
         the log's beginning (`retained`).
         """
         position = self._store.log.first_position
-        steps = self._queues.retain(position, dropped=self._store.state.dropped.durable())
+        steps = self._queues.retain(position, dropped=self._store.state.dropped.copy_durable())
         # Each step is a separate call, so that appends are served in between.
         while await self._run_commit(_next_step, steps) is not None:
             pass

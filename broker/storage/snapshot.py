@@ -65,7 +65,7 @@ class Extra(msgspec.Struct, array_like=True):
     dropped: list[tuple[list[tuple[int, int]], dict[str, int]]] = []
     """The bodies of the DROPPED records of all dropped partitions."""
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """Return the bytes in the file. Trailing fields that have their default values are left
         out.
         """
@@ -99,7 +99,7 @@ def encode_chunk(images: Sequence[tuple[int, bytes]]) -> bytes:
 def _encode_header(
     chunks: Sequence[bytes], *, kind: int, clean: bool, position: int, extra: Extra
 ) -> bytes:
-    packed = extra.packed()
+    packed = extra.pack()
     size = _HEAD.size + len(packed) + 4 + sum(map(len, chunks))
     after = _HEAD.pack(MAGIC, 0, VERSION, len(chunks), kind, clean, 0, len(packed), position, size)[
         8:

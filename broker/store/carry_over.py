@@ -19,7 +19,7 @@ import asyncio
 
 from ...protocol.errors import StorageError
 from ...protocol.record import Kind, encode_record
-from ..partition.image import image_of, images_of_parts
+from ..partition.image import encode_partition, encode_partition_parts
 from ..partition.park_views import changes_to_rebuild
 from ..partition.partition import HostedPartition
 from ..partition.records import DroppedBody, FenceBody, ParkedBody, encode_body
@@ -93,7 +93,7 @@ class CarryOver:
             if count >= FLUSH_PARTITIONS or size >= FLUSH_BYTES:
                 await asyncio.gather(*pending)
                 pending, count, size = [], 0, 0
-        pending += [self._submit_dropped(body) for body in self._state.dropped.bodies()]
+        pending += [self._submit_dropped(body) for body in self._state.dropped.record_bodies()]
         await asyncio.gather(*pending)
         if self._snapshotter.position < position and not await self._snapshotter.write():
             raise StorageError(f"no snapshot: {self._snapshotter.problem}")
@@ -138,10 +138,10 @@ class CarryOver:
         decided about the partition.
         """
         self._commit.check_room(0, own=True)
-        image = image_of(partition)
+        image = encode_partition(partition)
         if len(image) <= STATE_BYTES_MAX:
             return [_state_record(partition, image)]
-        parts = images_of_parts(partition, together=PRODUCERS_PER_RECORD)
+        parts = encode_partition_parts(partition, producers_max=PRODUCERS_PER_RECORD)
         records = [_state_record(partition, part) for part in parts]
         for group in partition.groups.values():
             lock = group.lock

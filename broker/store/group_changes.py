@@ -151,7 +151,7 @@ def forget_told(store: Store) -> None:
     """
     for partition in store.state.partitions.values():
         if partition.groups_told:
-            store.state.touch(partition)
+            store.state.mark_dirty(partition)
             partition.groups_told = False
 
 
@@ -160,7 +160,7 @@ def _register(store: Store, partition: HostedPartition, group: Group) -> asyncio
     # Retention may be about to decide without this group.
     store.firsts.changed.add(partition.partition_id)
     group.acked = AckedOffsets(partition.first_offset)
-    group.changed()
+    group.mark_changed()
     partition.groups[group.name] = group
     return store.save_now(partition, group, undo=lambda: partition.groups.pop(group.name, None))
 
@@ -169,10 +169,10 @@ def _mark_complete(store: Store, partition: HostedPartition) -> asyncio.Future[N
     """Record that the registered groups are all groups of the subject. Retention relies on it once
     it is durable.
     """
-    store.state.touch(partition)
+    store.state.mark_dirty(partition)
 
     def on_durable(_entry: Entry) -> None:
-        store.state.touch(partition)
+        store.state.mark_dirty(partition)
         partition.groups_told = True
 
     entry = Entry(
@@ -247,12 +247,12 @@ def _submit_cursor(
     group.attempts = {}
     group.suspects = Suspects()
     group.set_failing(None)
-    group.changed()
+    group.mark_changed()
 
     def undo() -> None:
         group.acked, group.attempts, group.suspects = previous
         # A record with the new cursor may be durable, so the old cursor must be written again.
-        group.changed()
+        group.mark_changed()
 
     return store.save_now(partition, group, undo=undo)
 
@@ -275,7 +275,7 @@ def forget_group(
     if forgotten_token >= request.token:
         return forgotten_token, store.commit.flushed()
     store.commit.check_room(CONTROL_RECORD_BYTES, own=True)
-    store.state.touch(partition)
+    store.state.mark_dirty(partition)
     body = ForgetBody(request.group, max(request.token, 0 if group is None else group.lock.fence))
     undo = partition.apply_forget(body)
     store.wake(partition.partition_id)
@@ -315,7 +315,7 @@ def drop_partition(
     store.commit.check_room(CONTROL_RECORD_BYTES, own=True)
     body = DroppedBody([(partition_id, partition_id + 1)], {request.subject: request.last_id})
     orphan, damaged = state.orphans.get(partition_id), partition_id in state.damaged
-    state.dropped.begin(partition_id, body)
+    state.dropped.add_pending(partition_id, body)
     state.forget_partition(partition_id)
     store.wake(partition_id)
     if partition is not None:
@@ -326,7 +326,7 @@ def drop_partition(
         store.holds.forget(partition_id)
 
     def undo() -> None:
-        state.dropped.undo(partition_id)
+        state.dropped.remove_pending(partition_id)
         if partition is not None:
             state.partitions.add(partition)
         if orphan is not None:

@@ -69,12 +69,12 @@ class FirstOffsets:
         partition = self._state.partitions.get(partition_id) if first else None
         if partition is None or first <= partition.first_offset:
             return
-        self._state.touch(partition)
+        self._state.mark_dirty(partition)
         previous, partition.first_offset = partition.first_offset, first
         for group in partition.groups.values():
             unread = group.acked.unacked(previous, first)
             group.ack_removed(first)
-            if group.unsaved:
+            if group.has_unsaved_progress:
                 self._unsaved[partition_id, group.name] = partition, group
             if unread:
                 group.removed_unread += unread
@@ -92,7 +92,11 @@ class FirstOffsets:
         """
         unsaved = list(self._unsaved.items())
         await asyncio.gather(
-            *(self._save(partition, group) for _, (partition, group) in unsaved if group.unsaved)
+            *(
+                self._save(partition, group)
+                for _, (partition, group) in unsaved
+                if group.has_unsaved_progress
+            )
         )
         for key, _ in unsaved:
             del self._unsaved[key]
@@ -105,7 +109,7 @@ def correct_first_offsets(
     Raise all first offsets to the partitions' first messages in the log, which begins at
     `first_position`. The index must be complete. Blocks.
     """
-    for _ in queues.retain(first_position, dropped=state.dropped.durable()):
+    for _ in queues.retain(first_position, dropped=state.dropped.copy_durable()):
         pass
     for partition_id in list(state.partitions):
         partition = state.partitions[partition_id]
@@ -113,7 +117,7 @@ def correct_first_offsets(
         first = partition.next_offset if bounds is None else bounds[0]
         if partition.first_offset < first <= partition.next_offset:
             partition.first_offset = first
-            state.touch(partition)
+            state.mark_dirty(partition)
     state.retained = first_position
 
 
@@ -247,7 +251,7 @@ class MessageHolds:
         """Apply a HOLD record to the partition, and make it durable."""
         record = encode_body(partition.partition_id, body)
         self._commit.check_room(len(record), own=True)
-        self._state.touch(partition)
+        self._state.mark_dirty(partition)
         undo = partition.apply_hold(body)
         entry = Entry(record, partition_id=partition.partition_id, undo=undo)
         return self._commit.submit(entry)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ...protocol.clock import Clock
 from ...protocol.errors import CorruptIndexError
 from ...protocol.record import HEADER_BYTES, Header
-from ..partition.damage import damage_of
+from ..partition.damage import describe_damage
 from ..partition.records import DroppedBody
 from ..partition.state import BrokerState
 from ..storage.files import Files
@@ -104,7 +104,7 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedS
         _mark_missing_offsets_lost(state, queues, hole=visitor.unexplained)
     if state.retained < first:
         correct_first_offsets(state, queues, first_position=first)
-    for problem in damage_of(state):
+    for problem in describe_damage(state):
         log.error("%s", problem)
     return OpenedState(
         state=state, snapshots=snapshots, position=loaded.position, recovered=recovered
@@ -119,7 +119,7 @@ def _mark_missing_offsets_lost(state: BrokerState, queues: ConsumeQueues, *, hol
         if bounds is None or bounds[1] >= partition.next_offset:
             continue
         start, end = bounds[1], partition.next_offset
-        state.lose(partition, start, end, position=hole.start)
+        state.add_lost_range(partition, start, end, position=hole.start)
         at_ms = partition.appended_at_ms
         fillers.append((partition_id, Unit(start, end - start, hole.start, HEADER_BYTES, at_ms)))
     queues.dispatch(fillers)

@@ -52,13 +52,13 @@ def change_parked(
     body = ParkedBody(group.name, fence, at_ms, tuple(changes_to_write), tuple(next_tries))
     record = encode_body(partition.partition_id, body)
     store.commit.check_room(CONTROL_RECORD_BYTES + len(record), own=True)
-    store.state.touch(partition)
+    store.state.mark_dirty(partition)
     undos = [
         parked.apply(change, at_ms=at_ms, acked=group.acked, token=fence)
         for change in changes_to_write
     ]
     undos.append(parked.set_next_tries(next_tries))
-    group.changing += 1
+    group.pending_park_changes += 1
     newly_acked = [
         range_
         for change in changes_to_write
@@ -66,21 +66,21 @@ def change_parked(
         for range_ in change.ranges
     ]
     if newly_acked:
-        group.changed()
+        group.mark_changed()
 
     def undo() -> None:
-        group.changing -= 1
+        group.pending_park_changes -= 1
         for undo_change in reversed(undos):
             undo_change()
         if newly_acked:
             group.acked = _remove_acked(group.acked, newly_acked)
-            group.changed()  # a durable CURSOR may count these messages as acked
+            group.mark_changed()  # a durable CURSOR may count these messages as acked
         # The group may need older messages than before.
         store.firsts.changed.add(partition.partition_id)
 
     def on_durable(_entry: Entry) -> None:
-        group.changing -= 1
-        group.kept = True
+        group.pending_park_changes -= 1
+        group.is_durable = True
 
     entry = Entry(
         record,

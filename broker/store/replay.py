@@ -42,7 +42,7 @@ from ...protocol.control import HostPartition
 from ...protocol.errors import CorruptLogError, DataFolderError, KeylaneError
 from ...protocol.limits import PRODUCERS_PER_PARTITION_MAX
 from ...protocol.record import HEADER_BYTES, Header, Kind
-from ..partition.image import Part, part_of
+from ..partition.image import ProducerRange, decode_partition_part
 from ..partition.partition import END_UNKNOWN, HostedPartition
 from ..partition.records import (
     WITHOUT_BODY,
@@ -122,11 +122,11 @@ class Replay:
         """Advance the partition's end to a record's base offset, marking offsets in between as
         lost.
         """
-        self._state.touch(partition)
+        self._state.mark_dirty(partition)
         if header.base_offset > partition.next_offset:
             hole = self._hole_position
             position = hole if 0 <= hole < header.position else header.position
-            self._state.lose(
+            self._state.add_lost_range(
                 partition, partition.next_offset, header.base_offset, position=position
             )
             partition.next_offset = partition.readable_offset = header.base_offset
@@ -142,7 +142,7 @@ class Replay:
         """Apply a PARTITION or STATE record."""
         try:
             if header.kind == Kind.STATE:
-                restored, part = part_of(header.partition_id, body)
+                restored, part = decode_partition_part(header.partition_id, body)
                 if known is not None:
                     self._restore(header, restored, known)
                 elif part.before:
@@ -162,7 +162,7 @@ class Replay:
             else:
                 known.check_same_facts(facts)
             if facts.times_from_ms > known.appended_at_ms:
-                self._state.touch(known)
+                self._state.mark_dirty(known)
                 known.appended_at_ms = facts.times_from_ms
         except KeylaneError as error:
             self._report_contradiction(header, error.message)
@@ -175,7 +175,7 @@ class Replay:
         self._state.orphans.pop(header.partition_id, None)
         self._complete.add(header.partition_id)
 
-    def _count_producers(self, header: Header, part: Part, count: int) -> None:
+    def _count_producers(self, header: Header, part: ProducerRange, count: int) -> None:
         """Count the producers of a partition that is restored from STATE records, and forget the
         count when all of them were read.
         """
@@ -192,7 +192,7 @@ class Replay:
             _merge_producers(restored, known, ordered=header.partition_id in self._producers_read)
         self._advance(known, header)
         for lost in restored.lost:
-            self._state.lose(known, lost.start, lost.end, position=lost.position)
+            self._state.add_lost_range(known, lost.start, lost.end, position=lost.position)
         known.fences_lost |= restored.fences_lost
         known.groups_told |= restored.groups_told
         for name, token in restored.forgotten.items():
@@ -220,7 +220,7 @@ class Replay:
     def _apply_control(self, header: Header, body: memoryview, partition: HostedPartition) -> None:
         """Apply a record of a known partition that is neither a batch nor its facts."""
         if header.kind == Kind.TOLD:
-            self._state.touch(partition)
+            self._state.mark_dirty(partition)
             partition.groups_told = True
             return
         try:
@@ -228,7 +228,7 @@ class Replay:
         except CorruptLogError as error:
             self._report_contradiction(header, error.message)
             return
-        self._state.touch(partition)
+        self._state.mark_dirty(partition)
         match control:
             case FenceBody():
                 self._apply_fence(partition, control)
@@ -252,7 +252,7 @@ class Replay:
         if group is None or fence.token > group.lock.fence:
             partition.apply_fence(fence)
             partition.groups[fence.group].durable_fence = fence.token
-            partition.groups[fence.group].kept = True
+            partition.groups[fence.group].is_durable = True
 
     # ── holes ─────────────────────────────────────────────────────────────────────────────────────
     def hole(self, hole: Hole) -> None:
@@ -287,7 +287,7 @@ class Replay:
         self._advance(partition, header)
         if header.base_offset == partition.next_offset:
             self._append(partition, header)
-        self._state.lose(
+        self._state.add_lost_range(
             partition, header.base_offset, header.next_offset, position=header.position
         )
 
@@ -300,14 +300,14 @@ class Replay:
             self._state.orphans.setdefault(header.partition_id, header.position)
         elif header.kind == Kind.FENCE:
             partition.fences_lost = True
-            self._state.touch(partition)
+            self._state.mark_dirty(partition)
             self._state.problem(
                 f"a fence of partition {header.partition_id} is lost: no consumer may acquire it"
             )
         elif header.kind == Kind.PARKED:
             # The parked messages may count as acked, so a consumer would silently skip them.
             partition.fences_lost = True
-            self._state.touch(partition)
+            self._state.mark_dirty(partition)
             self._state.problem(
                 f"the parked messages of partition {header.partition_id} are not known: no "
                 f"consumer may acquire it"
@@ -315,7 +315,7 @@ class Replay:
         elif header.kind == Kind.CURSOR:
             # It may be the only record of its group, so the metaserver must send the groups again.
             partition.groups_told = False
-            self._state.touch(partition)
+            self._state.mark_dirty(partition)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
     def finish(self) -> None:
@@ -327,25 +327,29 @@ class Replay:
         for partition_id in self._producers_read:
             partition = self._state.partitions[partition_id]
             position = max(self._hole_position, 0)
-            self._state.lose(partition, partition.next_offset, END_UNKNOWN, position=position)
+            self._state.add_lost_range(
+                partition, partition.next_offset, END_UNKNOWN, position=position
+            )
             self._state.problem(f"some producers of partition {partition_id} are lost")
         if self._unexplained is None:
             return
         for partition_id, partition in self._state.partitions.items():
             if partition_id not in self._complete and not partition.sealed:
                 position = self._unexplained.start
-                self._state.lose(partition, partition.next_offset, END_UNKNOWN, position=position)
+                self._state.add_lost_range(
+                    partition, partition.next_offset, END_UNKNOWN, position=position
+                )
             if partition.groups_told:
                 # A group's only record may be in the hole, so the metaserver must send the groups
                 # again.
                 partition.groups_told = False
-                self._state.touch(partition)
+                self._state.mark_dirty(partition)
             for name, group in partition.groups.items():
                 if (partition_id, name) not in self._known_fences:
                     # The fence of a newer owner may be in the hole, so do not trust the session of
                     # this token.
                     group.lock.session = ""
-                    self._state.touch(partition)
+                    self._state.mark_dirty(partition)
 
     def _report_contradiction(self, header: Header, reason: str) -> None:
         """Stop the partition of an intact record that contradicts the records before it."""
@@ -357,7 +361,7 @@ class Replay:
             self._state.orphans.setdefault(header.partition_id, header.position)
         else:
             partition.fences_lost = True
-            self._state.lose(
+            self._state.add_lost_range(
                 partition, partition.next_offset, END_UNKNOWN, position=header.position
             )
 
@@ -372,10 +376,10 @@ def _merge_producers(restored: HostedPartition, known: HostedPartition, *, order
     """
     for number, state in restored.producers.items():
         if ordered or known.producers.get(number) != state:
-            known.producers.take(number)
+            known.producers.remove_state(number)
             known.producers[number] = state
     while len(known.producers) > PRODUCERS_PER_PARTITION_MAX:
-        known.producers.forget()
+        known.producers.remove_oldest()
 
 
 _KINDS = frozenset(Kind)

@@ -117,9 +117,9 @@ class Snapshotter:
             chunks = await self._encode_chunks(table.ids() if full else list(dirty))
             state = self._state
             problems = [text for text in state.problems if text not in state.repaired_by_restart]
-            if state.dropped.too_many:
+            if state.dropped.needs_merge:
                 await self._merge_dropped()
-            dropped = [(body.ranges, body.subjects) for body in state.dropped.bodies()]
+            dropped = [(body.ranges, body.subjects) for body in state.dropped.record_bodies()]
             extra = Extra(dict(state.orphans), problems, retained, sorted(state.damaged), dropped)
             await self._commit.flushed()
             if self._commit.failures != failures:
@@ -147,12 +147,14 @@ class Snapshotter:
         beginning of this snapshot.
         """
         state = self._state
-        joining = state.dropped.joining()
+        range_merge = state.dropped.begin_merge()
         ids = state.partitions.ids()
         for first in range(0, len(ids), IDS_PER_SLICE):
-            joining.keep_apart(ids[first : first + IDS_PER_SLICE])
+            range_merge.keep_apart(ids[first : first + IDS_PER_SLICE])
             await asyncio.sleep(0)
-        state.dropped.join(joining, [*state.partitions.dirty, *state.orphans, *state.damaged])
+        state.dropped.merge_ranges(
+            range_merge, [*state.partitions.dirty, *state.orphans, *state.damaged]
+        )
 
     async def _encode_chunks(self, partition_ids: list[int]) -> list[bytes]:
         """Encode the images of partitions in slices, skipping partitions that no longer exist."""

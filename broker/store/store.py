@@ -33,7 +33,7 @@ from ...protocol.errors import (
 from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.record import HEADER_BYTES
 from ..partition.appends import Duplicate
-from ..partition.partition import Group, HostedPartition, validate_facts, without_volatile
+from ..partition.partition import Group, HostedPartition, strip_volatile_facts, validate_facts
 from ..partition.records import CursorBody, FenceBody, encode_body
 from ..partition.state import BrokerState, is_plausible_end
 from ..settings import BrokerSettings
@@ -254,7 +254,7 @@ class Store:
             )
         partition = self.state.partition(partition_id)
         self.commit.check_room(header.length, in_turn=in_turn)
-        self.state.touch(partition)
+        self.state.mark_dirty(partition)
         duplicate = partition.decide_append(header)
         if isinstance(duplicate, Duplicate):
             self.commit.when_flushed(on_done)
@@ -304,7 +304,7 @@ class Store:
                 or was dropped.
             BrokerReadOnlyError, OverloadedError: nothing was changed.
         """
-        facts = without_volatile(facts)
+        facts = strip_volatile_facts(facts)
         validate_facts(facts)
         partition_id: int = facts.partition.partition_id
         known = self.state.partitions.get(partition_id)
@@ -368,7 +368,7 @@ class Store:
                 subject,
                 ahead_ms // 1_000,
             )
-        self.state.touch(partition)
+        self.state.mark_dirty(partition)
         partition.appended_at_ms = from_ms
         entry = Entry(
             encode_body(partition_id, replace(partition.facts, times_from_ms=from_ms)),
@@ -389,7 +389,7 @@ class Store:
         if partition.sealed:
             return partition, self.commit.flushed()
         self.check_seal(partition)
-        self.state.touch(partition)
+        self.state.mark_dirty(partition)
         partition.sealed = True
 
         def on_durable(_entry: Entry) -> None:
@@ -420,7 +420,7 @@ class Store:
     ) -> asyncio.Future[None]:
         """Raise a group's fence after `decide_acquire`, and register the group if it is new."""
         self.commit.check_room(CONTROL_RECORD_BYTES, own=True)
-        self.state.touch(partition)
+        self.state.mark_dirty(partition)
         is_new = group.name not in partition.groups
         if is_new:
             self.firsts.changed.add(partition.partition_id)
@@ -434,7 +434,7 @@ class Store:
         def on_durable(_entry: Entry) -> None:
             self.traffic.fences += 1
             group.durable_fence = max(group.durable_fence, token)
-            group.kept = True
+            group.is_durable = True
 
         entry = Entry(
             encode_body(partition.partition_id, body),
@@ -453,7 +453,7 @@ class Store:
 
     def save_progress_then(self, partition: HostedPartition, group: Group, on_done: Ended) -> None:
         """Make a group's progress durable with the next commit, then call `on_done`."""
-        self.state.touch(partition)
+        self.state.mark_dirty(partition)
         self.commit.add_deferred(
             (partition.partition_id, group.name),
             partial(self._deferred_progress, partition, group),
@@ -491,8 +491,8 @@ class Store:
         version: int,
         _entry: Entry,
     ) -> None:
-        group.saved(body, version)
-        if partition.ended and group.lock.shared and group.drained(partition.next_offset):
+        group.record_saved(body, version)
+        if partition.ended and group.lock.is_shared and group.has_drained(partition.next_offset):
             # Pulls of other sessions are answered with the end of the partition.
             self._wake(partition.partition_id)
 
@@ -500,7 +500,7 @@ class Store:
         self, partition: HostedPartition, group: Group, *, undo: Callable[[], object]
     ) -> asyncio.Future[None]:
         """Write a group's current progress. `undo` is called if the write fails."""
-        self.state.touch(partition)
+        self.state.mark_dirty(partition)
         return self.commit.submit(self._progress_entry(partition, group, undo=undo))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────

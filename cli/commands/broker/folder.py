@@ -15,7 +15,7 @@ import typer
 
 from ....broker.offline.index_work import IndexReport, rebuild_index, switch_index, verify_indexes
 from ....broker.offline.inspection import inspect_folder, walk_log, walk_scheduled
-from ....broker.partition.image import partition_of
+from ....broker.partition.image import decode_partition
 from ....broker.partition.records import decode_body
 from ....broker.scheduled.records import Delivered, Place, Record, Taken, Waits, WaitsForSubject
 from ....broker.settings import INDEX_KINDS
@@ -240,7 +240,7 @@ def _record_fields(header: Header, body: memoryview, *, messages: bool) -> dict[
     elif header.kind == Kind.SEAL:
         record["end_offset"] = header.base_offset
     elif header.kind == Kind.STATE:
-        partition = partition_of(header.partition_id, body)
+        partition = decode_partition(header.partition_id, body)
         record |= {"subject": partition.facts.subject, "next_offset": partition.next_offset}
         record["groups"] = sorted(partition.groups)
         record["groups_told"] = partition.groups_told

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from keylane.broker.partition.image import image_of
+from keylane.broker.partition.image import encode_partition
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
 from keylane.broker.storage.reserve import Reserve
 from keylane.broker.store.group_commit import RETRY_FULL_MS
@@ -42,7 +42,7 @@ def images(store) -> dict[int, bytes]:
     taken = {}
     for number, partition in store.state.partitions.items():
         first, partition.first_offset = partition.first_offset, 0
-        taken[number] = image_of(partition)
+        taken[number] = encode_partition(partition)
         partition.first_offset = first
     return taken
 

@@ -304,7 +304,9 @@ def test_offset_runs_are_a_set(steps):
     runs, model = OffsetRuns(), set()
     for add, (start, end) in steps:
         asked = set(range(start, end))
-        there = {offset for low, high in runs.within(start, end) for offset in range(low, high)}
+        there = {
+            offset for low, high in runs.intersection(start, end) for offset in range(low, high)
+        }
         assert there == asked & model
         told = runs.add(start, end) if add else runs.remove(start, end)
         changed = asked - model if add else asked & model
@@ -317,8 +319,8 @@ def test_offset_runs_are_a_set(steps):
         assert edges == sorted(set(edges)), "runs that touch are one"
         assert (runs.messages, bool(runs)) == (len(model), bool(model))
         assert not model or runs.first == min(model)
-        again = OffsetRuns.from_packed(*runs.packed())
-        assert list(again) == list(runs) == list(runs.page(0, runs.runs))
+        again = OffsetRuns.from_packed(*runs.pack())
+        assert list(again) == list(runs) == list(runs.page(0, runs.run_count))
 
 
 @settings(max_examples=examples(80), deadline=None)
@@ -341,26 +343,26 @@ def test_failure_runs_tell_what_was_said_last_of_each_message(steps, coarse):
         mark = Mark(since_ms, 5, fault, next_ms)
         if add:
             present.add(start, end)
-            runs.put(start, end, mark, present)
+            runs.set_mark(start, end, mark, present)
             model |= dict.fromkeys(range(start, end), mark)
         else:
             present.remove(start, end)
-            runs.forget(start, end, present)
+            runs.clear_marks(start, end, present)
             model = {offset: known for offset, known in model.items() if not start <= offset < end}
         if place == coarse:
-            runs.coarsen()
+            runs.merge_oldest_runs()
             for offset, known in model.items():
-                told = runs.at(offset)
+                told = runs.mark_at(offset)
                 assert told == UNKNOWN or (told.fault, told.since_ms >= known.since_ms) == (
                     known.fault,
                     True,
                 )
                 model[offset] = told
-        assert {offset: runs.at(offset) for offset in model} == model
-        told = [part for low, high in present for part in runs.within(low, high)]
+        assert {offset: runs.mark_at(offset) for offset in model} == model
+        told = [part for low, high in present for part in runs.marks_in(low, high)]
         assert {o: mark for low, high, mark in told for o in range(low, high)} == model
         assert len(runs) <= 2 * len(model) + 1
         tries = [known.next_ms for known in model.values() if known.next_ms]
         assert runs.next_ms == min(tries, default=None)
-        again = FailureRuns.from_packed(runs.packed(), runs.end)
+        again = FailureRuns.from_packed(runs.pack(), runs.end)
         assert list(again.rows(0, 99)) == list(runs.rows(0, 99))

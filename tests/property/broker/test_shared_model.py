@@ -100,7 +100,7 @@ class SharedMachine(RuleBasedStateMachine):
         assert len(offsets) <= count_max
         assert bool(offsets) == bool(free)
         upto = offsets[0] + 1 + int(read_share * count_max * 2) if offsets else 0
-        kept = self.in_flight.trim(session, ranges, upto=upto)
+        kept = self.in_flight.free_from(session, ranges, upto=upto)
         assert [offset for start, end in kept for offset in range(start, end)] == [
             offset for offset in offsets if offset < upto
         ]
@@ -115,14 +115,14 @@ class SharedMachine(RuleBasedStateMachine):
         count=st.integers(1, 20),
         in_flight_ms=st.integers(1, 100),
     )
-    def hold(self, session: str, start: int, count: int, in_flight_ms: int) -> None:
+    def extend_deadlines(self, session: str, start: int, count: int, in_flight_ms: int) -> None:
         self.hear(session)
         held = [
             offset
             for offset in range(start, min(start + count, self.readable))
             if offset not in self.handled and self.with_whom.get(offset, (session, 0))[0] == session
         ]
-        self.in_flight.hold(
+        self.in_flight.extend_deadlines(
             self.acked,
             session,
             [(start, start + count)] if start + count <= self.readable else [],

@@ -124,7 +124,7 @@ def release_lowers_the_fence(patches: Patches) -> None:
         lock.released = True
         lock.fence = 0
 
-    patches.set(service, "release", release)
+    patches.set(service, "release_lock", release)
 
 
 def ack_before_fsync(patches: Patches) -> None:

@@ -115,7 +115,11 @@ async def test_messages_of_a_reset_parent_are_kept_until_its_child_needs_them_no
     reset = SetCursor(group="audit", token=3, cursor=40, kept_children=((0, 1024),))
     for _ in range(2):
         await set_cursor(desk.store, desk.store.state.partition(1), reset)
-        assert (len(desk.parked), desk.parked.frozen, desk.group.needed_from) == (0, False, 2)
+        assert (len(desk.parked), desk.parked.frozen, desk.group.first_needed_offset) == (
+            0,
+            False,
+            2,
+        )
     assert Parked.of_image(1, desk.parked.image()).lowest_own_offset() == 2
     told = Parked(1)
     for change in changes_to_rebuild(desk.parked):
@@ -123,14 +127,14 @@ async def test_messages_of_a_reset_parent_are_kept_until_its_child_needs_them_no
     assert told.offsets_for_children == desk.parked.offsets_for_children
     await desk.store.commit.close()
     desk = desk.again(snapshot=False)
-    assert desk.group.needed_from == 2
+    assert desk.group.first_needed_offset == 2
     at = logical_partition(b"a")
     with pytest.raises(FencedError):
         await desk.say(LeaveParked(1, "audit", at, at + 1, 2))
     await desk.say(LeaveParked(1, "audit", at, at + 1, 4))
-    assert desk.group.needed_from == 7
+    assert desk.group.first_needed_offset == 7
     await desk.say(LeaveParked(1, "audit", 0, at, 4))
-    assert desk.group.needed_from == 40
+    assert desk.group.first_needed_offset == 40
     assert not desk.parked.left_to_children
 
 
@@ -146,10 +150,10 @@ async def test_messages_of_a_reset_parent_are_not_kept_for_a_child_that_is_reset
     children = ((0, at), (at + 1, 1024))
     reset = SetCursor(group="audit", token=3, cursor=40, kept_children=children)
     await set_cursor(desk.store, desk.store.state.partition(1), reset)
-    assert desk.group.needed_from == 7
+    assert desk.group.first_needed_offset == 7
     again = SetCursor(group="audit", token=4, cursor=40)
     await set_cursor(desk.store, desk.store.state.partition(1), again)
-    assert desk.group.needed_from == 40
+    assert desk.group.first_needed_offset == 40
 
 
 async def frozen(desk: ParkedDesk) -> None:

@@ -48,7 +48,7 @@ def unreadable_parked_messages_are_given_up(patches: Patches) -> None:
 
 def acked_messages_need_no_segment(patches: Patches) -> None:
     """Retention looks at cursors alone: what is parked is acked."""
-    patches.set(Group, "needed_from", property(lambda self: self.acked.cursor))
+    patches.set(Group, "first_needed_offset", property(lambda self: self.acked.cursor))
 
 
 # ── messages that end their processes ─────────────────────────────────────────────────────────────

@@ -188,7 +188,7 @@ async def test_pull_lock_is_held_while_a_pull_waits(desk):
     group = desk.store.state.partition(1).groups["audit"]
     begin(desk, wait_ms=30_000)
     desk.clock.advance(20_000)
-    assert group.lock.holder(desk.clock.boot_ms()) == SESSION
+    assert group.lock.holder_at(desk.clock.boot_ms()) == SESSION
 
 
 async def test_pull_lock_ends_with_its_ttl_when_the_client_has_left(desk):
@@ -198,9 +198,9 @@ async def test_pull_lock_ends_with_its_ttl_when_the_client_has_left(desk):
     call.wait.cancel()
     await asyncio.sleep(0)
     desk.clock.advance(1_999)
-    assert group.lock.holder(desk.clock.boot_ms()) == SESSION
+    assert group.lock.holder_at(desk.clock.boot_ms()) == SESSION
     desk.clock.advance(1)
-    assert group.lock.holder(desk.clock.boot_ms()) is None
+    assert group.lock.holder_at(desk.clock.boot_ms()) is None
 
 
 @pytest.mark.parametrize("answers_max", [0, -1, PULL_ANSWERS_MAX + 1])
@@ -271,7 +271,7 @@ async def test_acks_leave_the_pull_lock_held_until_the_pull_ends(desk):
     await append(desk, 0)
     await desk.ack(1, (0, 2))
     desk.clock.advance(1_999)
-    assert group.lock.holder(desk.clock.boot_ms()) == SESSION
+    assert group.lock.holder_at(desk.clock.boot_ms()) == SESSION
 
 
 async def test_pull_has_one_timer_and_one_future_however_many_parts_it_gives(desk):

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from keylane.broker.partition import failure_runs, parked_key
-from keylane.broker.partition.failure_runs import UNKNOWN, FailureRuns, Faults, Mark
+from keylane.broker.partition.failure_runs import UNKNOWN, FailureRuns, FaultTable, Mark
 from keylane.broker.partition.offset_runs import OffsetRuns
 from keylane.broker.partition.park_views import (
     build_adoption_page,
@@ -211,9 +211,9 @@ def test_texts_of_the_oldest_failures_are_dropped_when_too_many_differ(
 
 def test_faults_that_nothing_is_said_of_are_forgotten(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(failure_runs, "FAULT_CHARS_MAX", 399)
-    faults = Faults()
+    faults = FaultTable()
     numbers = [faults.intern(Fault("E", f"{place:099d}", "", 1)) for place in range(4)]
-    assert faults.too_many
+    assert faults.is_over_limit
     assert faults.prune({numbers[3]}) == {}
     assert faults.get(numbers[0]) is None
     assert faults.get(numbers[3]) is not None
@@ -238,12 +238,12 @@ def test_key_says_nothing_of_a_late_message_between_others():
 def test_row_at_the_front_leaves_with_its_messages():
     runs, present = FailureRuns(), OffsetRuns([(0, 3_000)])
     for offset in range(3_000):
-        runs.put(offset, offset + 1, Mark(offset + 1, 0, 1))
+        runs.set_mark(offset, offset + 1, Mark(offset + 1, 0, 1))
     for offset in range(2_990):
         present.remove(offset, offset + 1)
-        runs.forget(offset, offset + 1, present)
+        runs.clear_marks(offset, offset + 1, present)
     assert len(runs) <= 11
-    assert [mark.since_ms for *_, mark in runs.within(2_990, 3_000)] == list(range(2_991, 3_001))
+    assert [mark.since_ms for *_, mark in runs.marks_in(2_990, 3_000)] == list(range(2_991, 3_001))
 
 
 MANY = """

@@ -12,7 +12,7 @@ def ended(*pulled_to: int) -> Suspects:
     """Owners have pulled so far, and ended without a release."""
     suspects = Suspects()
     for upto in pulled_to:
-        suspects.pulled(upto)
+        suspects.record_pull(upto)
         assert not suspects.on_new_owner(released=False)
     return suspects
 
@@ -23,8 +23,8 @@ def test_pulled_messages_are_suspects_when_two_owners_ended_without_a_release():
     """
     suspects = ended(20)
     assert suspects.upto == 0
-    suspects.pulled(30)
-    suspects.pulled(10)
+    suspects.record_pull(30)
+    suspects.record_pull(10)
     assert suspects.upto == 0, "while it lives"
     suspects.on_new_owner(released=False)
     assert suspects.upto == 20
@@ -34,7 +34,7 @@ def test_suspects_are_what_both_owners_had():
     """What only one of them pulled is suspected once the other has ended with it, too."""
     suspects = ended(20, 5)
     assert suspects.upto == 5
-    suspects.pulled(30)
+    suspects.record_pull(30)
     suspects.on_new_owner(released=False)
     assert suspects.upto == 20
 
@@ -65,7 +65,7 @@ def test_release_ends_every_suspicion(begun: list[tuple[int, int]]):
     suspects.begun = dict(begun)
     assert suspects.on_new_owner(released=True) is bool(begun)
     assert (suspects.upto, suspects.unacked(AckedOffsets())) == (0, [])
-    suspects.pulled(20)
+    suspects.record_pull(20)
     suspects.on_new_owner(released=False)
     assert suspects.upto == 0, "the next end is a first one"
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from keylane.broker.partition.damage import damage_of
+from keylane.broker.partition.damage import describe_damage
 from keylane.broker.retention.loop import RetentionLoop
 from keylane.broker.service import BrokerService
 from keylane.broker.storage.files import RealFiles
@@ -399,7 +399,7 @@ async def test_segment_whose_removal_fails_goes_before_any_later_one(path_of):
     for name in house.disk.list("snapshot"):
         house.disk.remove(f"snapshot/{name}")
     house.open()
-    assert damage_of(house.store.state) == []
+    assert describe_damage(house.store.state) == []
     await house.agrees()
     await house.desk.append(batch(sequence=200))
 

@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from keylane.broker.control import BrokerControl
-from keylane.broker.partition.image import image_of
+from keylane.broker.partition.image import encode_partition
 from keylane.broker.partition.state import AHEAD_MS_MAX
 from keylane.broker.storage.log.log_reader import segment_headers
 from keylane.broker.store.store import CLOCK_LAG_WARN_MS
@@ -76,11 +76,11 @@ async def test_times_begin_where_they_were_told_when_the_broker_has_restarted(sn
     await control_of(desk).host(child(from_ms), {})
     if snapshot:
         assert await desk.store.snapshotter.write()
-    image = image_of(desk.store.state.partition(2))
+    image = encode_partition(desk.store.state.partition(2))
     again = house_of(disk)
     assert not again.store.state.problems
     assert again.store.state.partition(2).facts == desk.store.state.partition(2).facts
-    assert image_of(again.store.state.partition(2)) == image
+    assert encode_partition(again.store.state.partition(2)) == image
     assert await first_ms(again) == from_ms
 
 

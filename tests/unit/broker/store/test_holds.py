@@ -8,7 +8,11 @@ import random
 
 import pytest
 
-from keylane.broker.partition.image import image_of, images_of_parts, partition_of
+from keylane.broker.partition.image import (
+    decode_partition,
+    encode_partition,
+    encode_partition_parts,
+)
 from keylane.broker.retention.loop import RetentionLoop
 from keylane.broker.store.group_changes import drop_partition, know_groups
 from keylane.protocol.control import DropPartition, Retention
@@ -196,14 +200,17 @@ async def test_hold_is_set_while_messages_are_refused():
 async def test_image_has_holds_and_an_image_without_them_keeps_its_bytes():
     house = HoldingBroker()
     await house.fill(2)
-    before = image_of(house.partition)
+    before = encode_partition(house.partition)
     await house.hold(start=1)
-    held = image_of(house.partition)
-    assert partition_of(1, held).holds == house.partition.holds
-    parts = [partition_of(1, part) for part in images_of_parts(house.partition, together=1)]
+    held = encode_partition(house.partition)
+    assert decode_partition(1, held).holds == house.partition.holds
+    parts = [
+        decode_partition(1, part)
+        for part in encode_partition_parts(house.partition, producers_max=1)
+    ]
     assert all(part.holds == house.partition.holds for part in parts)
     await house.hold(ttl_ms=0)
-    assert image_of(house.partition) == before
+    assert encode_partition(house.partition) == before
 
 
 async def test_dropped_partition_leaves_nothing_of_its_holds():

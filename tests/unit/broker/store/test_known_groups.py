@@ -11,7 +11,7 @@ import random
 import pytest
 
 from keylane.broker.control import BrokerControl
-from keylane.broker.partition.image import image_of, partition_of
+from keylane.broker.partition.image import decode_partition, encode_partition
 from keylane.broker.retention.loop import RetentionLoop
 from keylane.broker.store.group_changes import forget_group, know_groups
 from keylane.broker.store.store import Store
@@ -163,7 +163,7 @@ async def test_mark_is_in_images_and_in_records_written_again():
     """Snapshots and the STATE record that stands for removed segments have it."""
     house = GatedBroker()
     await house.host(groups=())
-    assert partition_of(1, image_of(house.partition())).groups_told
+    assert decode_partition(1, encode_partition(house.partition())).groups_told
     await house.fill()
     assert await house.cleaning.check() > 0
     for name in house.disk.list("snapshot"):
@@ -342,7 +342,7 @@ async def test_older_log_counts_as_never_told():
     await store.close()
     again = open_store(disk, clock=clock)
     assert not again.state.partition(1).groups_told
-    assert not partition_of(1, image_of(again.state.partition(1))).groups_told
+    assert not decode_partition(1, encode_partition(again.state.partition(1))).groups_told
 
 
 @pytest.mark.parametrize("kind", [Acquire, AcquireShared])

@@ -173,7 +173,7 @@ async def test_failed_write_takes_parked_and_acked_back(trouble: str):
     }
     desk.disk.fail, desk.disk.room = "", 1 << 40
     assert desk.state() == before
-    assert not desk.group.changing
+    assert not desk.group.pending_park_changes
     assert 1 in desk.store.firsts.changed
     if trouble == "full":
         desk.clock.advance(2_000)
@@ -414,11 +414,11 @@ async def test_retention_keeps_the_messages_that_are_parked():
     desk = await ParkedDesk(SimDisk()).fill()
     await desk.change(Park(b"k", ((12, 13),), FAILURE), Park(b"l", ((25, 26),), FAILURE))
     await desk.ack(1, (0, 40))
-    assert (desk.group.acked.cursor, desk.group.needed_from) == (40, 12)
+    assert (desk.group.acked.cursor, desk.group.first_needed_offset) == (40, 12)
     await desk.change(Unpark(b"k", 1, ((12, 13),)))
-    assert desk.group.needed_from == 25
+    assert desk.group.first_needed_offset == 25
     await desk.change(Unpark(b"l", 1, ((25, 26),)))
-    assert desk.group.needed_from == 40
+    assert desk.group.first_needed_offset == 40
 
 
 def test_lost_record_of_parked_messages_lets_no_owner_in():
@@ -443,7 +443,7 @@ def test_lost_record_of_parked_messages_comes_back_from_the_trail():
     told.hole(traced((record, True)))
     told.replay.finish()
     group = told.state.partition(1).groups["audit"]
-    assert (group.parked.messages, group.acked.cursor, group.kept) == (1, 1, True)
+    assert (group.parked.messages, group.acked.cursor, group.is_durable) == (1, 1, True)
     told.state.partition(1).check_fences_known()
 
 

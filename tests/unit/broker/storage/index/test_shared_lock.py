@@ -1,5 +1,5 @@
-"""Threads share the lock, or one thread holds it exclusively; a thread that waits for that keeps newer
-ones out.
+"""Threads share the lock, or one thread holds it exclusively; a thread that waits for that keeps
+newer ones out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LockTaker:
 
 def test_threads_share_the_lock():
     lock = SharedLock()
-    visitors = [LockTaker(lock.shared), LockTaker(lock.shared)]
+    visitors = [LockTaker(lock.is_shared), LockTaker(lock.is_shared)]
     assert all(visitor.inside.wait(END_S) for visitor in visitors)
     for visitor in visitors:
         visitor.leave()
@@ -63,11 +63,11 @@ def test_thread_waits_when_it_or_another_is_exclusive(first: str, second: str):
 
 def test_new_thread_is_kept_out_when_another_waits_to_be_exclusive():
     lock = SharedLock()
-    reader = LockTaker(lock.shared)
+    reader = LockTaker(lock.is_shared)
     assert reader.inside.wait(END_S)
     writer = LockTaker(lock.exclusive)
     assert not writer.inside.wait(QUIET_S)
-    newer = LockTaker(lock.shared)
+    newer = LockTaker(lock.is_shared)
     assert not newer.inside.wait(QUIET_S)
     reader.leave()
     writer.leave()
@@ -76,7 +76,7 @@ def test_new_thread_is_kept_out_when_another_waits_to_be_exclusive():
 
 def test_lock_is_free_when_its_thread_has_failed():
     lock = SharedLock()
-    for enter in (lock.shared, lock.exclusive):
+    for enter in (lock.is_shared, lock.exclusive):
         with pytest.raises(ValueError, match="failed"), enter():
             raise ValueError("failed")
     LockTaker(lock.exclusive).leave()
