@@ -58,14 +58,14 @@ from .storage.data_folder import (
     Opening,
     begin_opening,
     claim_folder,
-    note_heard,
     read_operators,
+    record_heard,
     save_operators,
 )
 from .storage.fail_points import make_files
 from .storage.files import Files, is_locked, restrict_permissions
 from .storage.kernel_syncs import KernelSyncs
-from .store.group_changes import forget_told, refuse_old_tokens
+from .store.group_changes import mark_groups_incomplete, refuse_old_tokens
 from .store.group_commit import RunBlocking
 from .store.quick_sync import KernelQuickSync, QuickSync
 from .store.store import Store
@@ -278,8 +278,8 @@ async def serving_broker(
             report,
             rng=rng,
             clock=clock,
-            on_accepted=lambda: pools.background(note_heard, files, opened.opening),
-            on_missed=lambda: forget_told(store),
+            on_accepted=lambda: pools.background(record_heard, files, opened.opening),
+            on_missed=lambda: mark_groups_incomplete(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
             on_access=lambda news: None if guarding is None else guarding.judge.update_news(news),
         )
@@ -503,7 +503,7 @@ def _report(
 ) -> BrokerHeartbeat:
     """Return the broker's report. Omit earlier openings if the last report was accepted."""
     identity, store, opening, _ = opened
-    reason = store.commit.reason
+    reason = store.commit.refusal_reason
     return BrokerHeartbeat(
         broker_group=identity.broker_group,
         broker_id=identity.broker_id,
@@ -511,7 +511,7 @@ def _report(
         writable=not reason,
         problem=reason[:SHORT_TEXT_CHARS_MAX],
         opening=opening.opening,
-        opened_after=() if is_accepted else opening.before,
+        opened_after=() if is_accepted else opening.earlier,
         log_end=store.log.end,
         hosted=len(store.state.partitions),
         highest_id=max(store.state.partitions.ids(), default=0),

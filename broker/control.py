@@ -49,7 +49,7 @@ from ..rpc.server import ControlRoute, Params, whole_number
 from .folder_ownership import FolderOwnership, check_folder_ownership
 from .partition.damage import describe_damage
 from .partition.partition import HostedPartition
-from .store.group_changes import drop_partition, forget_group, know_groups, set_cursor
+from .store.group_changes import drop_partition, forget_group, register_groups_at, set_cursor
 from .store.store import DURABLE, Store
 
 SEARCHES_MAX = 5
@@ -76,7 +76,7 @@ async def bounds_of(
         CorruptLogError: the index of the partition is damaged.
     """
     offsets = [await _first_at(store, partition, at_ms) for at_ms in request.at_ms]
-    head = await store.head(partition)
+    head = await store.first_unit(partition)
     end = partition.readable_offset
     groups = (partition.groups.get(group) for group in request.groups)
     return PartitionBounds(
@@ -188,7 +188,7 @@ class BrokerControl:
         if body.times_from_ms:
             durable = self._store.begin_times(partition, body.times_from_ms)
         if body.groups is not None:
-            durable = know_groups(
+            durable = register_groups_at(
                 self._store, partition, body.groups, complete=True, tokens_above=body.tokens_above
             )
         await durable
@@ -230,7 +230,7 @@ class BrokerControl:
         return replace(
             status,
             unsealable=_seal_problem(self._store, partition),
-            holds=self._store.holds.views(partition),
+            holds=self._store.holds.list_views(partition),
         )
 
     async def find_offset(self, _body: object, params: Params) -> FoundOffset:
@@ -320,8 +320,8 @@ class BrokerControl:
         return ToldGroups(not_told=tuple(failed))
 
     def _register(self, partition_id: int, know: KnowGroups) -> asyncio.Future[None]:
-        """Register groups with `know_groups`, or raise PartitionUnknownError."""
-        return know_groups(
+        """Register groups with `register_groups_at`, or raise PartitionUnknownError."""
+        return register_groups_at(
             self._store,
             self._store.state.partition(partition_id),
             know.groups,
@@ -343,8 +343,8 @@ class BrokerControl:
         """Set, renew or end a job's hold, durably."""
         await check_folder_ownership(self._folder_ownership)
         partition = self._store.state.partition(partition_id_of(params))
-        await self._store.holds.set(partition, body)
-        return self._store.holds.answer(partition)
+        await self._store.holds.apply_request(partition, body)
+        return self._store.holds.build_reply(partition)
 
     async def drop(self, body: DropPartition, params: Params) -> Done:
         """Drop a partition of a deleted subject, durably. A repeated call changes nothing."""
@@ -368,7 +368,7 @@ class BrokerControl:
         """Return the health. A broker is ready if it accepts writes, and the metaserver does not
         refuse it.
         """
-        read_only = self._store.commit.reason
+        read_only = self._store.commit.refusal_reason
         refusal = self._refusal()
         reason = read_only or (refusal and f"the metaserver refuses this broker: {refusal}")
         snapshot_problem = self._store.snapshotter.problem

@@ -171,7 +171,7 @@ class BrokerMetrics:
     def _traffic(self) -> Iterable[Metric]:
         traffic = self._store.traffic
         yield from self._flows("stored", "became durable", traffic.stored)
-        yield from self._flows("handed", "went to consumers and readers", traffic.handed)
+        yield from self._flows("handed", "went to consumers and readers", traffic.delivered)
         yield histogram(
             "keylane_broker_append_seconds", "From an append's arrival to its ack.", traffic.appends
         )
@@ -198,7 +198,7 @@ class BrokerMetrics:
         store = self._store
         commit = store.commit
         yield gauge(
-            "keylane_broker_writable", "1 if messages are taken.", 0 if commit.reason else 1
+            "keylane_broker_writable", "1 if messages are taken.", 0 if commit.refusal_reason else 1
         )
         yield gauge("keylane_broker_partitions", "Hosted partitions.", len(store.state.partitions))
         yield gauge(
@@ -266,7 +266,7 @@ async def expire_series(store: Store, *, now_ms: int) -> None:
     """Remove the series of subjects whose last partition was dropped `traffic.SERIES_KEPT_MS` ago.
     Yields to other tasks between partitions.
     """
-    due = store.traffic.due(now_ms)
+    due = store.traffic.due_subjects(now_ms)
     if not due:
         return
     hosted: set[str] = set()
@@ -277,4 +277,4 @@ async def expire_series(store: Store, *, now_ms: int) -> None:
             if partition is not None:
                 hosted.add(partition.facts.subject)
         await asyncio.sleep(0)
-    store.traffic.free(due, hosted)
+    store.traffic.remove_series(due, hosted)

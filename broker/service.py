@@ -71,8 +71,8 @@ from .partition.pull_lock import (
     grant_lock,
     release_lock,
 )
-from .store.group_changes import check_told
-from .store.group_commit import Ended
+from .store.group_changes import check_registered
+from .store.group_commit import DoneCallback
 from .store.store import DURABLE, Store
 
 FrameHandler = Callable[[Any, memoryview], Awaitable[Handled]]
@@ -162,7 +162,7 @@ class BrokerService:
     def _begin_append(
         self, request: Append, payload: memoryview, call: PromptCall, began_ns: int
     ) -> bool:
-        if not self._store.commit.takes_now(len(payload)):
+        if not self._store.commit.has_room_now(len(payload)):
             return False
         if self._unpack_checks.waits(request.partition_id, payload):
             return False
@@ -172,7 +172,7 @@ class BrokerService:
     async def _append(self, request: Append, payload: memoryview) -> Handled:
         call, began_ns = AwaitedCall(self.handle), self._boot_ns()
         unpacks = await self._unpack_checks.wait(request.partition_id, payload)
-        async with self._store.commit.turn(len(payload)):
+        async with self._store.commit.admission(len(payload)):
             self._append_batch(request, payload, call, began_ns, unpacks=unpacks)
         return await call.answered()
 
@@ -198,7 +198,7 @@ class BrokerService:
             call.answer(Appended(base_offset, DURABLE, duplicate))
 
         base_offset, duplicate = store.append(
-            request.partition_id, payload, on_durable, in_turn=True, unpacks=unpacks
+            request.partition_id, payload, on_durable, is_admitted=True, unpacks=unpacks
         )
 
     async def _acquire(self, request: Acquire | AcquireShared, _payload: memoryview) -> Handled:
@@ -207,14 +207,14 @@ class BrokerService:
         token, session = request.token, SHARED if shared else request.session
         partition = self._store.state.partition(request.partition_id)
         partition.check_fences_known()
-        self._store.firsts.rise(request.partition_id)
+        self._store.first_offsets.raise_pending(request.partition_id)
         group = partition.group_for_acquire(request.group)
         if partition.forgotten:
             partition.check_not_forgotten(request.group, token)
         if 0 < token <= self._store.fence_floor:
             raise FencedError(token=token, current_token=self._store.fence_floor)
         if request.group not in partition.groups:
-            check_told(partition, request.group)
+            check_registered(partition, request.group)
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
             # What sessions of a shared group had in flight is no evidence once the group is
             # exclusive: none of those sessions was the only owner.
@@ -225,7 +225,7 @@ class BrokerService:
             if group.suspects.on_new_owner(released=was_released):
                 group.mark_changed()
         else:
-            durable = self._store.commit.flushed()
+            durable = self._store.commit.wait_flushed()
         group.ack_removed(partition.first_offset)
         grant_lock(group.lock, ttl_ms=request.ttl_ms, now_ms=self._clock.boot_ms())
         answer = Acquired(
@@ -388,7 +388,7 @@ class BrokerService:
             raise OverloadedError(f"more than {ACK_RANGES_MAX} ranges in one ack")
         if ranges:
             decide_ack(group.acked, ranges, next_offset=partition.readable_offset)
-            self._store.commit.check_room(0, own=True)
+            self._store.commit.check_room(0, is_control=True)
             if apply_ack(group.acked, ranges):
                 group.mark_changed()
             if group.lock.session == SHARED:
@@ -397,14 +397,14 @@ class BrokerService:
                     self._waiting.wake(partition.partition_id)
         if request.failed:
             check_failed(request, partition)
-            self._store.commit.check_room(0, own=True)
+            self._store.commit.check_room(0, is_control=True)
             group.record_failures(request.failed)
         if request.failing is not None:
             check_failing(request.failing, partition)
             group.set_failing(request.failing)
         if request.begun:
             check_begun(request, partition)
-            self._store.commit.check_room(0, own=True)
+            self._store.commit.check_room(0, is_control=True)
             group.begin_suspects(request.begun)
         if request.held and group.lock.session == SHARED:
             group.current_in_flight().extend_deadlines(
@@ -416,7 +416,7 @@ class BrokerService:
             )
         return group.acked.cursor, partition, group
 
-    def _save_then(self, partition: HostedPartition, group: Group, on_saved: Ended) -> bool:
+    def _save_then(self, partition: HostedPartition, group: Group, on_saved: DoneCallback) -> bool:
         """
         Save a group's progress if it has changed since it was durable, and call `on_saved` then.
 
@@ -429,7 +429,7 @@ class BrokerService:
         """
         if not group.has_unsaved_progress:
             return False
-        self._store.commit.check_room(0, own=True)
+        self._store.commit.check_room(0, is_control=True)
         self._store.save_progress_then(partition, group, on_saved)
         return True
 
@@ -437,7 +437,9 @@ class BrokerService:
         """Save like `_save_then`, but return a future instead of taking a callback; None if the
         progress is already durable.
         """
-        durable, saves = self._store.commit.waited_for(partial(self._save_then, partition, group))
+        durable, saves = self._store.commit.call_with_future(
+            partial(self._save_then, partition, group)
+        )
         return durable if saves else None
 
     def _check_owner(self, request: OwnersRequest) -> tuple[HostedPartition, Group]:

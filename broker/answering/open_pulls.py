@@ -237,7 +237,7 @@ class OpenPull:
         if end < partition.readable_offset:
             if request.tags:
                 return False
-            pieces, end = pulls.store.cached(partition, end, bytes_max=bytes_max)
+            pieces, end = pulls.store.read_cached(partition, end, bytes_max=bytes_max)
             if not pieces or not call.reserve_bytes(bytes_max):
                 return False
             data = b"".join(pieces)

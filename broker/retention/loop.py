@@ -40,7 +40,7 @@ from ..folder_ownership import FolderOwnership
 from ..partition.partition import HostedPartition
 from ..settings import BrokerSettings
 from ..storage.files import Files
-from ..storage.log.log_reader import segment_headers
+from ..storage.log.log_reader import read_segment_headers
 from ..storage.reserve import Reserve
 from ..store.group_commit import RunBlocking
 from ..store.store import Store
@@ -117,7 +117,7 @@ class RetentionLoop:
         self._folder_ownership = folder_ownership
         self._queues = store.queues
         self._files = files
-        self._firsts = store.firsts
+        self._first_offsets = store.first_offsets
         self._reserve = Reserve(files)
         self._forgotten = store.log.first_position
         """The log position below which the index has forgotten all batches."""
@@ -251,7 +251,7 @@ class RetentionLoop:
         if not begins_segment(oldest_ms, self._limits, segments=segments, now_ms=now_ms):
             return False
         try:
-            await self._store.commit.roll()
+            await self._store.commit.begin_segment()
         except (StorageError, BrokerReadOnlyError) as error:
             log.warning("retention: cannot begin a new segment: %s", error.message)
             return False
@@ -264,7 +264,7 @@ class RetentionLoop:
     async def _remove_due(self, disk: DiskUse, segments: list[SealedSegment]) -> int:
         """Remove the segments that the policy wants to remove and that nobody needs."""
         if self._store.log.has_undeleted:
-            await self._run_commit(self._store.log.finish_drop)
+            await self._run_commit(self._store.log.delete_leftovers)
         end = self._store.log.end
         now_ms = self._wall_clock.now_ms()
         wanted = wanted_position(segments, self._limits, disk, end=end, now_ms=now_ms)
@@ -291,7 +291,7 @@ class RetentionLoop:
 
     async def _remove(self, segments: list[SealedSegment], wanted: int, disk: DiskUse) -> int:
         """Remove the segments below `wanted` that nobody needs, and return their number."""
-        self._firsts.changed.clear()
+        self._first_offsets.changed.clear()
         self._untold = []
         self._hidden = {}
         self._held = []
@@ -305,7 +305,7 @@ class RetentionLoop:
             allowed = await self._decide(segments, allowed)
             await self._raise_first_offsets()
             await self._save_counts()
-            removed = await self._store.carry_over.drop(allowed)
+            removed = await self._store.carry_over.remove_segments(allowed)
         finally:
             self._refuse(reason_to_refuse(await self._run_read(self._disk)))
         log.info("removed the log up to position %d", self._store.log.first_position)
@@ -334,24 +334,24 @@ class RetentionLoop:
         """
         carry_over = self._store.carry_over
         try:
-            await carry_over.prepare(position)
+            await carry_over.rewrite_described(position)
         except (StorageError, BrokerReadOnlyError):
             if not await self._run_read(self._reserve.release):
                 raise
             # The reserve's space is for the records that must precede the removal, not for
             # messages.
             self._refuse(reason_to_refuse(disk) or "the disk is full")
-            await carry_over.prepare(position)
+            await carry_over.rewrite_described(position)
 
     async def _save_counts(self) -> None:
         """Make the counts of messages removed unread durable, then log them once per group."""
         try:
-            await self._firsts.flush()
+            await self._first_offsets.flush()
         except (StorageError, BrokerReadOnlyError):
             if not await self._run_read(self._reserve.release):
                 raise
-            await self._firsts.flush()
-        removed, self._firsts.removed = self._firsts.removed, {}
+            await self._first_offsets.flush()
+        removed, self._first_offsets.removed = self._first_offsets.removed, {}
         for (subject, group), (messages, partitions) in sorted(removed.items()):
             log.warning(
                 "retention removes %s of %s that group %s has not read, in %s",
@@ -365,7 +365,7 @@ class RetentionLoop:
         """Decide the position up to which segments are removed, taking into account groups that
         joined meanwhile, and set the pending first offsets.
         """
-        firsts = self._firsts
+        firsts = self._first_offsets
         pending = await self._first_offsets_at(position)
         while changed := firsts.changed:
             firsts.changed = set()
@@ -427,7 +427,7 @@ class RetentionLoop:
         reads_all = end is not None and end - base <= READ_BYTES_MAX
         if times.is_complete or (times.first_ms is not None and not reads_all):
             return times
-        headers = segment_headers(self._files, base, start=times.next_position)
+        headers = read_segment_headers(self._files, base, start=times.next_position)
         for header in islice(headers, HEADERS_MAX):
             times.next_position = header.position + header.length
             if header.kind == Kind.MESSAGES:
@@ -501,7 +501,7 @@ class RetentionLoop:
     def _needed_from(self, partition: HostedPartition) -> int:
         """Return a partition's first offset that a group needs or a job holds."""
         needed = self._needed_by_groups(partition)
-        held = self._store.holds.needed_from(partition)
+        held = self._store.holds.first_held_offset(partition)
         return needed if held is None else min(needed, max(held, partition.first_offset))
 
     def _needed_by_groups(self, partition: HostedPartition) -> int:
@@ -535,10 +535,10 @@ class RetentionLoop:
 
     # ── removing ──────────────────────────────────────────────────────────────────────────────────
     async def _raise_first_offsets(self) -> None:
-        partition_ids = list(self._firsts.pending)
+        partition_ids = list(self._first_offsets.pending)
         for start in range(0, len(partition_ids), SLICE):
             for partition_id in partition_ids[start : start + SLICE]:
-                self._firsts.rise(partition_id)
+                self._first_offsets.raise_pending(partition_id)
             await asyncio.sleep(0)
 
     async def _forget(self) -> None:

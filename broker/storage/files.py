@@ -110,7 +110,7 @@ class Files(Protocol):
         """Create a folder, durably, unless it exists."""
         ...
 
-    def outside(self, path: str) -> str:
+    def real_path(self, path: str) -> str:
         """Return the path in the file system, for a library that does its own I/O. Raises
         StorageError if there is none.
         """
@@ -349,8 +349,8 @@ class RealFiles:
         folder = self._path(path)
         return DataFolderError(f"{folder} is not a folder", path=folder)
 
-    def outside(self, path: str) -> str:
-        """See `Files.outside`."""
+    def real_path(self, path: str) -> str:
+        """See `Files.real_path`."""
         return self._path(path)
 
     def list(self, path: str = "") -> list[str]:

@@ -132,7 +132,7 @@ class Snapshots:
         Raises:
             DataFolderError: a newer broker wrote a snapshot.
         """
-        numbers = self._numbers()
+        numbers = self._list_numbers()
         self._next = max(numbers, default=0) + 1
         headers = {number: self._read_header(number) for number in numbers}
         self._kinds = {
@@ -172,7 +172,7 @@ class Snapshots:
             loaded = snapshot
         return loaded
 
-    def _numbers(self) -> list[int]:
+    def _list_numbers(self) -> list[int]:
         return file_numbers(self._files.list(FOLDER), digits=10, suffix=SUFFIX)
 
     def _read_header(self, number: int) -> tuple[int, ...] | None:
@@ -254,7 +254,7 @@ class Snapshots:
         """Remove all snapshots before the second newest full one."""
         full = sorted(number for number, kind in self._kinds.items() if kind == FULL)
         first_kept = full[-2] if len(full) > 1 else full[-1]
-        for number in self._numbers():
+        for number in self._list_numbers():
             if number < first_kept:
                 self._kinds.pop(number, None)
                 self._files.remove(_path(number))

@@ -26,7 +26,7 @@ from ..partition.records import DroppedBody, FenceBody, ParkedBody, encode_body
 from ..partition.state import BrokerState
 from ..storage.files import Files
 from ..storage.log.commit_log import CommitLog
-from ..storage.log.log_reader import partitions_described
+from ..storage.log.log_reader import list_described_partitions
 from .group_commit import Entry, GroupCommit, RunBlocking
 from .snapshotter import Snapshotter
 
@@ -69,7 +69,7 @@ class CarryOver:
         self._run_read = run_read
         self._run_commit = run_commit
 
-    async def prepare(self, position: int) -> None:
+    async def rewrite_described(self, position: int) -> None:
         """
         Rewrite, durably, the partitions that segments below `position` describe.
 
@@ -98,9 +98,9 @@ class CarryOver:
         if self._snapshotter.position < position and not await self._snapshotter.write():
             raise StorageError(f"no snapshot: {self._snapshotter.problem}")
 
-    async def drop(self, position: int) -> int:
+    async def remove_segments(self, position: int) -> int:
         """
-        Remove the segments below `position`, for which `prepare` was called.
+        Remove the segments below `position`, for which `rewrite_described` was called.
 
         Before this call, all first offsets must have been raised above `position`. The active
         segment must not be among the removed ones.
@@ -114,20 +114,24 @@ class CarryOver:
             removed += 1
         return removed
 
-    async def drop_first_segment(self) -> int:
-        """Call `prepare` and `drop` for the oldest segment. Return the log's new first position."""
+    async def remove_oldest_segment(self) -> int:
+        """Call `rewrite_described` and `remove_segments` for the oldest segment. Return the log's
+        new first position.
+        """
         next_base = self._log.bases[1]
-        await self.prepare(next_base)
-        await self.drop(next_base)
+        await self.rewrite_described(next_base)
+        await self.remove_segments(next_base)
         return self._log.first_position
 
-    def _find_described(self, bases: list[int]) -> list[int] | None:
+    def _find_described(self, segment_bases: list[int]) -> list[int] | None:
         """Return the ids of the partitions that segments describe, or None if damage may hide
         some.
         """
         described: set[int] = set()
-        for base in bases:
-            segment_ids = partitions_described(self._files, base, end=self._log.segment_end(base))
+        for base in segment_bases:
+            segment_ids = list_described_partitions(
+                self._files, base, end=self._log.segment_end(base)
+            )
             if segment_ids is None:
                 return None
             described |= segment_ids
@@ -137,7 +141,7 @@ class CarryOver:
         """Return the records of a partition's state. They must be queued before anything else is
         decided about the partition.
         """
-        self._commit.check_room(0, own=True)
+        self._commit.check_room(0, is_control=True)
         image = encode_partition(partition)
         if len(image) <= STATE_BYTES_MAX:
             return [_state_record(partition, image)]

@@ -83,7 +83,7 @@ from .parking import change_parked
 from .store import CONTROL_RECORD_BYTES, Store
 
 
-def know_groups(
+def register_groups_at(
     store: Store,
     partition: HostedPartition,
     names: Sequence[str],
@@ -112,21 +112,21 @@ def know_groups(
             raise GroupDeletedError(
                 f"consumer group {name!r} was deleted", subject=partition.facts.subject, group=name
             )
-    store.firsts.rise(partition.partition_id)
-    durable = store.commit.flushed()
+    store.first_offsets.raise_pending(partition.partition_id)
+    durable = store.commit.wait_flushed()
     for name in dict.fromkeys(names):
         if name in partition.groups:
             continue
         group = partition.group_for_acquire(name)
-        store.commit.check_room(CONTROL_RECORD_BYTES, own=True)
-        durable = _register(store, partition, group)
+        store.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
+        durable = _register_group(store, partition, group)
     if complete and not partition.groups_told:
-        store.commit.check_room(CONTROL_RECORD_BYTES, own=True)
+        store.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
         durable = _mark_complete(store, partition)
     return durable
 
 
-def check_told(partition: HostedPartition, name: str) -> None:
+def check_registered(partition: HostedPartition, name: str) -> None:
     """
     Check that a group without progress at the partition may acquire it.
 
@@ -145,7 +145,7 @@ def check_told(partition: HostedPartition, name: str) -> None:
         )
 
 
-def forget_told(store: Store) -> None:
+def mark_groups_incomplete(store: Store) -> None:
     """Stop treating any partition's groups as complete, because the metaserver may know groups that
     it never sent to this broker.
     """
@@ -155,10 +155,10 @@ def forget_told(store: Store) -> None:
             partition.groups_told = False
 
 
-def _register(store: Store, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
+def _register_group(store: Store, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
     """Add a group to the partition, with its progress at the first offset, and make it durable."""
     # Retention may be about to decide without this group.
-    store.firsts.changed.add(partition.partition_id)
+    store.first_offsets.changed.add(partition.partition_id)
     group.acked = AckedOffsets(partition.first_offset)
     group.mark_changed()
     partition.groups[group.name] = group
@@ -201,7 +201,7 @@ def set_cursor(
             changed.
     """
     partition.check_fences_known()
-    store.firsts.rise(partition.partition_id)
+    store.first_offsets.raise_pending(partition.partition_id)
     group = partition.group_for_acquire(request.group)
     partition.check_not_forgotten(request.group, request.token)
     session = operator_session(request.strategy)
@@ -214,9 +214,9 @@ def set_cursor(
         )
     cursor = max(request.cursor, partition.first_offset)
     if not rises and group.acked.cursor == cursor and not (group.acked.ranges or group.parked):
-        return store.commit.flushed()
+        return store.commit.wait_flushed()
     # Check the room for all records before deciding on the first.
-    store.commit.check_room(4 * CONTROL_RECORD_BYTES, own=True)
+    store.commit.check_room(4 * CONTROL_RECORD_BYTES, is_control=True)
     if rises:
         store.raise_fence(partition, group, token=request.token, session=session)
     durable = _submit_cursor(store, partition, group, cursor)
@@ -241,7 +241,7 @@ def _submit_cursor(
 ) -> asyncio.Future[None]:
     """Set the cursor, and forget failed attempts and suspects, in memory and durably."""
     # The group may need older messages than before.
-    store.firsts.changed.add(partition.partition_id)
+    store.first_offsets.changed.add(partition.partition_id)
     previous = group.acked, group.attempts, group.suspects
     group.acked = AckedOffsets(cursor)
     group.attempts = {}
@@ -273,8 +273,8 @@ def forget_group(
     group = partition.groups.get(request.group)
     forgotten_token = partition.forgotten.get(request.group, 0)
     if forgotten_token >= request.token:
-        return forgotten_token, store.commit.flushed()
-    store.commit.check_room(CONTROL_RECORD_BYTES, own=True)
+        return forgotten_token, store.commit.wait_flushed()
+    store.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
     store.state.mark_dirty(partition)
     body = ForgetBody(request.group, max(request.token, 0 if group is None else group.lock.fence))
     undo = partition.apply_forget(body)
@@ -301,7 +301,7 @@ def drop_partition(
     state = store.state
     partition = state.partitions.get(partition_id)
     if partition is None and partition_id in state.dropped:
-        return store.commit.flushed()
+        return store.commit.wait_flushed()
     # A partition of a hidden subject carries the name of the subject where it will be published.
     if partition is not None and request.subject not in {
         partition.facts.subject,
@@ -312,14 +312,14 @@ def drop_partition(
             f"{request.subject!r}",
             partition_id=partition_id,
         )
-    store.commit.check_room(CONTROL_RECORD_BYTES, own=True)
+    store.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
     body = DroppedBody([(partition_id, partition_id + 1)], {request.subject: request.last_id})
     orphan, damaged = state.orphans.get(partition_id), partition_id in state.damaged
     state.dropped.add_pending(partition_id, body)
     state.forget_partition(partition_id)
     store.wake(partition_id)
     if partition is not None:
-        store.traffic.note_dropped(partition.facts.subject, now_ms)
+        store.traffic.record_drop(partition.facts.subject, now_ms)
 
     def on_durable(_entry: Entry) -> None:
         state.dropped.add(body)
@@ -358,5 +358,5 @@ async def refuse_old_tokens(store: Store, token: int) -> None:
                 try:
                     store.raise_fence(partition, group, token=token, session=session)
                 except OverloadedError:
-                    await store.commit.flushed()
-    await store.commit.flushed()
+                    await store.commit.wait_flushed()
+    await store.commit.wait_flushed()

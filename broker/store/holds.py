@@ -63,7 +63,7 @@ class FirstOffsets:
         self._unsaved: dict[tuple[int, str], tuple[HostedPartition, Group]] = {}
         """Groups whose progress, or count of messages removed unread, may not be durable."""
 
-    def rise(self, partition_id: int) -> None:
+    def raise_pending(self, partition_id: int) -> None:
         """Raise a partition's first offset to the pending one, if any."""
         first = self.pending.pop(partition_id, 0)
         partition = self._state.partitions.get(partition_id) if first else None
@@ -129,7 +129,7 @@ class MessageHolds:
     ) -> None:
         self._state = state
         self._commit = commit
-        self._firsts = firsts
+        self._first_offsets = firsts
         self._clock = clock
         self._started_ms = clock.boot_ms()
         self._expiries_ms: dict[int, dict[str, int]] = {}
@@ -141,7 +141,7 @@ class MessageHolds:
         has no expiries, and the hold would then expire too early.
         """
 
-    def set(self, partition: HostedPartition, request: SetHold) -> asyncio.Future[None]:
+    def apply_request(self, partition: HostedPartition, request: SetHold) -> asyncio.Future[None]:
         """
         Set, renew or end a hold.
 
@@ -155,9 +155,9 @@ class MessageHolds:
             InvalidRequestError, BrokerReadOnlyError: nothing was changed.
         """
         check_name("job", request.job)
-        self._firsts.rise(partition.partition_id)
+        self._first_offsets.raise_pending(partition.partition_id)
         if not request.ttl_ms:
-            return self._end(partition, request.job)
+            return self._end_hold(partition, request.job)
         if not partition.first_offset <= request.from_offset <= partition.readable_offset:
             raise OffsetOutOfRangeError(
                 f"offset {request.from_offset} of partition {partition.partition_id} cannot be "
@@ -167,7 +167,7 @@ class MessageHolds:
                 first_offset=partition.first_offset,
                 next_offset=partition.readable_offset,
             )
-        others = [view for view in self.views(partition) if view.job != request.job]
+        others = [view for view in self.list_views(partition) if view.job != request.job]
         if len(others) >= HOLDS_PER_PARTITION_MAX:
             raise OverloadedError(
                 f"partition {partition.partition_id} is held by {len(others)} jobs already",
@@ -175,25 +175,25 @@ class MessageHolds:
             )
         body = HoldBody(request.job, request.from_offset, request.ttl_ms)
         if partition.holds.get(request.job) == body:
-            self._renew(partition, body)
-            return self._commit.flushed()
+            self._renew_hold(partition, body)
+            return self._commit.wait_flushed()
         self._end_expired(partition)
-        written = self._write(partition, body)
+        written = self._write_hold(partition, body)
         # Retention may be deciding without this hold.
-        self._firsts.changed.add(partition.partition_id)
-        self._renew(partition, body)
+        self._first_offsets.changed.add(partition.partition_id)
+        self._renew_hold(partition, body)
         return written
 
-    def answer(self, partition: HostedPartition) -> Held:
+    def build_reply(self, partition: HostedPartition) -> Held:
         """Return the reply to a request for holds."""
         return Held(
             partition_id=partition.partition_id,
             first_offset=partition.first_offset,
             next_offset=partition.readable_offset,
-            holds=self.views(partition),
+            holds=self.list_views(partition),
         )
 
-    def views(self, partition: HostedPartition) -> tuple[HoldView, ...]:
+    def list_views(self, partition: HostedPartition) -> tuple[HoldView, ...]:
         """Return the holds that have not expired, sorted by job."""
         return tuple(
             HoldView(
@@ -203,21 +203,21 @@ class MessageHolds:
             if (left_ms := self._remaining_ms(partition, body)) > 0
         )
 
-    def needed_from(self, partition: HostedPartition) -> int | None:
+    def first_held_offset(self, partition: HostedPartition) -> int | None:
         """Return the lowest held offset, or None. Expired holds are ended durably, so that they do
         not return after a restart.
         """
         if not partition.holds:
             return None
         self._end_expired(partition)
-        return min((view.from_offset for view in self.views(partition)), default=None)
+        return min((view.from_offset for view in self.list_views(partition)), default=None)
 
     def forget(self, partition_id: int) -> None:
         """Forget the holds of a partition whose drop is durable."""
         self._expiries_ms.pop(partition_id, None)
 
     @property
-    def partitions(self) -> int:
+    def partition_count(self) -> int:
         """The number of partitions that have expiries here."""
         return len(self._expiries_ms)
 
@@ -227,30 +227,30 @@ class MessageHolds:
             expiry_ms = self._started_ms + body.ttl_ms
         return expiry_ms - self._clock.boot_ms()
 
-    def _renew(self, partition: HostedPartition, body: HoldBody) -> None:
+    def _renew_hold(self, partition: HostedPartition, body: HoldBody) -> None:
         expiries_ms = self._expiries_ms.setdefault(partition.partition_id, {})
         expiries_ms[body.job] = self._clock.boot_ms() + body.ttl_ms
 
-    def _end(self, partition: HostedPartition, job: str) -> asyncio.Future[None]:
+    def _end_hold(self, partition: HostedPartition, job: str) -> asyncio.Future[None]:
         """End a hold durably, if the job has one."""
         if job not in partition.holds:
-            return self._commit.flushed()
-        ended = self._write(partition, HoldBody(job, 0, 0))
+            return self._commit.wait_flushed()
+        ended = self._write_hold(partition, HoldBody(job, 0, 0))
         expiries_ms = self._expiries_ms.get(partition.partition_id, {})
         if expiries_ms.pop(job, None) is not None and not expiries_ms:
             del self._expiries_ms[partition.partition_id]
         return ended
 
     def _end_expired(self, partition: HostedPartition) -> None:
-        live = {view.job for view in self.views(partition)}
+        live = {view.job for view in self.list_views(partition)}
         for job in [job for job in partition.holds if job not in live]:
             # The record is not awaited: without it the hold returns after a restart, for its ttl.
-            self._end(partition, job).add_done_callback(_ignore_outcome)
+            self._end_hold(partition, job).add_done_callback(_ignore_outcome)
 
-    def _write(self, partition: HostedPartition, body: HoldBody) -> asyncio.Future[None]:
+    def _write_hold(self, partition: HostedPartition, body: HoldBody) -> asyncio.Future[None]:
         """Apply a HOLD record to the partition, and make it durable."""
         record = encode_body(partition.partition_id, body)
-        self._commit.check_room(len(record), own=True)
+        self._commit.check_room(len(record), is_control=True)
         self._state.mark_dirty(partition)
         undo = partition.apply_hold(body)
         entry = Entry(record, partition_id=partition.partition_id, undo=undo)

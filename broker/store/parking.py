@@ -48,10 +48,10 @@ def change_parked(
         parked, changes, group.acked, next_offset=partition.readable_offset, token=fence
     )
     if not changes_to_write:
-        return store.commit.flushed()
+        return store.commit.wait_flushed()
     body = ParkedBody(group.name, fence, at_ms, tuple(changes_to_write), tuple(next_tries))
     record = encode_body(partition.partition_id, body)
-    store.commit.check_room(CONTROL_RECORD_BYTES + len(record), own=True)
+    store.commit.check_room(CONTROL_RECORD_BYTES + len(record), is_control=True)
     store.state.mark_dirty(partition)
     undos = [
         parked.apply(change, at_ms=at_ms, acked=group.acked, token=fence)
@@ -76,7 +76,7 @@ def change_parked(
             group.acked = _remove_acked(group.acked, newly_acked)
             group.mark_changed()  # a durable CURSOR may count these messages as acked
         # The group may need older messages than before.
-        store.firsts.changed.add(partition.partition_id)
+        store.first_offsets.changed.add(partition.partition_id)
 
     def on_durable(_entry: Entry) -> None:
         group.pending_park_changes -= 1

@@ -108,9 +108,9 @@ class Replay:
         elif partition is None:
             self._state.orphans.setdefault(header.partition_id, header.position)
         elif header.kind == Kind.MESSAGES:
-            self._advance(partition, header)
+            self._advance_end(partition, header)
             if header.base_offset == partition.next_offset:
-                self._append(partition, header)
+                self._apply_append(partition, header)
             elif header.next_offset > partition.next_offset:
                 self._report_contradiction(
                     header, f"its offsets begin below {partition.next_offset}"
@@ -118,7 +118,7 @@ class Replay:
         else:
             self._apply_control(header, body, partition)
 
-    def _advance(self, partition: HostedPartition, header: Header) -> None:
+    def _advance_end(self, partition: HostedPartition, header: Header) -> None:
         """Advance the partition's end to a record's base offset, marking offsets in between as
         lost.
         """
@@ -132,7 +132,7 @@ class Replay:
             partition.next_offset = partition.readable_offset = header.base_offset
         self._complete.add(partition.partition_id)
 
-    def _append(self, partition: HostedPartition, header: Header) -> None:
+    def _apply_append(self, partition: HostedPartition, header: Header) -> None:
         partition.apply_append(
             header, base_offset=header.base_offset, appended_at_ms=header.appended_at_ms
         )
@@ -144,13 +144,13 @@ class Replay:
             if header.kind == Kind.STATE:
                 restored, part = decode_partition_part(header.partition_id, body)
                 if known is not None:
-                    self._restore(header, restored, known)
+                    self._restore_partition(header, restored, known)
                 elif part.before:
                     # Earlier parts are lost, or retention has removed them after rewriting all
                     # parts.
                     self._state.orphans.setdefault(header.partition_id, header.position)
                 else:
-                    self._add(header, restored)
+                    self._add_partition(header, restored)
                     self._producers_read[header.partition_id] = 0
                 self._count_producers(header, part, len(restored.producers))
                 return
@@ -167,7 +167,7 @@ class Replay:
         except KeylaneError as error:
             self._report_contradiction(header, error.message)
 
-    def _add(self, header: Header, restored: HostedPartition) -> None:
+    def _add_partition(self, header: Header, restored: HostedPartition) -> None:
         """Apply the first or only STATE record of an unknown partition."""
         self._state.partitions.add(restored)
         if restored.lost:
@@ -186,11 +186,13 @@ class Replay:
         if part.before + count >= part.total:
             del self._producers_read[header.partition_id]
 
-    def _restore(self, header: Header, restored: HostedPartition, known: HostedPartition) -> None:
+    def _restore_partition(
+        self, header: Header, restored: HostedPartition, known: HostedPartition
+    ) -> None:
         """Apply a STATE record of a known partition."""
         if header.base_offset >= known.next_offset:
             _merge_producers(restored, known, ordered=header.partition_id in self._producers_read)
-        self._advance(known, header)
+        self._advance_end(known, header)
         for lost in restored.lost:
             self._state.add_lost_range(known, lost.start, lost.end, position=lost.position)
         known.fences_lost |= restored.fences_lost
@@ -242,7 +244,7 @@ class Replay:
                 partition.apply_cursor(control)
                 self._known_fences.add((partition.partition_id, control.group))
             case None:  # a seal
-                self._advance(partition, header)
+                self._advance_end(partition, header)
                 partition.sealed = partition.ended = True
 
     def _apply_fence(self, partition: HostedPartition, fence: FenceBody) -> None:
@@ -284,9 +286,9 @@ class Replay:
         if partition is None:
             self._state.orphans.setdefault(header.partition_id, header.position)
             return
-        self._advance(partition, header)
+        self._advance_end(partition, header)
         if header.base_offset == partition.next_offset:
-            self._append(partition, header)
+            self._apply_append(partition, header)
         self._state.add_lost_range(
             partition, header.base_offset, header.next_offset, position=header.position
         )

@@ -68,9 +68,9 @@ class Snapshotter:
         """The log position of the newest snapshot, from which a start replays the log."""
         self.problem = ""
         """Why the last snapshot failed; "" if it succeeded."""
-        commit.on_commit = self._check
+        commit.on_commit = self._start_if_due
 
-    def _check(self) -> None:
+    def _start_if_due(self) -> None:
         grown = self._log.end - self._last_attempt_end
         is_dirty = len(self._state.partitions.dirty) >= DIRTY_MAX and grown >= DIRTY_MAX
         if self._task is None and (is_dirty or grown >= self._snapshot_bytes):
@@ -121,7 +121,7 @@ class Snapshotter:
                 await self._merge_dropped()
             dropped = [(body.ranges, body.subjects) for body in state.dropped.record_bodies()]
             extra = Extra(dict(state.orphans), problems, retained, sorted(state.damaged), dropped)
-            await self._commit.flushed()
+            await self._commit.wait_flushed()
             if self._commit.failures != failures:
                 raise StorageError("a commit failed while the snapshot was being written")
             await self._run_blocking(self._save, chunks, full, clean, position, extra)

@@ -46,7 +46,7 @@ from ..storage.log.log_reader import BatchReader
 from ..storage.log.recovery import RecoveredLog
 from ..storage.snapshot import Snapshots
 from .carry_over import CarryOver
-from .group_commit import Ended, Entry, GroupCommit, RunBlocking
+from .group_commit import DoneCallback, Entry, GroupCommit, RunBlocking
 from .holds import FirstOffsets, MessageHolds
 from .opening import open_state
 from .quick_sync import QuickSync
@@ -156,8 +156,8 @@ class Store:
             run_commit=run_commit,
         )
         self.index_damage = IndexDamage(state, files, settings.index, run_blocking=run_read)
-        self.firsts = FirstOffsets(state, save=self.save_progress)
-        self.holds = MessageHolds(state, self.commit, self.firsts, clock=clock)
+        self.first_offsets = FirstOffsets(state, save=self.save_progress)
+        self.holds = MessageHolds(state, self.commit, self.first_offsets, clock=clock)
         self.fence_floor = 0
         """Tokens up to this one are refused: they were granted before an operator accepted this
         data folder.
@@ -220,9 +220,9 @@ class Store:
         self,
         partition_id: int,
         record: memoryview,
-        on_done: Ended,
+        on_done: DoneCallback,
         *,
-        in_turn: bool = False,
+        is_admitted: bool = False,
         unpacks: bool = False,
     ) -> tuple[int, bool]:
         """
@@ -231,7 +231,7 @@ class Store:
         Args:
             on_done: called once, when the batch is durable or has failed, but not before this
                 method returns.
-            in_turn: the caller has waited for room with `commit.turn`.
+            is_admitted: the caller has waited for room with `commit.admission`.
             unpacks: the caller has verified that a compressed batch can be decompressed; otherwise
                 this method does.
 
@@ -253,11 +253,11 @@ class Store:
                 partition_id=partition_id,
             )
         partition = self.state.partition(partition_id)
-        self.commit.check_room(header.length, in_turn=in_turn)
+        self.commit.check_room(header.length, is_admitted=is_admitted)
         self.state.mark_dirty(partition)
         duplicate = partition.decide_append(header)
         if isinstance(duplicate, Duplicate):
-            self.commit.when_flushed(on_done)
+            self.commit.call_when_flushed(on_done)
             return duplicate.base_offset, True
         if unpacked_bytes > (partition.facts.message_bytes_max or MESSAGE_BYTES_MAX):
             partition.check_message_sizes(record, header)
@@ -282,7 +282,7 @@ class Store:
     def _on_stored(self, partition: HostedPartition, entry: Entry) -> None:
         next_offset = entry.base_offset + entry.count
         partition.readable_offset = next_offset
-        self.traffic.note_stored(
+        self.traffic.count_stored(
             partition.facts.subject, messages=entry.count, size_bytes=len(entry.record)
         )
         self._cache.add(
@@ -310,13 +310,13 @@ class Store:
         known = self.state.partitions.get(partition_id)
         if known is not None:
             known.check_same_facts(facts)
-            return known, self.commit.flushed()
+            return known, self.commit.wait_flushed()
         self.state.check_no_orphan(partition_id)
         self.state.check_not_dropped(partition_id)
         # Do not host a partition while messages are refused. But host it while they queue:
         # otherwise a resize would wait as long as producers are fast.
         self.commit.check_accepts_messages()
-        self.commit.check_room(CONTROL_RECORD_BYTES, own=True)
+        self.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
         partition = self.state.host(facts)
         self.state.hosting.add(partition_id)
 
@@ -346,7 +346,7 @@ class Store:
         """
         previous, now_ms = partition.appended_at_ms, self._clock.wall_ms()
         if from_ms <= previous:
-            return self.commit.flushed()
+            return self.commit.wait_flushed()
         ahead_ms = from_ms - now_ms
         partition_id, subject = partition.partition_id, partition.facts.subject
         if not is_plausible_end(from_ms, now_ms):
@@ -357,8 +357,8 @@ class Store:
                 subject,
                 ahead_ms // 1_000,
             )
-            return self.commit.flushed()
-        self.commit.check_room(CONTROL_RECORD_BYTES, own=True)
+            return self.commit.wait_flushed()
+        self.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
         if ahead_ms > CLOCK_LAG_WARN_MS:
             log.warning(
                 "messages of partition %d of %s get the same time for %d s, that of the end of the "
@@ -387,7 +387,7 @@ class Store:
         """
         partition = self.state.partition(partition_id)
         if partition.sealed:
-            return partition, self.commit.flushed()
+            return partition, self.commit.wait_flushed()
         self.check_seal(partition)
         self.state.mark_dirty(partition)
         partition.sealed = True
@@ -412,18 +412,18 @@ class Store:
         partition.check_end_known()
         # Set `own`: a disk that is too full for messages still has room for a seal, which moves
         # them to another broker.
-        self.commit.check_room(CONTROL_RECORD_BYTES, own=True)
+        self.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
 
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────
     def raise_fence(
         self, partition: HostedPartition, group: Group, *, token: int, session: str
     ) -> asyncio.Future[None]:
         """Raise a group's fence after `decide_acquire`, and register the group if it is new."""
-        self.commit.check_room(CONTROL_RECORD_BYTES, own=True)
+        self.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
         self.state.mark_dirty(partition)
         is_new = group.name not in partition.groups
         if is_new:
-            self.firsts.changed.add(partition.partition_id)
+            self.first_offsets.changed.add(partition.partition_id)
         body = FenceBody(group.name, token, session)
         partition.groups[group.name] = group
         undo: Callable[[], object] = partition.apply_fence(body)
@@ -448,10 +448,14 @@ class Store:
         """Save like `save_progress_then`. The returned future is resolved when the progress is
         durable.
         """
-        durable, _ = self.commit.waited_for(partial(self.save_progress_then, partition, group))
+        durable, _ = self.commit.call_with_future(
+            partial(self.save_progress_then, partition, group)
+        )
         return durable
 
-    def save_progress_then(self, partition: HostedPartition, group: Group, on_done: Ended) -> None:
+    def save_progress_then(
+        self, partition: HostedPartition, group: Group, on_done: DoneCallback
+    ) -> None:
         """Make a group's progress durable with the next commit, then call `on_done`."""
         self.state.mark_dirty(partition)
         self.commit.add_deferred(
@@ -515,7 +519,7 @@ class Store:
             CorruptLogError: the first batch is damaged.
             OffsetOutOfRangeError: retention has removed the offset meanwhile.
         """
-        pieces, next_offset = self.cached(partition, offset, bytes_max=bytes_max)
+        pieces, next_offset = self.read_cached(partition, offset, bytes_max=bytes_max)
         if pieces:
             return b"".join(pieces), next_offset
         end = partition.readable_end(offset)
@@ -538,7 +542,7 @@ class Store:
             ) from None
         return data, next_offset
 
-    def cached(
+    def read_cached(
         self, partition: HostedPartition, offset: int, *, bytes_max: int
     ) -> tuple[list[Buffer], int]:
         """Read like `read`, but only from memory. The bytes are returned in pieces; there are none
@@ -561,11 +565,11 @@ class Store:
         """
         if partition.next_offset > partition.readable_offset:
             with contextlib.suppress(KeylaneError):  # then they are not stored
-                await self.commit.waited_for(self.commit.when_flushed)[0]
+                await self.commit.call_with_future(self.commit.call_when_flushed)[0]
         first, end = partition.first_offset, partition.readable_offset
         partition_id = partition.partition_id
         try:
-            unit = await self.run_read(self.queues.by_time, partition_id, at_ms, bound)
+            unit = await self.run_read(self.queues.find_by_time, partition_id, at_ms, bound)
         except CorruptIndexError as error:
             await self.index_damage.report(error)
             raise
@@ -576,7 +580,7 @@ class Store:
             offset = first  # the index still has a removed batch, and times never decrease
         return offset if offset is not None and first <= offset < end else None
 
-    async def head(self, partition: HostedPartition) -> Unit | None:
+    async def first_unit(self, partition: HostedPartition) -> Unit | None:
         """
         Return the unit of the first stored batch, or None if there are no messages.
 
@@ -605,7 +609,7 @@ class Store:
         """
         await self.commit.close()
         await self.snapshotter.wait()
-        if not self.commit.failed:
+        if not self.commit.has_failed:
             await self.snapshotter.write(clean=True)
         await self._run_commit(self._close)
 

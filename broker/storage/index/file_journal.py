@@ -48,8 +48,8 @@ def encode_part(partition_id: int, queue: Queue, *, full: bool) -> Iterable[Buff
     units = bytes(tail) if full or start < count else bytes(tail[queue.saved_tail_bytes :])
     yield _PART.pack(
         partition_id,
-        queue.first,
-        queue.next,
+        queue.first_offset,
+        queue.next_offset,
         queue.last_ms,
         count - start,
         len(units),
@@ -74,8 +74,8 @@ def _apply_parts(queues: dict[int, Queue], view: memoryview) -> None:
         queue = queues.get(partition_id)
         if queue is None or flags & FULL:
             queue = queues[partition_id] = Queue(first)
-        queue.first = first
-        queue.next = next_offset
+        queue.first_offset = first
+        queue.next_offset = next_offset
         queue.last_ms = last_ms
         blocks, known, tail = queue.state
         if count:
@@ -100,7 +100,7 @@ class Journal:
         self._size = 0
         self._first_size = 0
 
-    def _numbers(self) -> list[int]:
+    def _list_numbers(self) -> list[int]:
         names = (f"{FOLDER}/{name}" for name in self._files.list(FOLDER))
         return [
             int(name[len(PREFIX) :])
@@ -113,7 +113,7 @@ class Journal:
         the next block; empty, 0 and 0 if there is no intact frame.
         """
         queues: dict[int, Queue] = {}
-        numbers = self._numbers()
+        numbers = self._list_numbers()
         position = end = 0
         for number in reversed(numbers):
             position, end = self._replay(number, queues)
@@ -199,7 +199,7 @@ class Journal:
         self._file.fdatasync()
         if full:
             self._files.sync_folder(FOLDER)
-            for number in self._numbers():
+            for number in self._list_numbers():
                 if number != self._number:
                     self._files.remove(_path(number))
             self._first_size = len(frame) + len(data)
@@ -209,7 +209,7 @@ class Journal:
         """Remove all journals, durably."""
         self.close()
         self._size = 0
-        for number in self._numbers():
+        for number in self._list_numbers():
             self._files.remove(_path(number))
         self._files.sync_folder(FOLDER)
 

@@ -39,7 +39,7 @@ from .rocksdb_tables import (
     UNIT_VALUE,
     RocksTables,
     current_unit,
-    first_where,
+    find_first,
     library_errors,
     unit_at,
 )
@@ -199,19 +199,19 @@ class RocksConsumeQueues:
                 break
         units.status()
 
-    def by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
-        """See `ConsumeQueues.by_time`."""
+    def find_by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
+        """See `ConsumeQueues.find_by_time`."""
         waiting = self._waiting.units_of(partition_id)
         if bound is TimeBound.UPPER:
             newest = next(
                 (unit for unit in reversed(waiting) if unit.appended_at_ms <= at_ms), None
             )
-            return newest or self._by_time(partition_id, at_ms, bound)
-        stored = self._by_time(partition_id, at_ms, bound)
+            return newest or self._find_by_time(partition_id, at_ms, bound)
+        stored = self._find_by_time(partition_id, at_ms, bound)
         return stored or next((unit for unit in waiting if unit.appended_at_ms >= at_ms), None)
 
-    def _by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
-        """Look a unit up in the tables, like `by_time`."""
+    def _find_by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
+        """Look a unit up in the tables, like `find_by_time`."""
         with self._reading():
             before = self._tables.bounds(partition_id)
             units = self._tables.units()
@@ -222,9 +222,9 @@ class RocksConsumeQueues:
             # later first offset to the earlier end.
             first, end = bounds = after[0], before[1]
             if bound is TimeBound.LOWER:
-                low = first_where(units, partition_id, bounds, at_ms=at_ms)
+                low = find_first(units, partition_id, bounds, at_ms=at_ms)
                 return unit_at(units, partition_id, low) if low < end else None
-            low = first_where(units, partition_id, bounds, at_ms=at_ms + 1)
+            low = find_first(units, partition_id, bounds, at_ms=at_ms + 1)
             return unit_at(units, partition_id, low - 1) if low > first else None
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
@@ -308,7 +308,7 @@ class RocksConsumeQueues:
             if end.position >= position:
                 units = self._tables.units()
                 bounds = (first, end.next_offset)
-                new_first = first_where(units, partition_id, bounds, position=position)
+                new_first = find_first(units, partition_id, bounds, position=position)
                 new_position = unit_at(units, partition_id, new_first).position
             behind.append((partition_id, first, new_first, new_position))
         return behind, None
@@ -356,7 +356,7 @@ class RocksConsumeQueues:
         """Delete a partition's units at or above `position`, and correct its end."""
         units = self._tables.units()
         bounds = (first, end.next_offset)
-        cut = first_where(units, partition_id, bounds, position=position)
+        cut = find_first(units, partition_id, bounds, position=position)
         if cut == first and not first:
             self._tables.delete_bounds(batch, partition_id)
         elif cut < end.next_offset:
@@ -406,10 +406,10 @@ class RocksConsumeQueues:
                 self._tables.flush()
         except StorageError as error:
             log.warning("cannot write the index: %s", error.message)
-        self.leave()
+        self.close_unflushed()
 
-    def leave(self) -> None:
-        """See `ConsumeQueues.leave`."""
+    def close_unflushed(self) -> None:
+        """See `ConsumeQueues.close_unflushed`."""
         self._tables.close()
 
 

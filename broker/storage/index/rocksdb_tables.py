@@ -386,7 +386,7 @@ def unit_at(units: RdictIter, partition_id: int, offset: int) -> Unit:
     )
 
 
-def first_where(
+def find_first(
     units: RdictIter,
     partition_id: int,
     bounds: tuple[int, int],

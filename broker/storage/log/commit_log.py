@@ -82,7 +82,7 @@ class WritePlan:
         """
         length = len(record)
         if self.end - self._base + length > self._segment_bytes:
-            self.roll()
+            self.begin_segment()
         position = self.end
         header = bytearray(record[:HEADER_BYTES])
         if self._barrier:
@@ -102,7 +102,7 @@ class WritePlan:
         self.end = position + length
         return position, header
 
-    def roll(self) -> None:
+    def begin_segment(self) -> None:
         """Make the next record begin a new segment, unless the current one is empty."""
         if self.end == self._base:
             return
@@ -169,14 +169,14 @@ class CommitLog:
                     continue
                 if base != self._bases[-1]:
                     sealed.append(self._bases[-1])
-                file = self._segment(base)
+                file = self._open_segment(base)
                 if base == plan.chunks[-1][0]:
                     self._reserve(plan, file)
                 if buffers:
                     file.append(buffers)
                     file.fdatasync()
         except DiskFullError:
-            self._undo(plan)
+            self._undo_write(plan)
             raise
         except FlushFailedError:
             raise
@@ -237,7 +237,7 @@ class CommitLog:
             except StorageError as error:
                 log.warning("cannot make a sealed segment read-only: %s", error.message)
 
-    def _segment(self, base: int) -> AppendFile:
+    def _open_segment(self, base: int) -> AppendFile:
         """Return the open file of the active segment, or begin the segment at `base`."""
         if self._active is not None and base == self._bases[-1]:
             return self._active
@@ -263,7 +263,7 @@ class CommitLog:
         finally:
             file.close()
 
-    def _undo(self, plan: WritePlan) -> None:
+    def _undo_write(self, plan: WritePlan) -> None:
         """Truncate the log to the end of the previous plan, durably. Raises FlushFailedError."""
         self._close_active(cut=False)
         try:
@@ -286,9 +286,9 @@ class CommitLog:
         Raises:
             CorruptLogError: the segment is missing.
         """
-        return self.read_each([(position, length)])[0]
+        return self.read_ranges([(position, length)])[0]
 
-    def read_each(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """
         Return the bytes of each (position, length). The ranges must be sorted by position, and each
         must lie in one segment.
@@ -300,7 +300,7 @@ class CommitLog:
         while len(parts) < len(ranges):
             first = len(parts)
             base, limit = self._segment_of(ranges[first][0])
-            last = bisect_left(ranges, limit, first + 1, key=_start)
+            last = bisect_left(ranges, limit, first + 1, key=_position_of)
             in_segment = [(start - base, length) for start, length in ranges[first:last]]
             parts += self._read_segment(base, in_segment)
         return parts
@@ -341,13 +341,13 @@ class CommitLog:
             StorageError: the segment is no longer read, but its files may still exist; the next
                 call deletes them first.
         """
-        self.finish_drop()
+        self.delete_leftovers()
         assert len(self._bases) > 1
         self._undeleted = self._bases[0]
         self._bases = self._bases[1:]
-        self.finish_drop()
+        self.delete_leftovers()
 
-    def finish_drop(self) -> None:
+    def delete_leftovers(self) -> None:
         """
         Delete the remaining files of a removed segment. Until then no later segment is removed,
         because that would leave a gap.
@@ -379,5 +379,5 @@ class CommitLog:
             )
 
 
-def _start(position_and_length: tuple[int, int]) -> int:
+def _position_of(position_and_length: tuple[int, int]) -> int:
     return position_and_length[0]

@@ -22,7 +22,7 @@ WINDOW_BYTES = 1 << 16
 _DESCRIBING = (Kind.PARTITION, Kind.STATE)
 
 
-def segment_headers(files: Files, base: int, *, start: int = 0) -> Iterator[Header]:
+def read_segment_headers(files: Files, base: int, *, start: int = 0) -> Iterator[Header]:
     """
     Yield the headers of the segment that begins at `base`, in order. Damaged records are skipped;
     bodies are not read.
@@ -51,7 +51,7 @@ def segment_headers(files: Files, base: int, *, start: int = 0) -> Iterator[Head
         at = next_header.position - base
 
 
-def partitions_described(files: Files, base: int, *, end: int) -> set[int] | None:
+def list_described_partitions(files: Files, base: int, *, end: int) -> set[int] | None:
     """
     Return the ids of partitions that have a PARTITION or STATE record in the segment `[base, end)`,
     damaged records included.
@@ -62,7 +62,7 @@ def partitions_described(files: Files, base: int, *, end: int) -> set[int] | Non
     described: set[int] = set()
     trail = TrailCursor(files, base)
     at = base
-    for header in segment_headers(files, base):
+    for header in read_segment_headers(files, base):
         if not _add_damaged(trail, at, header.position, described):
             return None
         _add_described(header, described)
@@ -76,7 +76,7 @@ def _add_damaged(trail: TrailCursor, start: int, end: int, described: set[int]) 
     """
     if start == end:
         return True
-    for header, _ in trail.between(start, end):
+    for header, _ in trail.entries_between(start, end):
         if header.position != start:
             return False
         _add_described(header, described)
@@ -116,12 +116,12 @@ class BatchReader:
             )
         parts: list[bytes] = []
         next_offset = offset
-        runs = list(self._runs(units))
+        runs = list(self._adjacent_runs(units))
         ranges = [(run[0].position, run[-1].end_position - run[0].position) for run in runs]
-        for run, data in zip(runs, self._log.read_each(ranges), strict=True):
+        for run, data in zip(runs, self._log.read_ranges(ranges), strict=True):
             start = run[0].position
             for unit in run:
-                if not _matches(data, unit.position - start, partition_id, unit):
+                if not _is_batch_of_unit(data, unit.position - start, partition_id, unit):
                     parts.append(data[: unit.position - start])
                     if next_offset == offset:
                         raise CorruptLogError(
@@ -136,7 +136,7 @@ class BatchReader:
             parts.append(data)
         return parts[0] if len(parts) == 1 else b"".join(parts), next_offset
 
-    def _runs(self, units: list[Unit]) -> Iterator[list[Unit]]:
+    def _adjacent_runs(self, units: list[Unit]) -> Iterator[list[Unit]]:
         """Yield runs of units whose batches are adjacent in a segment."""
         first = 0
         while first < len(units):
@@ -150,7 +150,7 @@ class BatchReader:
             first = last
 
 
-def _matches(data: bytes, start: int, partition_id: int, unit: Unit) -> bool:
+def _is_batch_of_unit(data: bytes, start: int, partition_id: int, unit: Unit) -> bool:
     # Times are not compared: the index may have raised them, so that they never decrease.
     return is_batch(
         data,

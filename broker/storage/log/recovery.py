@@ -128,7 +128,7 @@ class _Scan:
         self._visitor = visitor
         self._bases = segment_bases(files)
         self._trails = trail_bases(files)
-        self._at = start if start or not self._bases else self._bases[0]
+        self._position = start if start or not self._bases else self._bases[0]
         """The current position."""
         self._barrier = 0
         """The position of the newest record with BARRIER: every byte before it was durable."""
@@ -140,13 +140,13 @@ class _Scan:
         """Visit the records and holes of all segments."""
         self._check_segments()
         self._report_missing_before_start()
-        if self._bases and self._at < self._bases[0]:
+        if self._bases and self._position < self._bases[0]:
             self._report_hole(self._bases[0], "a segment is missing")
         for base, next_base in pairwise(self._bases):
             end = min(base + (self._files.size(segment_path(base)) or 0), next_base)
-            while self._at < next_base:
-                problem = self._read(base, end)
-                if self._at < next_base:
+            while self._position < next_base:
+                problem = self._read_records(base, end)
+                if self._position < next_base:
                     intact = self._next_intact(base)
                     self._report_hole(
                         intact or next_base, problem or "a segment is missing or truncated"
@@ -157,7 +157,7 @@ class _Scan:
         """Raise DataFolderError if the log is missing, or if its last file begins beyond any end
         that the log ever had.
         """
-        reached = max(self._at, self._durable)
+        reached = max(self._position, self._durable)
         if not self._bases and not self._trails and reached:
             raise DataFolderError(
                 f"{self._files.name()}/{FOLDER} has no segments, but according to a snapshot the "
@@ -180,14 +180,14 @@ class _Scan:
 
     def _report_missing_before_start(self) -> None:
         """Report missing bytes in the segments before the start, whose records are not read."""
-        start = self._at
+        start = self._position
         bases = self._bases or [self._trails[0] if self._trails else 0]
         for base, next_base in pairwise([*bases, start]):
             end = base + (self._files.size(segment_path(base)) or 0)
             if end < next_base <= start:
-                self._at = end
+                self._position = end
                 self._report_hole(next_base, "a segment is missing or truncated")
-        self._at = start
+        self._position = start
 
     def _scan_last_segment(self) -> RecoveredLog:
         """
@@ -197,81 +197,85 @@ class _Scan:
             The recovered log. It ends after the last intact record or, if durable bytes are missing
             there, after these, where a new segment begins.
         """
-        base = self._bases[-1] if self._bases else self._at
+        base = self._bases[-1] if self._bases else self._position
         end = base + (self._files.size(segment_path(base)) or 0)
         # Bytes that are not a record were durable if an intact record after them lies below the
         # known durable end, or has BARRIER: then they are a hole. Otherwise they are an unfinished
         # write, and are cut.
-        while (problem := self._read(base, end)) is not None:
+        while (problem := self._read_records(base, end)) is not None:
             intact = self._next_intact(base)
             if intact is not None and (intact < self._durable or self._barrier_follows(base)):
                 self._report_hole(intact, problem)
-            elif self._at < self._durable:
+            elif self._position < self._durable:
                 break
             else:
-                return self._recovered(end)
-        if self._at < self._durable:
+                return self._build_result(end)
+        if self._position < self._durable:
             self._report_hole(self._durable, problem or "the end is missing")
-        if self._at > end or not self._bases:
-            self._bases.append(self._at)
-        return self._recovered(end)
+        if self._position > end or not self._bases:
+            self._bases.append(self._position)
+        return self._build_result(end)
 
-    def _recovered(self, end: int) -> RecoveredLog:
+    def _build_result(self, end: int) -> RecoveredLog:
         """Return the log that ends at the current position, although its last file ends
         at `end`.
         """
         base = self._bases[-1]
-        written = written_end(self._files, base, self._at, end) if self._at < end else self._at
+        written = (
+            written_end(self._files, base, self._position, end)
+            if self._position < end
+            else self._position
+        )
         return RecoveredLog(
             bases=self._bases,
-            end=self._at,
-            cut_bytes=written - self._at,
+            end=self._position,
+            cut_bytes=written - self._position,
             reserved_bytes=max(0, end - written),
             maybe_unsynced_from=max(self._durable, self._barrier),
         )
 
-    def _read(self, base: int, end: int) -> str | None:
+    def _read_records(self, base: int, end: int) -> str | None:
         """Visit intact records up to `end`. Return the problem at which this stopped, or None if it
         reached `end`.
         """
         path = segment_path(base)
         next_length = READ_BYTES
-        while self._at < end:
-            length = min(max(next_length, READ_BYTES), end - self._at)
-            ahead = self._at + length
+        while self._position < end:
+            length = min(max(next_length, READ_BYTES), end - self._position)
+            ahead = self._position + length
             if ahead < end:
                 self._files.read_ahead(path, ahead - base, AHEAD_BYTES)
-            data = self._files.pread(path, self._at - base, length)
+            data = self._files.pread(path, self._position - base, length)
             view = memoryview(data)
             start = 0
             while True:
                 header = read_record(data, start)
                 if not isinstance(header, Header):
                     break
-                if header.position != self._at + start:
+                if header.position != self._position + start:
                     header = Wrong(f"a record of position {header.position}")
                     break
                 if header.flags & BARRIER:
                     self._barrier = header.position
                 self._visitor.record(header, view[start + HEADER_BYTES : start + header.length])
                 start += header.length
-            self._at += start
+            self._position += start
             if isinstance(header, Wrong):
                 if header.reason.startswith("version"):
                     raise DataFolderError(
                         f"{self._files.name()} was written by a newer broker: "
-                        f"{header.reason} of the record at position {self._at}"
+                        f"{header.reason} of the record at position {self._position}"
                     )
                 return header.reason
             next_length = header.wanted
-            if self._at < end < self._at + next_length:
+            if self._position < end < self._position + next_length:
                 return "a record is truncated"
         return None
 
     def _report_hole(self, end: int, reason: str) -> None:
         """Report the hole from the current position to `end`, in parts, and move to `end`."""
-        damage = self._at, end
-        part_start = at = self._at
+        damage = self._position, end
+        part_start = at = self._position
         known: list[LostRecord] = []
 
         def report_part(end: int, *, explained: bool) -> None:
@@ -301,7 +305,7 @@ class _Scan:
                 report_part(at, explained=True)
         report_part(min(at, end), explained=at <= end)
         report_part(end, explained=False)
-        self._at = end
+        self._position = end
 
     def _lost_records(self, start: int, end: int) -> Iterator[LostRecord]:
         """Yield the known lost records in `[start, end)`, in the order of the log, from the trail
@@ -323,7 +327,7 @@ class _Scan:
         for index, base in enumerate(self._trails):
             last = index + 1 == len(self._trails)
             if base < end and (last or start < self._trails[index + 1]):
-                yield from self._cursors[base].between(start, end)
+                yield from self._cursors[base].entries_between(start, end)
 
     def _header_chain(self, start: int, end: int) -> Iterator[Header]:
         """Yield consecutive intact headers from `start` on: a header's length leads to the next."""
@@ -352,10 +356,14 @@ class _Scan:
 
     def _intact_after_damage(self, base: int) -> Iterator[Header]:
         """Yield a segment's intact records after the damage at the current position."""
-        header = read_header(self._files.pread(segment_path(base), self._at - base, HEADER_BYTES))
-        position = self._at + 1
-        if isinstance(header, Header) and header.position == self._at:
-            position = self._at + header.length  # its body may contain bytes that look like records
+        header = read_header(
+            self._files.pread(segment_path(base), self._position - base, HEADER_BYTES)
+        )
+        position = self._position + 1
+        if isinstance(header, Header) and header.position == self._position:
+            position = (
+                self._position + header.length
+            )  # its body may contain bytes that look like records
         return intact_records(self._files, base, position)
 
 

@@ -96,7 +96,7 @@ class TrailCursor:
         self._pushed_back: LostRecord | None = None
         self._read_until = 0
 
-    def between(self, start: int, end: int) -> Iterator[LostRecord]:
+    def entries_between(self, start: int, end: int) -> Iterator[LostRecord]:
         """Yield the entries of records that begin in `[start, end)`, in the order of the log."""
         if self._entries is None or start < self._read_until:
             self._entries = _read_entries(self._files, self._base, 0)

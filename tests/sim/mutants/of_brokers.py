@@ -93,7 +93,7 @@ def line_waits_for_a_commit(patches: Patches) -> None:
         finally:
             vars(self).pop("admit", None)
 
-    real = patches.set(AdmissionQueue, "turn", turn)
+    real = patches.set(AdmissionQueue, "admission", turn)
 
 
 def fence_not_durable(patches: Patches) -> None:
@@ -102,7 +102,7 @@ def fence_not_durable(patches: Patches) -> None:
 
         partition.groups[group.name] = group
         partition.apply_fence(FenceBody(group.name, token, session))
-        return self.commit.flushed()
+        return self.commit.wait_flushed()
 
     patches.set(Store, "raise_fence", raise_fence)
 
@@ -163,7 +163,7 @@ def progress_told_before_durable(patches: Patches) -> None:
 
 def cursor_never_saved(patches: Patches) -> None:
     def save(self: Any, _partition: Any, _group: Any, ended: Any) -> None:
-        self.commit.when_flushed(ended)
+        self.commit.call_when_flushed(ended)
 
     patches.set(Store, "save_progress_then", save)
 
@@ -248,7 +248,7 @@ def seal_not_durable(patches: Patches) -> None:
         partition = self.state.partition(partition_id)
         partition.sealed = partition.ended = True
         self._wake(partition_id)
-        return partition, self.commit.flushed()
+        return partition, self.commit.wait_flushed()
 
     patches.set(Store, "seal", seal)
 
@@ -330,7 +330,7 @@ def writes_on_after_a_failed_flush(patches: Patches) -> None:
         real(self, *args)
         self._failure = None
 
-    real = patches.set(GroupCommit, "_fail", fail)
+    real = patches.set(GroupCommit, "_fail_commit", fail)
 
 
 def full_disk_undoes_nothing(patches: Patches) -> None:
@@ -361,7 +361,7 @@ def reads_begin_one_batch_late(patches: Patches) -> None:
         return (pieces[2:], upto) if upto - offset > 3 and len(pieces) > 2 else (pieces, upto)
 
     real = patches.set(BatchReader, "read", read)
-    real_cached = patches.set(Store, "cached", cached)
+    real_cached = patches.set(Store, "read_cached", cached)
 
 
 def empty_ack_says_the_end(patches: Patches) -> None:

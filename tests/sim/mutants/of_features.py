@@ -35,7 +35,7 @@ def dropped_partitions_stay(patches: Patches) -> None:
     patches.set(
         broker_control,
         "drop_partition",
-        lambda store, _partition_id, _ask, **_: store.commit.flushed(),
+        lambda store, _partition_id, _ask, **_: store.commit.wait_flushed(),
     )
 
 
@@ -44,7 +44,7 @@ def forgotten_groups_are_remembered(patches: Patches) -> None:
     patches.set(
         broker_control,
         "forget_group",
-        lambda store, _partition, ask: (ask.token, store.commit.flushed()),
+        lambda store, _partition, ask: (ask.token, store.commit.wait_flushed()),
     )
 
 

@@ -82,7 +82,7 @@ def parked_messages_outlive_a_reset(patches: Patches) -> None:
     """A reset sets the cursor, and what is parked stays parked."""
 
     def keep(store: Any, _partition: Any, _group: Any, _changes: Any, **_kwargs: Any) -> Any:
-        return store.commit.flushed()
+        return store.commit.wait_flushed()
 
     patches.set(set_cursor, "change_parked", keep)
 

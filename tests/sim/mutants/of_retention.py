@@ -126,7 +126,7 @@ def groups_told_before_durable(patches: Patches) -> None:
         answered.set_result(None)
         return answered
 
-    real = patches.set(control, "know_groups", know)
+    real = patches.set(control, "register_groups_at", know)
 
 
 def never_told_counts_as_told(patches: Patches) -> None:

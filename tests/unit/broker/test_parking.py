@@ -525,7 +525,7 @@ async def test_message_with_its_handler_is_not_edited_behind_a_restart_of_the_br
     if snapshot:
         await desk.store.snapshotter.write()
     else:
-        await desk.store.carry_over.drop_first_segment()
+        await desk.store.carry_over.remove_oldest_segment()
     before = desk.parked.image()
     await desk.store.commit.close()
     again = desk.again(snapshot=snapshot)

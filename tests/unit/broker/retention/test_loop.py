@@ -12,7 +12,7 @@ from keylane.broker.service import BrokerService
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
 from keylane.broker.storage.log.trail import trail_path
-from keylane.broker.store.group_changes import know_groups
+from keylane.broker.store.group_changes import register_groups_at
 from keylane.protocol.control import Retention, TimeBound
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
@@ -57,7 +57,7 @@ class RetainingBroker:
             )
             await durable
             if groups is not None:
-                await know_groups(
+                await register_groups_at(
                     self.store, self.store.state.partition(number), groups, complete=True
                 )
         for number in range(batches):
@@ -101,7 +101,7 @@ async def test_old_segments_go_and_first_offsets_rise():
     assert 0 < gone < len(bases) - 1
     assert house.store.log.bases == bases[gone:]
     partition = house.store.state.partition(1)
-    unit = house.store.queues.by_time(1, 0, TimeBound.LOWER)
+    unit = house.store.queues.find_by_time(1, 0, TimeBound.LOWER)
     assert house.clock.wall_ms() - unit.appended_at_ms <= 80 * HOUR
     await house.agrees()
     assert partition.first_offset > 0
@@ -411,7 +411,7 @@ async def test_removal_that_failed_is_finished_though_nothing_else_is_due():
     bases = house.store.log.bases
     house.disk.fail = "remove"
     with pytest.raises(StorageError):
-        await house.store.carry_over.drop_first_segment()
+        await house.store.carry_over.remove_oldest_segment()
     house.disk.fail = ""
     assert segment_bases(house.disk) == bases
     house.cleaning._limits = type(house.cleaning._limits)(retention_ms=0, retention_bytes=0)

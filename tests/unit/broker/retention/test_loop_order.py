@@ -14,7 +14,7 @@ from keylane.broker.retention.loop import RetentionLoop
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.reserve import PATH as RESERVE
 from keylane.broker.store import opening
-from keylane.broker.store.group_changes import know_groups, set_cursor
+from keylane.broker.store.group_changes import register_groups_at, set_cursor
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import BrokerReadOnlyError, OffsetOutOfRangeError, StorageError
 from keylane.protocol.progress import SetCursor
@@ -257,7 +257,7 @@ async def test_group_that_is_made_known_while_it_is_decided(told):
     async def late(*args):
         result = await floor(*args)
         if told:
-            await know_groups(house.store, partition, ["audit"])
+            await register_groups_at(house.store, partition, ["audit"])
         return result
 
     house.cleaning._floor = late

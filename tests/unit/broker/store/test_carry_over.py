@@ -69,8 +69,8 @@ def forget_snapshots(disk: SimDisk) -> None:
 
 
 async def go(store: Store, position: int) -> None:
-    await store.carry_over.prepare(position)
-    await store.carry_over.drop(position)
+    await store.carry_over.rewrite_described(position)
+    await store.carry_over.remove_segments(position)
 
 
 async def test_partition_with_very_many_producers_survives_its_segments():
@@ -112,7 +112,7 @@ async def test_acks_survive_when_a_large_partition_is_carried_over(trail):
     await store.snapshotter.write()
     for number in range(40, 440):
         await desk.append(batch(partition_id=2, sequence=2 * number), 2)
-    written = asyncio.create_task(store.carry_over.prepare(store.log.bases[1]))
+    written = asyncio.create_task(store.carry_over.rewrite_described(store.log.bases[1]))
     while not store.commit._queue:
         await asyncio.sleep(0)
     acked = [desk.append(batch(partition_id=2, sequence=n), 2) for n in range(880, 900, 2)]

@@ -14,7 +14,7 @@ from keylane.broker.partition.image import (
     encode_partition_parts,
 )
 from keylane.broker.retention.loop import RetentionLoop
-from keylane.broker.store.group_changes import drop_partition, know_groups
+from keylane.broker.store.group_changes import drop_partition, register_groups_at
 from keylane.protocol.control import DropPartition, Retention
 from keylane.protocol.errors import (
     OffsetOutOfRangeError,
@@ -60,7 +60,7 @@ class HoldingBroker:
             type(told)(subject=told.subject, partition=told.partition, retention=retention)
         )
         await durable
-        await know_groups(self.store, self.partition, (), complete=True)
+        await register_groups_at(self.store, self.partition, (), complete=True)
         for number in range(batches):
             self.clock.advance(HOUR)
             await self.desk.append(batch(sequence=2 * number))
@@ -70,12 +70,12 @@ class HoldingBroker:
         return self.store.state.partition(1)
 
     async def hold(self, job: str = "backfill", *, start: int = 10, ttl_ms: int = TTL_MS) -> None:
-        await self.store.holds.set(
+        await self.store.holds.apply_request(
             self.partition, SetHold(job=job, from_offset=start, ttl_ms=ttl_ms)
         )
 
     def left(self) -> dict[str, int]:
-        return {view.job: view.left_ms for view in self.store.holds.views(self.partition)}
+        return {view.job: view.left_ms for view in self.store.holds.list_views(self.partition)}
 
 
 @pytest.mark.parametrize("retention", [None, Retention.TIME])
@@ -107,7 +107,7 @@ async def test_renewed_hold_lasts_and_writes_nothing():
     assert house.left() == {"backfill": 1}
     await house.hold(start=4)
     assert house.store.log.end > end
-    assert house.store.holds.views(house.partition) == (
+    assert house.store.holds.list_views(house.partition) == (
         HoldView(job="backfill", from_offset=4, ttl_ms=TTL_MS, left_ms=TTL_MS),
     )
 
@@ -156,7 +156,7 @@ async def test_hold_is_carried_over_when_its_segment_goes():
         await house.hold("other", start=19)
         await house.desk.append(batch(sequence=2 * number))
     await house.hold(start=3)
-    await house.store.carry_over.drop_first_segment()
+    await house.store.carry_over.remove_oldest_segment()
     house.kill()
     assert set(house.left()) == {"other", "backfill"}
 
@@ -220,7 +220,7 @@ async def test_dropped_partition_leaves_nothing_of_its_holds():
     await house.hold("one", start=0)
     await house.hold("two", start=1)
     await house.hold("one", ttl_ms=0)
-    assert house.store.holds.partitions == 1
+    assert house.store.holds.partition_count == 1
     ask = DropPartition(subject=house.partition.facts.subject, last_id=1)
     await drop_partition(house.store, 1, ask, now_ms=house.clock.boot_ms())
-    assert house.store.holds.partitions == 0
+    assert house.store.holds.partition_count == 0

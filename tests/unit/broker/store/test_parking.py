@@ -12,7 +12,7 @@ from keylane.broker.partition.park_views import changes_to_rebuild
 from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.records import CursorBody, FenceBody, ParkedBody, encode_body
 from keylane.broker.storage.log.commit_log import segment_path
-from keylane.broker.storage.log.log_reader import segment_headers
+from keylane.broker.storage.log.log_reader import read_segment_headers
 from keylane.broker.store.carry_over import STATE_BYTES_MAX
 from keylane.broker.store.group_changes import set_cursor
 from keylane.broker.store.parking import change_parked
@@ -112,7 +112,7 @@ async def test_parked_messages_are_carried_over_when_their_segments_go(keys: int
         await desk.change(Park(b"late", ((10 * number, 10 * number + 1),), FAILURE))
     expected, pages = desk.state(), desk.parked.image()
     for _ in range(2):
-        await desk.store.carry_over.drop_first_segment()
+        await desk.store.carry_over.remove_oldest_segment()
         assert desk.state() == expected
     await desk.change(Park(b"late", ((299, 300),)))
     expected = desk.state()
@@ -120,7 +120,7 @@ async def test_parked_messages_are_carried_over_when_their_segments_go(keys: int
     again = desk.again(snapshot=False)
     assert again.state() == expected
     assert len(again.parked.image()) >= len(pages)
-    await again.store.carry_over.drop_first_segment()
+    await again.store.carry_over.remove_oldest_segment()
     await again.store.commit.close()
     assert again.again(snapshot=False).state() == expected
 
@@ -174,7 +174,7 @@ async def test_failed_write_takes_parked_and_acked_back(trouble: str):
     desk.disk.fail, desk.disk.room = "", 1 << 40
     assert desk.state() == before
     assert not desk.group.pending_park_changes
-    assert 1 in desk.store.firsts.changed
+    assert 1 in desk.store.first_offsets.changed
     if trouble == "full":
         desk.clock.advance(2_000)
         await desk.change(Park(b"k", ((7, 9),), FAILURE))
@@ -344,7 +344,7 @@ async def test_reset_of_a_child_alone_that_ends_anywhere_keeps_its_parents_adopt
     ask = SetCursor(group="audit", token=2, cursor=40, kept_parents=(3, 4))
     await set_cursor(desk.store, desk.store.state.partition(1), ask)
     await desk.store.commit.close()
-    headers = list(segment_headers(disk, 0))
+    headers = list(read_segment_headers(disk, 0))
     ends = [
         header.position + header.length
         for header in headers

@@ -32,7 +32,7 @@ class LockTaker:
             self.inside.set()
             self._leave.wait(END_S)
 
-    def leave(self) -> None:
+    def close_unflushed(self) -> None:
         assert self.inside.wait(END_S)
         self._leave.set()
         self._thread.join(END_S)
@@ -41,10 +41,10 @@ class LockTaker:
 
 def test_threads_share_the_lock():
     lock = SharedLock()
-    visitors = [LockTaker(lock.is_shared), LockTaker(lock.is_shared)]
+    visitors = [LockTaker(lock.shared), LockTaker(lock.is_shared)]
     assert all(visitor.inside.wait(END_S) for visitor in visitors)
     for visitor in visitors:
-        visitor.leave()
+        visitor.close_unflushed()
 
 
 @pytest.mark.parametrize(
@@ -57,26 +57,26 @@ def test_thread_waits_when_it_or_another_is_exclusive(first: str, second: str):
     assert inside.inside.wait(END_S)
     waiting = LockTaker(getattr(lock, second))
     assert not waiting.inside.wait(QUIET_S)
-    inside.leave()
-    waiting.leave()
+    inside.close_unflushed()
+    waiting.close_unflushed()
 
 
 def test_new_thread_is_kept_out_when_another_waits_to_be_exclusive():
     lock = SharedLock()
-    reader = LockTaker(lock.is_shared)
+    reader = LockTaker(lock.shared)
     assert reader.inside.wait(END_S)
     writer = LockTaker(lock.exclusive)
     assert not writer.inside.wait(QUIET_S)
-    newer = LockTaker(lock.is_shared)
+    newer = LockTaker(lock.shared)
     assert not newer.inside.wait(QUIET_S)
-    reader.leave()
-    writer.leave()
-    newer.leave()
+    reader.close_unflushed()
+    writer.close_unflushed()
+    newer.close_unflushed()
 
 
 def test_lock_is_free_when_its_thread_has_failed():
     lock = SharedLock()
-    for enter in (lock.is_shared, lock.exclusive):
+    for enter in (lock.shared, lock.exclusive):
         with pytest.raises(ValueError, match="failed"), enter():
             raise ValueError("failed")
-    LockTaker(lock.exclusive).leave()
+    LockTaker(lock.exclusive).close_unflushed()
