@@ -291,7 +291,7 @@ async def serving_broker(
         control = _control(opened, registration, cleaning, clock=clock)
         posting = MessagePosting(peers, clock=clock, rng=rng)
         scheduling = _scheduling(
-            opened, service, peers, registration, clock=clock, draw=names.getrandbits
+            opened, service, peers, registration, clock=clock, random_bits=names.getrandbits
         )
         parking = Parking(store, service, clock=clock, folder_ownership=registration)
         metrics = _metrics(store, files, service, clock, guarding)
@@ -306,7 +306,7 @@ async def serving_broker(
             expire_series_loop(store, clock),
         ]
         _start_loops(stack, loops if guarding is None else [*loops, guarding.audit.run()])
-        yield RunningBroker(address, opened.identity, store, cleaning.adopt)
+        yield RunningBroker(address, opened.identity, store, cleaning.apply_settings)
 
 
 def _start_loops(
@@ -375,7 +375,7 @@ def _guarding(
         partial(meta.call, ACCESS_NEWS),
         own_token=TokenFile(settings.token_file) if settings.token_file else None,
         operators=read_operators(files),
-        keep=lambda operators: asyncio.ensure_future(
+        save_operators=lambda operators: asyncio.ensure_future(
             pools.background(save_operators, files, operators)
         ),
     )
@@ -439,7 +439,7 @@ def _scheduling(
     registration: Registration,
     *,
     clock: Clock,
-    draw: DrawBits,
+    random_bits: DrawBits,
 ) -> Scheduling:
     """Create the handler of scheduled messages, and register it for their frames at `service`."""
     scheduling = Scheduling(
@@ -447,7 +447,7 @@ def _scheduling(
         peers,
         broker_group=opened.identity.broker_group,
         clock=clock,
-        draw=draw,
+        random_bits=random_bits,
         folder_ownership=registration,
         check_writable=lambda: opened.store.commit.check_room(0),
     )

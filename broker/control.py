@@ -149,9 +149,10 @@ class BrokerControl:
         self._removed_from_ms = removed_from_ms
         self._refusal = refusal
         self._scheduled = scheduled
-        self._ids: list[int] = []
-        """The sorted ids of the hosted partitions, cached for `_ids_version` of the table."""
-        self._ids_version = -1
+        self._hosted_ids: list[int] = []
+        """The sorted ids of the hosted partitions, cached for `_hosted_ids_version` of the table.
+        """
+        self._hosted_ids_version = -1
 
     def routes(self) -> list[ControlRoute]:
         """Return a route for each endpoint of `endpoints.BROKER`."""
@@ -201,19 +202,19 @@ class BrokerControl:
         after = whole_number(params, "after", -1, low=-1)
         limit = whole_number(params, "limit", LISTED_MAX, low=1, high=LISTED_MAX)
         hosted = self._store.state.partitions
-        if self._ids_version != hosted.version:
-            self._ids = sorted(set(hosted.ids()) - self._store.state.hosting)
-            self._ids_version = hosted.version
+        if self._hosted_ids_version != hosted.version:
+            self._hosted_ids = sorted(set(hosted.ids()) - self._store.state.hosting)
+            self._hosted_ids_version = hosted.version
         now_ms = self._clock.boot_ms()
-        start = bisect_right(self._ids, after)
+        start = bisect_right(self._hosted_ids, after)
         page: list[PartitionStatus] = []
         group_count = 0
-        for partition_id in self._ids[start : start + limit]:
+        for partition_id in self._hosted_ids[start : start + limit]:
             page.append(hosted[partition_id].status(now_ms=now_ms))
             group_count += len(page[-1].groups)
             if group_count >= GROUPS_LISTED_MAX:
                 break
-        has_more = start + len(page) < len(self._ids)
+        has_more = start + len(page) < len(self._hosted_ids)
         return PartitionStatusList(
             broker_group=self._broker_group,
             partitions=page,

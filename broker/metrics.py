@@ -53,7 +53,7 @@ class _LagScan:
         self.lag: dict[Labels, float] = {}
         self.parked: dict[Labels, float] = {}
         self.removed_unread: dict[Labels, float] = {}
-        self.laggards: list[_Lagging] = []
+        self.lagging_groups: list[_Lagging] = []
         """A heap of the AGED_MAX (partition, group) pairs with the greatest lag."""
         self.locks = 0
         self.scanned = 0
@@ -83,10 +83,10 @@ class _LagScan:
                     cursor,
                     partition.readable_offset,
                 )
-                if len(self.laggards) < AGED_MAX:
-                    heapq.heappush(self.laggards, lagging)
+                if len(self.lagging_groups) < AGED_MAX:
+                    heapq.heappush(self.lagging_groups, lagging)
                 else:
-                    heapq.heappushpop(self.laggards, lagging)
+                    heapq.heappushpop(self.lagging_groups, lagging)
 
 
 class _MonotonicSum:
@@ -131,11 +131,15 @@ class BrokerMetrics:
 
     async def collect(self) -> Iterable[Metric]:
         """Scan the partitions, and return all metrics."""
-        scan = await self._scan()
-        ages = await self._store.run_read(self._ages, scan.laggards) if scan.laggards else {}
+        scan = await self._scan_partitions()
+        ages = (
+            await self._store.run_read(self._measure_ages, scan.lagging_groups)
+            if scan.lagging_groups
+            else {}
+        )
         return [*self._traffic(), *self._state(), *self._groups(scan, ages)]
 
-    async def _scan(self) -> _LagScan:
+    async def _scan_partitions(self) -> _LagScan:
         scan = _LagScan()
         table = self._store.state.partitions
         now_ms = self._clock.boot_ms()
@@ -148,7 +152,7 @@ class BrokerMetrics:
             await asyncio.sleep(0)
         return scan
 
-    def _ages(self, laggards: list[_Lagging]) -> dict[Labels, float]:
+    def _measure_ages(self, laggards: list[_Lagging]) -> dict[Labels, float]:
         """Return (subject, group) → the age of its oldest unacked message in seconds. Blocks."""
         now_ms = self._clock.wall_ms()
         ages: dict[Labels, float] = {}

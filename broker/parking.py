@@ -78,7 +78,7 @@ from ..protocol.scheduled.deliver_at import shown
 from ..protocol.text import MAYBE_OLDER_COPY, key_digest, plain_number
 from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
-from .answering.request_checks import owned
+from .answering.request_checks import check_owner
 from .control import partition_id_of
 from .folder_ownership import FolderOwnership, check_folder_ownership
 from .partition.park_views import (
@@ -135,7 +135,7 @@ class Parking:
 
     # ── owners ────────────────────────────────────────────────────────────────────────────────────
     async def _handle_change(self, request: ChangeParked, payload: memoryview) -> Handled:
-        partition, group = owned(self._store.state, request, self._clock.boot_ms())
+        partition, group = check_owner(self._store.state, request, self._clock.boot_ms())
         try:
             changes = decode_changes(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -161,7 +161,7 @@ class Parking:
         )
 
     async def _handle_list(self, request: ListParked, _payload: memoryview) -> Handled:
-        _, group = owned(self._store.state, request, self._clock.boot_ms())
+        _, group = check_owner(self._store.state, request, self._clock.boot_ms())
         if request.first < 0:
             raise InvalidRequestError(f"first must not be negative: {request.first}")
         parked = group.parked
@@ -197,7 +197,7 @@ class Parking:
         return group.current_in_flight().is_redriver(session, self._clock.boot_ms())
 
     async def _handle_read(self, request: ReadParked, _payload: memoryview) -> Handled:
-        _, group = owned(self._store.state, request, self._clock.boot_ms())
+        _, group = check_owner(self._store.state, request, self._clock.boot_ms())
         if request.count < 1 or request.first < 0:
             raise InvalidRequestError("count must be at least 1, and first at least 0")
         if group.parked is None:

@@ -53,8 +53,8 @@ from .answering.request_checks import (
     check_failed,
     check_failing,
     check_held,
+    check_owner,
     check_shared,
-    owned,
 )
 from .answering.stored_batches import check_read, count_delivered, read_batches
 from .answering.unpack_checks import UnpackChecks
@@ -164,7 +164,7 @@ class BrokerService:
     ) -> bool:
         if not self._store.commit.has_room_now(len(payload)):
             return False
-        if self._unpack_checks.waits(request.partition_id, payload):
+        if self._unpack_checks.must_wait(request.partition_id, payload):
             return False
         self._append_batch(request, payload, call, began_ns)
         return True
@@ -174,7 +174,7 @@ class BrokerService:
         unpacks = await self._unpack_checks.wait(request.partition_id, payload)
         async with self._store.commit.admission(len(payload)):
             self._append_batch(request, payload, call, began_ns, unpacks=unpacks)
-        return await call.answered()
+        return await call.wait_answer()
 
     def _append_batch(
         self,
@@ -268,7 +268,7 @@ class BrokerService:
         if request.wait_ms:
             call = AwaitedCall(self.handle)
             if self._pulls.begin(request, call, self._clock.boot_ms()):
-                return await call.answered()
+                return await call.wait_answer()
         return await self._pulls.read(request)
 
     async def _pull_shared(self, request: PullShared, _payload: memoryview) -> Handled:
@@ -370,7 +370,7 @@ class BrokerService:
     async def _ack(self, request: Ack, payload: memoryview) -> Handled:
         call = AwaitedCall(self.handle)
         self._begin_ack(request, payload, call, self._boot_ns())
-        return await call.answered()
+        return await call.wait_answer()
 
     def _apply_ack(self, request: Ack, now_ms: int) -> tuple[int, HostedPartition, Group]:
         """
@@ -380,7 +380,7 @@ class BrokerService:
             The cursor, the partition and the group. The caller must save the progress of the group
             before it reports the cursor.
         """
-        partition, group = owned(self._store.state, request, now_ms)
+        partition, group = check_owner(self._store.state, request, now_ms)
         ranges = request.ranges
         if request.held:
             check_held(request, partition)
@@ -443,7 +443,7 @@ class BrokerService:
         return durable if saves else None
 
     def _check_owner(self, request: OwnersRequest) -> tuple[HostedPartition, Group]:
-        return owned(self._store.state, request, self._clock.boot_ms())
+        return check_owner(self._store.state, request, self._clock.boot_ms())
 
     async def _release(self, request: Release, _payload: memoryview) -> Handled:
         partition, group = self._check_owner(request)

@@ -78,17 +78,17 @@ class CapabilityJudge:
     def __init__(
         self,
         clock: Clock,
-        ask_news: Callable[[], Awaitable[AccessNews]],
+        fetch_news: Callable[[], Awaitable[AccessNews]],
         *,
         own_token: Callable[[], str] | None = None,
         operators: Mapping[str, str] | None = None,
-        keep: Callable[[dict[str, str]], object] = lambda _operators: None,
+        save_operators: Callable[[dict[str, str]], object] = lambda _operators: None,
     ) -> None:
         self._own_token = own_token
         self._operators = dict(operators or {})
-        self._save_operators = keep
+        self._save_operators = save_operators
         self._boot_ms = clock.boot_ms
-        self._ask_news = ask_news
+        self._fetch_news = fetch_news
         self._newest = NewestNews()
         self._news: AccessNews | None = None
         self._clock_offset_ms = 0
@@ -152,7 +152,7 @@ class CapabilityJudge:
             floor=news.floor,
         )
 
-    async def believe(self, text: str) -> Capability:
+    async def verify(self, text: str) -> Capability:
         """
         Decode a capability, and verify its signature and its validity.
 
@@ -196,7 +196,7 @@ class CapabilityJudge:
 
     async def _request_news(self) -> None:
         try:
-            self.update_news(await self._ask_news())
+            self.update_news(await self._fetch_news())
         except KeylaneError:
             pass  # the current news stay in force
         finally:
@@ -215,7 +215,7 @@ class CapabilityJudge:
         operator = self._operator(text)
         if operator is not None:
             return operator
-        capability = await self.believe(text)
+        capability = await self.verify(text)
         if capability.holder:
             raise UnauthenticatedError(
                 "this capability is only for connections of its holder", problem="held"
@@ -253,7 +253,7 @@ class CapabilityJudge:
         Raises:
             UnauthenticatedError, CapabilityEndedError
         """
-        capability = await self.believe(request.capability)
+        capability = await self.verify(request.capability)
         if not capability.holder:
             raise UnauthenticatedError(
                 "a bearer capability is only for HTTP, not for connections", problem="not held"

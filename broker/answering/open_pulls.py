@@ -33,9 +33,9 @@ from ...rpc.threads.turn import at_end
 from ..partition.partition import Group, HostedPartition
 from ..partition.pull_lock import check_holder
 from ..store.store import Store
-from .request_checks import hold, owned, wanted_tags
+from .request_checks import check_owner, extend_lock, wanted_tags
 from .stored_batches import batches_up_to, check_read, count_delivered, read_batches
-from .tags import leave_out
+from .tags import remove_unwanted_batches
 from .waiting import LongPolls
 
 LEFT_OUT_BYTES_MAX = 8 << 20
@@ -71,7 +71,7 @@ class OpenPulls:
         """Check a pull and its owner. Return the partition, the group, and the most bytes of the
         reply.
         """
-        partition, group = owned(self.store.state, request, now_ms)
+        partition, group = check_owner(self.store.state, request, now_ms)
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
         if not 1 <= request.answers_max <= PULL_ANSWERS_MAX:
@@ -93,7 +93,7 @@ class OpenPulls:
         if wanted and data:
             answer, data = await self._filter_tags(request, partition, wanted, answer, data)
         check_holder(group.lock, token=request.token, session=request.session)
-        self.note_pulled(request, partition, group, answer.upto, len(data))
+        self.record_pull(request, partition, group, answer.upto, len(data))
         return answer, data
 
     async def _filter_tags(
@@ -115,7 +115,7 @@ class OpenPulls:
         offset, size = request.offset, 0
         while True:
             size += len(data)
-            data, left_out = leave_out(data, offset, wanted)
+            data, left_out = remove_unwanted_batches(data, offset, wanted)
             ranges += left_out
             offset = answer.upto
             if data or offset >= partition.readable_offset or size >= LEFT_OUT_BYTES_MAX:
@@ -126,7 +126,7 @@ class OpenPulls:
                 self.store, partition, next_request, bytes_max, answer.parked_version
             )
 
-    def note_pulled(
+    def record_pull(
         self, request: Pull, partition: HostedPartition, group: Group, end: int, size_bytes: int
     ) -> None:
         """Record that the owner receives the messages before offset `end`."""
@@ -171,10 +171,10 @@ class OpenPull:
         deadline_ms = self._deadline_ms if self._deadline_ms > now_ms else now_ms + 1
         # `now_ms` may be slightly old. Then the lock ends slightly early, and its owner acquires it
         # again.
-        hold(self._group, request, deadline_ms)
+        extend_lock(self._group, request, deadline_ms)
         if self._disconnect is None:
             self._open(deadline_ms - now_ms)
-        pulls.waiting.listen(request.partition_id, self, self._on_wake)
+        pulls.waiting.add_listener(request.partition_id, self, self._on_wake)
 
     def _open(self, wait_ms: int) -> None:
         """Make this the group's open pull, until `_close`. All waits share a timer and a future."""
@@ -203,14 +203,14 @@ class OpenPull:
 
     def _on_timeout(self) -> None:
         self._deadline_ms = 0  # even if the timer was slightly early
-        self._pulls.waiting.leave(self._request.partition_id, self)
+        self._pulls.waiting.remove_listener(self._request.partition_id, self)
         self._resume()
 
     def _on_disconnect(self, _disconnect: asyncio.Future[None]) -> None:
         if self._disconnect is not None:
             self._close()
-            self._pulls.waiting.leave(self._request.partition_id, self)
-            hold(self._group, self._request, self._pulls.boot_ms())
+            self._pulls.waiting.remove_listener(self._request.partition_id, self)
+            extend_lock(self._group, self._request, self._pulls.boot_ms())
 
     def _resume(self) -> None:
         """Answer the pull after a wake-up or a timeout."""
@@ -219,7 +219,7 @@ class OpenPull:
         pulls, request = self._pulls, self._request
         now_ms = pulls.boot_ms()
         try:
-            partition, self._group = owned(pulls.store.state, request, now_ms)
+            partition, self._group = check_owner(pulls.store.state, request, now_ms)
             bytes_max = check_read(partition, request.offset, request.bytes_max)
             answered = self.answer(partition, bytes_max, now_ms)
         except Exception as error:  # noqa: BLE001 - reported to the client, or logged
@@ -242,8 +242,8 @@ class OpenPull:
                 return False
             data = b"".join(pieces)
         size = len(data)
-        pulls.note_pulled(request, partition, group, end, size)
-        more = self._continues(partition, end, size, now_ms)
+        pulls.record_pull(request, partition, group, end, size)
+        more = self._stays_open(partition, end, size, now_ms)
         answer = batches_up_to(partition, end, group.parked_version, more=more)
         if not more:
             self._close()
@@ -259,7 +259,7 @@ class OpenPull:
         self.wait(now_ms)
         return True
 
-    def _continues(self, partition: HostedPartition, end: int, size: int, now_ms: int) -> bool:
+    def _stays_open(self, partition: HostedPartition, end: int, size: int, now_ms: int) -> bool:
         """Return True if the pull stays open after a reply of `size` bytes."""
         request = self._request
         return (
@@ -276,5 +276,5 @@ class OpenPull:
         """Answer without messages, because the group has sent a newer pull."""
         request = self._request
         self._close()
-        self._pulls.waiting.leave(request.partition_id, self)
+        self._pulls.waiting.remove_listener(request.partition_id, self)
         self._call.answer(Batches(0, request.offset, request.offset, False))

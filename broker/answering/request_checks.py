@@ -98,7 +98,9 @@ OwnersRequest = Pull | PullShared | Ack | Release | ChangeParked | ListParked | 
 """The requests that only the owner of a pull lock may send."""
 
 
-def owned(state: BrokerState, request: OwnersRequest, now_ms: int) -> tuple[HostedPartition, Group]:
+def check_owner(
+    state: BrokerState, request: OwnersRequest, now_ms: int
+) -> tuple[HostedPartition, Group]:
     """
     Check that a request comes from the owner of the pull lock, and renew the lock.
 
@@ -128,7 +130,7 @@ def owned(state: BrokerState, request: OwnersRequest, now_ms: int) -> tuple[Host
     return partition, group
 
 
-def hold(group: Group, request: Pull, deadline_ms: int) -> None:
+def extend_lock(group: Group, request: Pull, deadline_ms: int) -> None:
     """Extend the pull lock for a pull that waits until `deadline_ms`, if its sender still
     owns it.
     """

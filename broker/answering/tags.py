@@ -42,7 +42,9 @@ def may_contain(data: bytes, start: int, header: Header, wanted: Sequence[bytes]
     return any(data.find(tag, properties, end) >= 0 for tag in wanted)
 
 
-def leave_out(data: bytes, offset: int, wanted: Sequence[bytes]) -> tuple[bytes, list[Range]]:
+def remove_unwanted_batches(
+    data: bytes, offset: int, wanted: Sequence[bytes]
+) -> tuple[bytes, list[Range]]:
     """
     Remove the batches without a wanted tag from `data`.
 

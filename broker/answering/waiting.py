@@ -29,17 +29,19 @@ class LongPolls:
         """The number of waiting pulls and reads."""
         return sum(map(len, self._waiting.values()))
 
-    def listen(self, partition_id: int, key: Hashable, callback: Callable[[], object]) -> None:
-        """Call `callback` once, when the partition is woken, unless `leave` is called with `key`
-        before. The callback must not raise.
+    def add_listener(
+        self, partition_id: int, key: Hashable, callback: Callable[[], object]
+    ) -> None:
+        """Call `callback` once, when the partition is woken, unless `remove_listener` is called
+        with `key` before. The callback must not raise.
         """
         waiting = self._waiting.get(partition_id)
         if waiting is None:
             waiting = self._waiting[partition_id] = {}
         waiting[key] = callback
 
-    def leave(self, partition_id: int, key: Hashable) -> None:
-        """Remove a callback that was passed to `listen`, if it has not been called."""
+    def remove_listener(self, partition_id: int, key: Hashable) -> None:
+        """Remove a callback that was passed to `add_listener`, if it has not been called."""
         waiting = self._waiting.get(partition_id, {})
         if waiting.pop(key, None) is not None and not waiting:
             del self._waiting[partition_id]
@@ -49,13 +51,13 @@ class LongPolls:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         resolve = partial(_resolve, future)
-        self.listen(partition_id, future, resolve)
+        self.add_listener(partition_id, future, resolve)
         timer = loop.call_at(at_a_tick(wait_ms / 1000, loop.time()), resolve)
         try:
             await future
         finally:
             timer.cancel()
-            self.leave(partition_id, future)
+            self.remove_listener(partition_id, future)
 
     async def wait_to_read(
         self, request: Read, partition_of: Callable[[int], HostedPartition]

@@ -160,7 +160,7 @@ def walk_scheduled(
         DataFolderError: the folder is not a broker's, or a newer broker wrote it.
     """
     identity = read_identity(files)
-    return identity, ScheduledJournal.open(files, visit, cut=False).problems
+    return identity, ScheduledJournal.open(files, visit, must_cut=False).problems
 
 
 class _CallbackVisitor:

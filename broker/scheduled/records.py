@@ -8,7 +8,7 @@ written. Pure.
 
     header_crc = CRC-32C of bytes [8, 32); body_crc = CRC-32C of the body; length = header and body
     segment, position: the position of the frame, so that a copy elsewhere is not valid
-    the last byte of the magic is the format: 2 if the frame has a WaitsForSubject or a
+    the last byte of the magic is the format: 2 if the frame has a ScheduledForSubject or a
     DroppedMessages, else 1
 
 A frame is written and synced at once, so its records become durable together or not at all.
@@ -40,7 +40,7 @@ def overhead_of(subject: str) -> int:
     return RECORD_OVERHEAD + len(subject)
 
 
-class Waits(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class ScheduledMessage(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """A record: a message waits for its delivery time."""
 
     scheduled_id: bytes
@@ -56,19 +56,19 @@ class Waits(msgspec.Struct, frozen=True, array_like=True, tag=1):
         return overhead_of(self.subject) + len(self.value) + len(self.packed_properties)
 
 
-class WaitsForSubject(Waits, frozen=True, array_like=True, tag=5):
-    """A `Waits` for the subject with this id; a later subject with the same name does not receive
-    the message.
+class ScheduledForSubject(ScheduledMessage, frozen=True, array_like=True, tag=5):
+    """A `ScheduledMessage` for the subject with this id; a later subject with the same name does
+    not receive the message.
     """
 
     subject_id: int
 
 
-def waits_for(record: Waits, subject_id: int) -> Waits:
+def bind_to_subject(record: ScheduledMessage, subject_id: int) -> ScheduledMessage:
     """Return the record bound to the subject with this id; 0 means that the id is unknown."""
     if not subject_id:
         return record
-    return WaitsForSubject(
+    return ScheduledForSubject(
         scheduled_id=record.scheduled_id,
         deliver_at_ms=record.deliver_at_ms,
         subject=record.subject,
@@ -118,19 +118,19 @@ class DroppedMessages(msgspec.Struct, frozen=True, array_like=True, tag=6):
     scheduled_ids: tuple[bytes, ...]
 
 
-Record = Waits | Canceled | Taken | Delivered | WaitsForSubject | DroppedMessages
+Record = ScheduledMessage | Canceled | Taken | Delivered | ScheduledForSubject | DroppedMessages
 
 
-def size_of(record: Record) -> int:
+def record_bytes(record: Record) -> int:
     """Return the maximum or approximate size of a record in the journal, in bytes."""
-    if isinstance(record, Waits):
+    if isinstance(record, ScheduledMessage):
         return record.size
     if isinstance(record, Canceled):
         return RECORD_OVERHEAD
     return RECORD_OVERHEAD + ID_BYTES * len(record.scheduled_ids)
 
 
-_IN_FORMAT_2 = (WaitsForSubject, DroppedMessages)
+_IN_FORMAT_2 = (ScheduledForSubject, DroppedMessages)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Record]).decode
 
@@ -143,7 +143,7 @@ class Place(NamedTuple):
     length: int
 
 
-class Scanned(NamedTuple):
+class ScanResult(NamedTuple):
     """The result of scanning a segment; `end` is the end of its last valid frame."""
 
     end: int
@@ -197,7 +197,7 @@ def read_frame(
         return None
 
 
-def scan(data: bytes, segment: int, visit: Callable[[Place, list[Record]], None]) -> Scanned:
+def scan(data: bytes, segment: int, visit: Callable[[Place, list[Record]], None]) -> ScanResult:
     """
     Call `visit` with each frame of a segment in order, up to the first invalid bytes.
 
@@ -216,7 +216,7 @@ def scan(data: bytes, segment: int, visit: Callable[[Place, list[Record]], None]
     is_newer = (
         len(magic) == 4 and magic[:3] == MAGIC[:3] and magic[3:].isdigit() and magic > MAGIC_2
     )
-    return Scanned(position, _find_damage(data, position, segment), is_newer)
+    return ScanResult(position, _find_damage(data, position, segment), is_newer)
 
 
 def _find_damage(data: bytes, end: int, segment: int) -> str:

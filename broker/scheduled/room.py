@@ -27,7 +27,7 @@ NAMES_HINT = (
 )
 
 
-def check_names(
+def check_name_limits(
     subject: str,
     requested: int,
     stored_bytes_of: Callable[[str], int],

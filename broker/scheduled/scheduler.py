@@ -41,8 +41,17 @@ from ..storage.files import Files
 from ..store.group_commit import RunBlocking
 from ..wall_clock import WallClock
 from .journal import SEGMENT_BYTES, JournalWriter, ScheduledJournal
-from .records import Canceled, Delivered, DroppedMessages, Place, Record, Taken, Waits, size_of
-from .room import check_names, check_room
+from .records import (
+    Canceled,
+    Delivered,
+    DroppedMessages,
+    Place,
+    Record,
+    ScheduledMessage,
+    Taken,
+    record_bytes,
+)
+from .room import check_name_limits, check_room
 from .schedule_index import ScheduledAmount, ScheduledDelivery, ScheduledEntry, ScheduleIndex
 from .subjects import Subjects
 
@@ -174,11 +183,11 @@ class Scheduler:
             "late": dict(list(self._problems.items())[:10]),
         }
 
-    async def soonest(
+    async def list_soonest(
         self, limit: int, subject: str | None = None
     ) -> tuple[int, list[ScheduledEntry]]:
-        """Like `ScheduleIndex.soonest`, but yields to other tasks between its steps."""
-        steps = self._schedule_index.soonest(limit, subject)
+        """Like `ScheduleIndex.list_soonest`, but yields to other tasks between its steps."""
+        steps = self._schedule_index.list_soonest(limit, subject)
         while True:
             try:
                 next(steps)
@@ -200,7 +209,7 @@ class Scheduler:
             each in self._writing or self._schedule_index.knows(each) for each in scheduled_ids
         )
 
-    async def schedule(self, messages: Sequence[Waits]) -> list[bool]:
+    async def schedule(self, messages: Sequence[ScheduledMessage]) -> list[bool]:
         """
         Store messages of one subject durably, all of them or none. Messages with known ids are
         skipped.
@@ -221,13 +230,13 @@ class Scheduler:
         if new:
             self._writer.check()
             self._check_limits(new)
-            await self._add(new)
+            await self._add_writing(new)
         for write in writing:
             if write is not None:
                 await shield(write.done)
         return known
 
-    def _check_limits(self, messages: Sequence[Waits]) -> None:
+    def _check_limits(self, messages: Sequence[ScheduledMessage]) -> None:
         """
         Check that new messages of one subject exceed no limit.
 
@@ -238,28 +247,28 @@ class Scheduler:
         size = sum(message.size for message in messages)
         total = ScheduledAmount(len(self._schedule_index.entries), self._schedule_index.bytes)
         for writing in self._writing_shares.values():
-            total = total.plus(*writing)
-        of_subject = self._schedule_index.share(subject).plus(
+            total = total.add(*writing)
+        of_subject = self._schedule_index.subject_amount(subject).add(
             *self._writing_shares.get(subject, ScheduledAmount())
         )
         requested = ScheduledAmount(len(messages), size)
         limits = ScheduledAmount(self._count_max, self._bytes_max)
         check_room(subject, requested, total, of_subject, limits, broker_group=self._broker_group)
-        check_names(
+        check_name_limits(
             subject,
             size,
-            self._schedule_index.names.of,
+            self._schedule_index.names.bytes_of,
             self._writing_shares,
             self.limits(),
             broker_group=self._broker_group,
         )
 
-    async def _add(self, messages: Sequence[Waits]) -> None:
+    async def _add_writing(self, messages: Sequence[ScheduledMessage]) -> None:
         size = sum(message.size for message in messages)
         subject, shares = messages[0].subject, self._writing_shares
 
         def add_to_share(count: int, size: int) -> None:
-            share = shares[subject] = shares.get(subject, ScheduledAmount()).plus(count, size)
+            share = shares[subject] = shares.get(subject, ScheduledAmount()).add(count, size)
             if not share.messages:
                 del shares[subject]
 
@@ -274,7 +283,7 @@ class Scheduler:
                 self._schedule_index.add(message, place)
             self._wake.set()
 
-        done = self._writer.submit(messages, then=on_durable, undo=remove_pending)
+        done = self._writer.submit(messages, on_durable=on_durable, undo=remove_pending)
         add_to_share(len(messages), size)
         for message in messages:
             self._writing[message.scheduled_id] = _PendingMessage(subject, done)
@@ -295,7 +304,7 @@ class Scheduler:
             await shield(write.done)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DELIVERY_S):
-                while self._schedule_index.is_taken(scheduled_id):
+                while self._schedule_index.is_in_delivery(scheduled_id):
                     canceling = self._canceling.get(scheduled_id)
                     await (shield(canceling) if canceling else self._delivery_done.wait())
         outcome = self._schedule_index.cancel(scheduled_id)
@@ -311,7 +320,7 @@ class Scheduler:
             self._schedule_index.requeue([scheduled_id])
             self._wake.set()
 
-        done = self._writer.submit([Canceled(scheduled_id)], then=on_durable, undo=undo)
+        done = self._writer.submit([Canceled(scheduled_id)], on_durable=on_durable, undo=undo)
         self._canceling[scheduled_id] = done
         await shield(done)
         return CancelOutcome.CANCELED
@@ -321,7 +330,7 @@ class Scheduler:
         """Start to remove the oldest segment if most of the journal is about settled messages."""
         limit_bytes = 2 * (self._schedule_index.journal_bytes + self._journal.segment_bytes)
         has_several = len(self._journal.segments) > 1
-        if self._compaction is None and has_several and self._journal.bytes > limit_bytes:
+        if self._compaction is None and has_several and self._journal.size_bytes > limit_bytes:
             self._compaction = asyncio.create_task(
                 self._remove_oldest(), name="compaction of scheduled messages"
             )
@@ -355,7 +364,7 @@ class Scheduler:
             while needed := self._schedule_index.select_needed(chunk, segment):
                 copied = _first_records(needed)
                 await self._writer.submit(
-                    copied, then=partial(self._schedule_index.relocate, copied)
+                    copied, on_durable=partial(self._schedule_index.relocate, copied)
                 )
             is_complete = is_complete and not self._schedule_index.is_settling(segment)
             await asyncio.sleep(0)
@@ -370,12 +379,12 @@ class Scheduler:
         if self._journal.problems:
             return  # a lost record may have settled a message
         for delivery in list(self._schedule_index.deliveries.values()):
-            self._start(self._resume(delivery, target, folder_ownership))
+            self._start_delivery(self._resume_delivery(delivery, target, folder_ownership))
         while True:
             self._wake.clear()
             now_ms, boot_ms = self.calendar.now_ms(), self._clock.boot_ms()
-            for batch in self._schedule_index.take(now_ms, boot_ms):
-                self._start(self._deliver(batch, target, folder_ownership))
+            for batch in self._schedule_index.take_due(now_ms, boot_ms):
+                self._start_delivery(self._deliver(batch, target, folder_ownership))
             due_ms, retry_ms = self._schedule_index.next_due_ms, self._schedule_index.next_try_ms
             delays_ms = [] if due_ms is None else [due_ms - now_ms]
             delays_ms += [] if retry_ms is None else [retry_ms - boot_ms]
@@ -386,7 +395,7 @@ class Scheduler:
             if not folder_ownership.accepted:
                 await folder_ownership.wait_accepted()
 
-    def _start(self, delivery: Coroutine[Any, Any, None]) -> None:
+    def _start_delivery(self, delivery: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(delivery, name="delivery of scheduled messages")
         self._tasks.add(task)
         task.add_done_callback(self._on_delivery_done)
@@ -402,42 +411,42 @@ class Scheduler:
         """Store a batch of due messages in their subject, or requeue them."""
         subject = batch[0].subject
         try:
-            messages = await self._read(batch)
+            messages = await self._read_messages(batch)
             batch = self._requeue_unread(batch, messages)
             if not batch:
-                self._free_subject(subject)
+                self._release_subject(subject)
                 return
             name = f"scheduled-{self._rng.getrandbits(128):032x}"
             logical = await target.choose_logical_partition(subject, batch[0].subject_id)
             taken = Taken(name, subject, logical, tuple(each.scheduled_id for each in messages))
             await self._writer.submit(
                 [taken],
-                then=lambda place: self._schedule_index.begin_delivery(taken, place.segment),
+                on_durable=lambda place: self._schedule_index.begin_delivery(taken, place.segment),
             )
         except SubjectDeletedError as error:
-            await self._drop(subject, [entry.scheduled_id for entry in batch], error)
+            await self._drop_messages(subject, [entry.scheduled_id for entry in batch], error)
             return
         except KeylaneError as error:
-            self._requeue(subject, [entry.scheduled_id for entry in batch], error)
+            self._requeue_messages(subject, [entry.scheduled_id for entry in batch], error)
             return
         delivery = self._schedule_index.deliveries[name]
-        await self._store(delivery, messages, target, folder_ownership, doubtful=False)
+        await self._store_delivery(delivery, messages, target, folder_ownership, doubtful=False)
 
-    async def _resume(
+    async def _resume_delivery(
         self, delivery: ScheduledDelivery, target: Subjects, folder_ownership: FolderOwnership
     ) -> None:
         """Store the batch of a delivery that began before a restart, and may be stored already."""
         entries = [self._schedule_index.entries[each] for each in delivery.scheduled_ids]
         while True:
-            messages = await self._read(entries)
+            messages = await self._read_messages(entries)
             if len(messages) == len(entries):
                 break
             # The batch may be stored, so it must not change.
             await asyncio.sleep(UNREADABLE_MS / 1000)
-        await self._store(delivery, messages, target, folder_ownership, doubtful=True)
+        await self._store_delivery(delivery, messages, target, folder_ownership, doubtful=True)
 
     def _requeue_unread(
-        self, batch: list[ScheduledEntry], messages: Sequence[Waits]
+        self, batch: list[ScheduledEntry], messages: Sequence[ScheduledMessage]
     ) -> list[ScheduledEntry]:
         """Requeue the entries whose messages could not be read, and return the others."""
         read_ids = {each.scheduled_id for each in messages}
@@ -445,9 +454,9 @@ class Scheduler:
         self._schedule_index.requeue(unread, self._clock.boot_ms() + UNREADABLE_MS)
         return [entry for entry in batch if entry.scheduled_id in read_ids]
 
-    async def _read(self, entries: Sequence[ScheduledEntry]) -> list[Waits]:
+    async def _read_messages(self, entries: Sequence[ScheduledEntry]) -> list[ScheduledMessage]:
         """Read the messages of entries, in order, except those that cannot be read now."""
-        by_id: dict[bytes, Waits] = {}
+        by_id: dict[bytes, ScheduledMessage] = {}
         ids = {entry.scheduled_id for entry in entries}
         for place in dict.fromkeys(entry.place for entry in entries):
             try:
@@ -456,14 +465,14 @@ class Scheduler:
                 log.error("cannot read a scheduled message: %s", error.message)
                 continue
             for record in records:
-                if isinstance(record, Waits) and record.scheduled_id in ids:
+                if isinstance(record, ScheduledMessage) and record.scheduled_id in ids:
                     by_id[record.scheduled_id] = record
         return [by_id[entry.scheduled_id] for entry in entries if entry.scheduled_id in by_id]
 
-    async def _store(
+    async def _store_delivery(
         self,
         delivery: ScheduledDelivery,
-        messages: Sequence[Waits],
+        messages: Sequence[ScheduledMessage],
         target: Subjects,
         folder_ownership: FolderOwnership,
         *,
@@ -490,39 +499,41 @@ class Scheduler:
                 )
                 break
             except SubjectDeletedError as error:
-                await self._drop(delivery.subject, delivery.scheduled_ids, error)
+                await self._drop_messages(delivery.subject, delivery.scheduled_ids, error)
                 return
             except KeylaneError as error:
                 too_large = _find_too_large(error, delivery, posted)
                 if too_large:
                     others = [each for each in delivery.scheduled_ids if each not in too_large]
                     self._schedule_index.requeue(others)
-                    await self._drop(delivery.subject, too_large, error)
+                    await self._drop_messages(delivery.subject, too_large, error)
                     return
                 doubtful = doubtful or error.fate is Fate.UNKNOWN
                 if not doubtful:
-                    self._requeue(delivery.subject, delivery.scheduled_ids, error)
+                    self._requeue_messages(delivery.subject, delivery.scheduled_ids, error)
                     return
                 self._log_problem(delivery.subject, error)
-                self._free_subject(delivery.subject)
+                self._release_subject(delivery.subject)
                 await asyncio.sleep(pauses.next_ms() / 1000)
         self._schedule_index.end_delivery(delivery.name)
         self.delivered += len(messages)
         self._pauses.pop(delivery.subject, None)
         self._problems.pop(delivery.subject, None)
-        self._free_subject(delivery.subject)
+        self._release_subject(delivery.subject)
         delivered = Delivered(delivery.name, delivery.scheduled_ids)
         while True:
             try:
                 await self._writer.submit(
                     [delivered],
-                    then=lambda place: self._schedule_index.on_delivered(delivered, place.segment),
+                    on_durable=lambda place: self._schedule_index.on_delivered(
+                        delivered, place.segment
+                    ),
                 )
                 return
             except KeylaneError:  # without the record, a start delivers it again as a duplicate
                 await asyncio.sleep(pauses.next_ms() / 1000)
 
-    async def _drop(
+    async def _drop_messages(
         self, subject: str, scheduled_ids: Sequence[bytes], cause: KeylaneError
     ) -> None:
         """Drop messages durably that their subject will never accept. If the write fails, requeue
@@ -543,7 +554,7 @@ class Scheduler:
             self._schedule_index.requeue(ids, self._clock.boot_ms() + WAITS.max_ms)
 
         self._schedule_index.begin_drop(ids)
-        done = self._writer.submit([DroppedMessages(ids)], then=on_durable, undo=undo)
+        done = self._writer.submit([DroppedMessages(ids)], on_durable=on_durable, undo=undo)
         self._canceling |= dict.fromkeys(ids, done)
         try:
             await shield(done)
@@ -559,19 +570,21 @@ class Scheduler:
                 cause.message,
                 listed([each.hex() for each in ids[:LISTED_MAX]], len(ids)),
             )
-        self._free_subject(subject)
+        self._release_subject(subject)
 
-    def _requeue(self, subject: str, scheduled_ids: Sequence[bytes], error: KeylaneError) -> None:
+    def _requeue_messages(
+        self, subject: str, scheduled_ids: Sequence[bytes], error: KeylaneError
+    ) -> None:
         """Requeue messages with a backoff, because none of them was stored."""
         pauses = self._pauses.get(subject)
         if pauses is None:
             pauses = self._pauses[subject] = WAITS.pauses(self._rng)
         self._schedule_index.requeue(scheduled_ids, self._clock.boot_ms() + pauses.next_ms())
         self._log_problem(subject, error)
-        self._free_subject(subject)
+        self._release_subject(subject)
 
-    def _free_subject(self, subject: str) -> None:
-        self._schedule_index.free(subject)
+    def _release_subject(self, subject: str) -> None:
+        self._schedule_index.release_subject(subject)
         self._wake.set()
         self._delivery_done.set()
         self._delivery_done = asyncio.Event()
@@ -589,7 +602,7 @@ class Scheduler:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._compaction is not None:
             await asyncio.wait([self._compaction])
-        await self._writer.idle()
+        await self._writer.wait_idle()
         self._journal.close()
 
 
@@ -598,7 +611,7 @@ def _first_records(records: Sequence[Record]) -> list[Record]:
     first: list[Record] = []
     size_bytes = 0
     for record in records[:COPIED_MAX]:
-        size_bytes += size_of(record)
+        size_bytes += record_bytes(record)
         if first and size_bytes > COPIED_BYTES_MAX:
             break
         first.append(record)
@@ -636,6 +649,6 @@ def open_schedule(
         for record in records:
             schedule_index.replay(record, place)
 
-    journal = ScheduledJournal.open(files, visit, segment_bytes=segment_bytes, cut=cut)
+    journal = ScheduledJournal.open(files, visit, segment_bytes=segment_bytes, must_cut=cut)
     schedule_index.finish_replay()
     return schedule_index, journal

@@ -262,20 +262,20 @@ class FileConsumeQueues:
         return queue.next_offset
 
     @staticmethod
-    def _drop_before(queue: Queue, first: int) -> None:
-        """Raise the first offset to `first_offset`, and forget the blocks or tail units before it."""
-        queue.first_offset = first
+    def _drop_before(queue: Queue, first_offset: int) -> None:
+        """Raise the first offset to `first_offset`, and forget all units before it."""
+        queue.first_offset = first_offset
         blocks, count, tail = queue.state
-        block = bisect_right(blocks.offsets, first, 0, count) - 1
+        block = bisect_right(blocks.offsets, first_offset, 0, count) - 1
         if (
             count
-            and (not tail or first < unit_at(tail, 0).base_offset)
-            and first < queue.next_offset
+            and (not tail or first_offset < unit_at(tail, 0).base_offset)
+            and first_offset < queue.next_offset
         ):
             if block:
                 queue.replace(blocks.slice(block, count), tail)
             return
-        index = find_first(tail, lambda unit: unit.base_offset >= first)
+        index = find_first(tail, lambda unit: unit.base_offset >= first_offset)
         queue.replace(NO_BLOCKS, tail[index * UNIT_BYTES :])
 
     def truncate(self, position: int) -> None:

@@ -17,7 +17,14 @@ from ....broker.offline.index_work import IndexReport, rebuild_index, switch_ind
 from ....broker.offline.inspection import inspect_folder, walk_log, walk_scheduled
 from ....broker.partition.image import decode_partition
 from ....broker.partition.records import decode_body
-from ....broker.scheduled.records import Delivered, Place, Record, Taken, Waits, WaitsForSubject
+from ....broker.scheduled.records import (
+    Delivered,
+    Place,
+    Record,
+    ScheduledForSubject,
+    ScheduledMessage,
+    Taken,
+)
 from ....broker.settings import INDEX_KINDS
 from ....broker.storage.data_folder import read_identity
 from ....broker.storage.fail_points import make_files
@@ -183,9 +190,9 @@ def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> dic
     fields: dict[str, Any] = {
         "segment": location.segment,
         "position": location.position,
-        "kind": "WAITS" if isinstance(record, Waits) else type(record).__name__.upper(),
+        "kind": "WAITS" if isinstance(record, ScheduledMessage) else type(record).__name__.upper(),
     }
-    if not isinstance(record, Waits):
+    if not isinstance(record, ScheduledMessage):
         ids = record.scheduled_ids if hasattr(record, "scheduled_ids") else (record.scheduled_id,)
         fields["scheduled_ids"] = [each.hex() for each in ids]
         if isinstance(record, Taken | Delivered):
@@ -200,7 +207,7 @@ def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> dic
         "sent_at_ns": record.sent_at_ns,
         "value_bytes": len(record.value),
     }
-    if isinstance(record, WaitsForSubject):
+    if isinstance(record, ScheduledForSubject):
         fields["subject_id"] = record.subject_id
     if messages:
         fields["value"] = _shorten(record.value)

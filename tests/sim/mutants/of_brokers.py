@@ -40,7 +40,7 @@ def _lower_token_passes(patches: Patches, module: Any, kind: type[Any]) -> None:
         partition = state.partition(request.partition_id)
         return partition, partition.groups[request.group]
 
-    real = patches.set(module, "owned", owned)
+    real = patches.set(module, "check_owner", owned)
 
 
 def ack_of_lower_token_accepted(patches: Patches) -> None:
@@ -72,7 +72,7 @@ def parts_need_no_owner(patches: Patches) -> None:
             return True
         return real_answer(self, partition, bytes_max, now_ms)
 
-    real_owned = patches.set(open_pulls, "owned", owned)
+    real_owned = patches.set(open_pulls, "check_owner", owned)
     real_answer = patches.set(open_pulls.OpenPull, "answer", answer)
     patches.set(open_pulls.OpenPull, "end", lambda _pull: None)
 

@@ -255,7 +255,7 @@ async def test_calendar_that_was_set_forward_counts_when_a_day_has_passed_or_an_
     house.clock.wall_offset_ms += 8_760 * HOUR
     assert await house.cleaning.check() == 0
     if word:
-        house.cleaning.adopt(settings_of())
+        house.cleaning.apply_settings(settings_of())
     else:
         house.clock.advance(24 * HOUR)
     assert await house.cleaning.check() > 0

@@ -201,7 +201,7 @@ async def test_group_that_comes_while_it_is_decided(moment):
     house = CommitWatchedBroker(disk)
     await house.fill()
     cleaning = house.cleaning
-    name = {"decided": "_floor", "written": "_first_offsets_at"}[moment]
+    name = {"decided": "_find_floor", "written": "_first_offsets_at"}[moment]
     real = getattr(cleaning, name)
     cursors = []
 
@@ -229,7 +229,7 @@ async def test_group_that_is_set_back_while_it_is_decided():
     await house.fill()
     await house.desk.acquire(1)
     await house.desk.ack(1, (0, 2 * BATCHES))
-    floor = house.cleaning._floor
+    floor = house.cleaning._find_floor
     partition = house.store.state.partition(1)
 
     async def late(*args):
@@ -238,7 +238,7 @@ async def test_group_that_is_set_back_while_it_is_decided():
             await set_cursor(house.store, partition, SetCursor(group="audit", token=2, cursor=0))
         return result
 
-    house.cleaning._floor = late
+    house.cleaning._find_floor = late
     await house.cleaning.check()
     assert partition.first_offset == 0
     assert partition.groups["audit"].acked.cursor == 0
@@ -251,7 +251,7 @@ async def test_group_that_is_made_known_while_it_is_decided(told):
     """
     house = CommitWatchedBroker(SimDisk())
     await house.fill()
-    floor = house.cleaning._floor
+    floor = house.cleaning._find_floor
     partition = house.store.state.partition(1)
 
     async def late(*args):
@@ -260,7 +260,7 @@ async def test_group_that_is_made_known_while_it_is_decided(told):
             await register_groups_at(house.store, partition, ["audit"])
         return result
 
-    house.cleaning._floor = late
+    house.cleaning._find_floor = late
     await house.cleaning.check()
     assert (partition.first_offset == 0) is told
 
@@ -269,7 +269,7 @@ async def test_group_that_comes_after_the_decision():
     """A group that registers while first offsets rise begins at the one that was decided."""
     house = CommitWatchedBroker(SimDisk())
     await house.fill((1, 2))
-    decide = house.cleaning._decide
+    decide = house.cleaning._decide_position
 
     async def late(*args):
         result = await decide(*args)
@@ -278,7 +278,7 @@ async def test_group_that_comes_after_the_decision():
         return result
 
     cursors: list[int] = []
-    house.cleaning._decide = late
+    house.cleaning._decide_position = late
     assert await house.cleaning.check() > 0
     assert cursors == [house.first()]
     assert cursors[0] > 0
@@ -349,7 +349,7 @@ async def test_first_offsets_are_mended_only_where_they_have_to_be(monkeypatch):
     for number in range(BATCHES, BATCHES + 50):
         house.clock.advance(HOUR)
         await again.desk.append(batch(sequence=2 * number))
-    monkeypatch.setattr(again.cleaning, "_forget", lambda: asyncio.sleep(0))
+    monkeypatch.setattr(again.cleaning, "_forget_removed", lambda: asyncio.sleep(0))
     await again.cleaning.check()
     last = CommitWatchedBroker(disk, house.clock)
     assert last.first() == again.first() > first

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from keylane.broker.scheduled.journal import SEGMENT_BYTES, segment_path
-from keylane.broker.scheduled.records import Waits, waits_for
+from keylane.broker.scheduled.records import ScheduledMessage, bind_to_subject
 from keylane.broker.scheduled.schedule_index import SETTLED_BYTES
 from keylane.broker.scheduled.scheduler import open_schedule
 from keylane.protocol.clock import SystemClock
@@ -130,7 +130,7 @@ def test_messages_are_stored_within_100_ms_of_their_times():
         async with running(scheduler, subjects):
             await scheduler.schedule(
                 [
-                    Waits(b"%016d" % number, at_ms, "s", 1, b"%d" % at_ms, b"")
+                    ScheduledMessage(b"%016d" % number, at_ms, "s", 1, b"%d" % at_ms, b"")
                     for number, at_ms in enumerate(due_ms)
                 ]
             )
@@ -331,7 +331,7 @@ async def test_old_segments_are_removed_and_waiting_messages_are_kept():
     assert schedule_index.entries.keys() == {each.scheduled_id for each in waiting}
     for entry in schedule_index.entries.values():
         assert any(
-            isinstance(record, Waits) and record.scheduled_id == entry.scheduled_id
+            isinstance(record, ScheduledMessage) and record.scheduled_id == entry.scheduled_id
             for record in journal.read(entry.place)
         )
     assert len(subjects.values) == len(set(subjects.values)) == 500
@@ -344,9 +344,9 @@ async def test_large_messages_that_are_written_again_are_found_at_a_start():
     disk = SimDisk()
     scheduler = open_scheduler(disk, bytes_max=1 << 28, segment_bytes=SEGMENT_BYTES)
 
-    def large(number: int) -> Waits:
+    def large(number: int) -> ScheduledMessage:
         due_ms = CLOCK.wall_ms() + 10_000_000
-        return Waits(b"%016d" % number, due_ms, "s", 1, bytes((1 << 20) - 200), b"")
+        return ScheduledMessage(b"%016d" % number, due_ms, "s", 1, bytes((1 << 20) - 200), b"")
 
     for number in range(18):
         await scheduler.schedule([large(number)])
@@ -368,7 +368,7 @@ async def test_settled_messages_are_known_when_their_segments_are_removed():
     subjects.deleted = {9}
     scheduler = open_scheduler(disk, segment_bytes=2_048)
     delivered, canceled = message(b"delivered", 1), message(b"canceled", 60_000)
-    dropped = waits_for(message(b"dropped", 1), 9)
+    dropped = bind_to_subject(message(b"dropped", 1), 9)
     async with running(scheduler, subjects):
         await scheduler.schedule([delivered, canceled, dropped])
         await scheduler.cancel(canceled.scheduled_id)
@@ -396,7 +396,7 @@ async def test_messages_of_a_deleted_subject_are_dropped_and_told_so(caplog):
     subjects, disk = ScriptedSubjects(), SimDisk()
     scheduler = open_scheduler(disk)
     subjects.deleted = {7}
-    gone, later = waits_for(message(b"gone"), 7), waits_for(message(b"later", 30), 8)
+    gone, later = bind_to_subject(message(b"gone"), 7), bind_to_subject(message(b"later", 30), 8)
     async with running(scheduler, subjects):
         await scheduler.schedule([gone, later])
         await until(lambda: scheduler.view()["count"] == 0)
@@ -440,7 +440,7 @@ async def test_message_waits_when_its_drop_cannot_be_written():
     subjects, disk = ScriptedSubjects(), SimDisk()
     scheduler = open_scheduler(disk)
     subjects.deleted = {7}
-    gone = waits_for(message(b"gone", 60), 7)
+    gone = bind_to_subject(message(b"gone", 60), 7)
     async with running(scheduler, subjects):
         await scheduler.schedule([gone])
         disk.room = 10
@@ -526,7 +526,7 @@ async def test_message_is_not_due_early_when_the_calendar_is_set_forward_by_hour
         assert "set forward by 720.0 hours" in str(scheduler.view()["calendar"])
         assert caplog.text.count("set forward by 720.0 hours") == 1
         if ending == "believed":
-            scheduler.calendar.believe()
+            scheduler.calendar.trust_now()
             await until(lambda: scheduler.view()["count"] == 0)
         else:
             clock.ahead_ms = 0
