@@ -58,7 +58,7 @@ from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .folder_ownership import FolderOwnership, check_folder_ownership
 from .peers import Peers
-from .scheduled.records import ScheduledMessage, bind_to_subject
+from .scheduled.records import ScheduledMessageRecord, bind_to_subject
 from .scheduled.schedule_index import ScheduledEntry
 from .scheduled.scheduler import Scheduler
 from .store.store import DURABLE
@@ -138,7 +138,7 @@ class Scheduling:
         if key:
             raise InvalidRequestError(Reason.DELIVER_AT_KEY)
         check_message_size(0, len(value), len(packed))
-        message = ScheduledMessage(
+        message = ScheduledMessageRecord(
             request.scheduled_id, request.deliver_at_ms, subject, batch.sent_at_ns[0], value, packed
         )
         await (self._scheduler.schedule([message]) if is_repeat else self._add(subject, [message]))
@@ -162,7 +162,7 @@ class Scheduling:
                 now_ms=now_ms,
             )
 
-    async def _add(self, subject: str, messages: list[ScheduledMessage]) -> list[bool]:
+    async def _add(self, subject: str, messages: list[ScheduledMessageRecord]) -> list[bool]:
         """Add new messages to the scheduler. Return for each whether it was already there."""
         self._check_writable()
         try:
@@ -200,7 +200,7 @@ class Scheduling:
         ids = self._ids(subject, posted, deliver_at_ms, params.get(IDEMPOTENCY_KEY))
         sent_at_ns = self._clock.wall_ns()
         messages = [
-            ScheduledMessage(
+            ScheduledMessageRecord(
                 scheduled_id,
                 deliver_at_ms,
                 subject,

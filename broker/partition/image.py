@@ -42,7 +42,7 @@ from ...protocol.offsets import AckedOffsets
 from ...protocol.routing import OrderStrategy, Partition, PartitionState
 from .appends import Producers, ProducerState, StoredBatch
 from .parked import Parked
-from .partition import Group, HostedPartition, LostRange
+from .partition import Group, HostedPartition, LostOffsets
 from .records import HoldBody
 
 
@@ -250,7 +250,7 @@ def decode_partition_part(
     partition.groups_told = decoded.groups_told
     partition.forgotten = dict(decoded.forgotten)
     partition.holds = {hold.job: hold for hold in decoded.holds}
-    partition.lost = tuple(LostRange(*row) for row in decoded.lost)
+    partition.lost = tuple(LostOffsets(*row) for row in decoded.lost)
     return partition, ProducerRange(
         decoded.producers_before, max(decoded.producers_all, len(partition.producers))
     )

@@ -255,7 +255,7 @@ class Group:
         return self.durable_cursor >= end_offset
 
 
-class LostRange(NamedTuple):
+class LostOffsets(NamedTuple):
     """Offsets `[start, end)` that damage of the log at `position` has lost; `end` may be
     END_UNKNOWN.
     """
@@ -323,7 +323,7 @@ class HostedPartition:
         """
         self.holds: dict[str, HoldBody] = {}
         """Job → its hold against retention. `store/holds.py` knows which holds have expired."""
-        self.lost: tuple[LostRange, ...] = ()
+        self.lost: tuple[LostOffsets, ...] = ()
         """The lost ranges, in order. If there are any, the partition accepts no appends, and reads
         end before them.
         """
@@ -343,7 +343,9 @@ class HostedPartition:
         ranges.add(start, _end_bound(end))
         positions = {lost.start: lost.position for lost in self.lost}
         lost = [
-            LostRange(start, END_UNKNOWN if end == MAX_I64 else end, positions.get(start, position))
+            LostOffsets(
+                start, END_UNKNOWN if end == MAX_I64 else end, positions.get(start, position)
+            )
             for start, end in ranges
         ]
         if len(lost) > LOST_MAX:

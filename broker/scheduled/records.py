@@ -40,7 +40,7 @@ def overhead_of(subject: str) -> int:
     return RECORD_OVERHEAD + len(subject)
 
 
-class ScheduledMessage(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class ScheduledMessageRecord(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """A record: a message waits for its delivery time."""
 
     scheduled_id: bytes
@@ -56,15 +56,15 @@ class ScheduledMessage(msgspec.Struct, frozen=True, array_like=True, tag=1):
         return overhead_of(self.subject) + len(self.value) + len(self.packed_properties)
 
 
-class ScheduledForSubject(ScheduledMessage, frozen=True, array_like=True, tag=5):
-    """A `ScheduledMessage` for the subject with this id; a later subject with the same name does
+class ScheduledForSubject(ScheduledMessageRecord, frozen=True, array_like=True, tag=5):
+    """A `ScheduledMessageRecord` for the subject with this id; a later subject with the same name does
     not receive the message.
     """
 
     subject_id: int
 
 
-def bind_to_subject(record: ScheduledMessage, subject_id: int) -> ScheduledMessage:
+def bind_to_subject(record: ScheduledMessageRecord, subject_id: int) -> ScheduledMessageRecord:
     """Return the record bound to the subject with this id; 0 means that the id is unknown."""
     if not subject_id:
         return record
@@ -118,12 +118,14 @@ class DroppedMessages(msgspec.Struct, frozen=True, array_like=True, tag=6):
     scheduled_ids: tuple[bytes, ...]
 
 
-Record = ScheduledMessage | Canceled | Taken | Delivered | ScheduledForSubject | DroppedMessages
+Record = (
+    ScheduledMessageRecord | Canceled | Taken | Delivered | ScheduledForSubject | DroppedMessages
+)
 
 
 def record_bytes(record: Record) -> int:
     """Return the maximum or approximate size of a record in the journal, in bytes."""
-    if isinstance(record, ScheduledMessage):
+    if isinstance(record, ScheduledMessageRecord):
         return record.size
     if isinstance(record, Canceled):
         return RECORD_OVERHEAD

@@ -37,7 +37,7 @@ from .records import (
     Place,
     Record,
     ScheduledForSubject,
-    ScheduledMessage,
+    ScheduledMessageRecord,
     Taken,
     overhead_of,
 )
@@ -161,7 +161,7 @@ class ScheduleIndex:
         """Return True if a message waits, is being delivered, or was settled recently."""
         return scheduled_id in self.entries or scheduled_id in self._settled
 
-    def add(self, record: ScheduledMessage, place: Place) -> None:
+    def add(self, record: ScheduledMessageRecord, place: Place) -> None:
         """Add a message, or update the place of its record."""
         entry = self.entries.get(record.scheduled_id)
         if entry is not None:
@@ -386,7 +386,7 @@ class ScheduleIndex:
     # ── the journal ───────────────────────────────────────────────────────────────────────────────
     def replay(self, record: Record, place: Place) -> None:
         """Apply a record of the journal at a start. Call `finish_replay` after the last one."""
-        if isinstance(record, ScheduledMessage):
+        if isinstance(record, ScheduledMessageRecord):
             self.add(record, place)
         elif isinstance(record, Canceled):
             if (name := self._delivery_of.get(record.scheduled_id)) is not None:
@@ -416,7 +416,7 @@ class ScheduleIndex:
         since are not affected.
         """
         for record in records:
-            if isinstance(record, ScheduledMessage):
+            if isinstance(record, ScheduledMessageRecord):
                 if record.scheduled_id in self.entries:
                     self.entries[record.scheduled_id].place = place
             elif isinstance(record, Taken):
@@ -477,8 +477,8 @@ class ScheduleIndex:
             needed.append(Delivered(REWRITTEN, tuple(delivered)))
         return needed
 
-    def _is_needed(self, record: ScheduledMessage | Taken | Canceled, segment: int) -> bool:
-        if isinstance(record, ScheduledMessage):
+    def _is_needed(self, record: ScheduledMessageRecord | Taken | Canceled, segment: int) -> bool:
+        if isinstance(record, ScheduledMessageRecord):
             entry = self.entries.get(record.scheduled_id)
             is_canceling = record.scheduled_id in self._settling
             return entry is not None and entry.place.segment == segment and not is_canceling

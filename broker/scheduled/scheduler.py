@@ -47,7 +47,7 @@ from .records import (
     DroppedMessages,
     Place,
     Record,
-    ScheduledMessage,
+    ScheduledMessageRecord,
     Taken,
     record_bytes,
 )
@@ -209,7 +209,7 @@ class Scheduler:
             each in self._writing or self._schedule_index.knows(each) for each in scheduled_ids
         )
 
-    async def schedule(self, messages: Sequence[ScheduledMessage]) -> list[bool]:
+    async def schedule(self, messages: Sequence[ScheduledMessageRecord]) -> list[bool]:
         """
         Store messages of one subject durably, all of them or none. Messages with known ids are
         skipped.
@@ -236,7 +236,7 @@ class Scheduler:
                 await shield(write.done)
         return known
 
-    def _check_limits(self, messages: Sequence[ScheduledMessage]) -> None:
+    def _check_limits(self, messages: Sequence[ScheduledMessageRecord]) -> None:
         """
         Check that new messages of one subject exceed no limit.
 
@@ -263,7 +263,7 @@ class Scheduler:
             broker_group=self._broker_group,
         )
 
-    async def _add_writing(self, messages: Sequence[ScheduledMessage]) -> None:
+    async def _add_writing(self, messages: Sequence[ScheduledMessageRecord]) -> None:
         size = sum(message.size for message in messages)
         subject, shares = messages[0].subject, self._writing_shares
 
@@ -446,7 +446,7 @@ class Scheduler:
         await self._store_delivery(delivery, messages, target, folder_ownership, doubtful=True)
 
     def _requeue_unread(
-        self, batch: list[ScheduledEntry], messages: Sequence[ScheduledMessage]
+        self, batch: list[ScheduledEntry], messages: Sequence[ScheduledMessageRecord]
     ) -> list[ScheduledEntry]:
         """Requeue the entries whose messages could not be read, and return the others."""
         read_ids = {each.scheduled_id for each in messages}
@@ -454,9 +454,11 @@ class Scheduler:
         self._schedule_index.requeue(unread, self._clock.boot_ms() + UNREADABLE_MS)
         return [entry for entry in batch if entry.scheduled_id in read_ids]
 
-    async def _read_messages(self, entries: Sequence[ScheduledEntry]) -> list[ScheduledMessage]:
+    async def _read_messages(
+        self, entries: Sequence[ScheduledEntry]
+    ) -> list[ScheduledMessageRecord]:
         """Read the messages of entries, in order, except those that cannot be read now."""
-        by_id: dict[bytes, ScheduledMessage] = {}
+        by_id: dict[bytes, ScheduledMessageRecord] = {}
         ids = {entry.scheduled_id for entry in entries}
         for place in dict.fromkeys(entry.place for entry in entries):
             try:
@@ -465,14 +467,14 @@ class Scheduler:
                 log.error("cannot read a scheduled message: %s", error.message)
                 continue
             for record in records:
-                if isinstance(record, ScheduledMessage) and record.scheduled_id in ids:
+                if isinstance(record, ScheduledMessageRecord) and record.scheduled_id in ids:
                     by_id[record.scheduled_id] = record
         return [by_id[entry.scheduled_id] for entry in entries if entry.scheduled_id in by_id]
 
     async def _store_delivery(
         self,
         delivery: ScheduledDelivery,
-        messages: Sequence[ScheduledMessage],
+        messages: Sequence[ScheduledMessageRecord],
         target: Subjects,
         folder_ownership: FolderOwnership,
         *,

@@ -239,10 +239,10 @@ class _Commit:
 class _DeferredRecord:
     """A record that is built when a commit is filled, and the callbacks for its outcome."""
 
-    __slots__ = ("callbacks", "make")
+    __slots__ = ("callbacks", "make_entry")
 
     def __init__(self, make_entry: Callable[[], Entry]) -> None:
-        self.make = make_entry
+        self.make_entry = make_entry
         self.callbacks: list[DoneCallback] = []
 
 
@@ -539,7 +539,7 @@ class GroupCommit:
         while self._deferred_records:
             key = next(iter(self._deferred_records))
             deferred = self._deferred_records[key]
-            entry = deferred.make()
+            entry = deferred.make_entry()
             del self._deferred_records[key]
             if entry.record:
                 entry.position, entry.stamped = plan.add(

@@ -39,8 +39,8 @@ from ..cluster.announcements import (
     Announcement,
     begin_announcement,
     mark_announced,
-    record_heard,
     read_announcements,
+    record_heard,
     unannounced_groups,
     unheard_partitions,
 )

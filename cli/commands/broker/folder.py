@@ -22,7 +22,7 @@ from ....broker.scheduled.records import (
     Place,
     Record,
     ScheduledForSubject,
-    ScheduledMessage,
+    ScheduledMessageRecord,
     Taken,
 )
 from ....broker.settings import INDEX_KINDS
@@ -190,9 +190,11 @@ def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> dic
     fields: dict[str, Any] = {
         "segment": location.segment,
         "position": location.position,
-        "kind": "WAITS" if isinstance(record, ScheduledMessage) else type(record).__name__.upper(),
+        "kind": "WAITS"
+        if isinstance(record, ScheduledMessageRecord)
+        else type(record).__name__.upper(),
     }
-    if not isinstance(record, ScheduledMessage):
+    if not isinstance(record, ScheduledMessageRecord):
         ids = record.scheduled_ids if hasattr(record, "scheduled_ids") else (record.scheduled_id,)
         fields["scheduled_ids"] = [each.hex() for each in ids]
         if isinstance(record, Taken | Delivered):

@@ -16,7 +16,7 @@ from keylane.broker.scheduled.records import (
     DroppedMessages,
     Record,
     ScheduledForSubject,
-    ScheduledMessage,
+    ScheduledMessageRecord,
     Taken,
 )
 from keylane.protocol.message import pack_properties
@@ -26,10 +26,14 @@ FILE = Path(__file__).parent / "scheduled_v1.json"
 A, B, C = (bytes([first, *range(15)]) for first in b"abc")
 FRAMES: list[list[Record]] = [
     [
-        ScheduledMessage(A, 1_800_000_000_123, "orders", 1_700_000_000_000_000_001, b"later", b""),
-        ScheduledMessage(B, 2**40, "orders", 2**60, b"\x00\xff", pack_properties({"trace": "9"})),
+        ScheduledMessageRecord(
+            A, 1_800_000_000_123, "orders", 1_700_000_000_000_000_001, b"later", b""
+        ),
+        ScheduledMessageRecord(
+            B, 2**40, "orders", 2**60, b"\x00\xff", pack_properties({"trace": "9"})
+        ),
     ],
-    [ScheduledMessage(C, 1_800_000_000_124, "other", 0, b"", b""), Canceled(C)],
+    [ScheduledMessageRecord(C, 1_800_000_000_124, "other", 0, b"", b""), Canceled(C)],
     [Taken("scheduled-17", "orders", 1023, (A, B))],
     [Delivered("scheduled-17", (A, B))],
 ]
@@ -40,7 +44,7 @@ FRAMES_2: list[list[Record]] = [
         ScheduledForSubject(
             A, 1_800_000_000_123, "orders", 1_700_000_000_000_000_001, b"later", b"", 7
         ),
-        ScheduledMessage(B, 2**40, "orders", 2**60, b"\x00\xff", b""),
+        ScheduledMessageRecord(B, 2**40, "orders", 2**60, b"\x00\xff", b""),
     ],
     [Canceled(B)],
     [DroppedMessages((A,))],

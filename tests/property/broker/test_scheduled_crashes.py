@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from keylane.broker.scheduled.records import ScheduledMessage, waits_for
+from keylane.broker.scheduled.records import ScheduledMessageRecord, waits_for
 from keylane.broker.scheduled.scheduler import Scheduler
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import NotSentError, OutcomeUnknownError
@@ -62,7 +62,7 @@ async def live(
     async def work() -> None:
         for number in range(MESSAGES):
             value = b"%d" % number
-            kept = ScheduledMessage(
+            kept = ScheduledMessageRecord(
                 value.rjust(16, b"-"), CLOCK.wall_ms() + number % 3, "s", 1, value, b""
             )
             await machine.scheduler.schedule([kept])
@@ -137,7 +137,7 @@ async def test_dropped_messages_harm_no_other_after_a_crash_at_any_step(seed):
         async def work(machine: StoppingMachine = machine, acked: set[bytes] = acked) -> None:
             for number in range(MESSAGES):
                 value = b"%d" % number
-                kept = ScheduledMessage(
+                kept = ScheduledMessageRecord(
                     value.rjust(16, b"-"), CLOCK.wall_ms() + 1, "s", 1, value, b""
                 )
                 await machine.scheduler.schedule([waits_for(kept, 8 + (number % 3 == 0))])

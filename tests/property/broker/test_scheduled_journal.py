@@ -15,7 +15,7 @@ from keylane.broker.scheduled.records import (
     Delivered,
     Place,
     Record,
-    ScheduledMessage,
+    ScheduledMessageRecord,
     Taken,
     encode_frame,
     read_frame,
@@ -30,7 +30,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 numbers = st.integers(-(2**63), 2**63 - 1)
 records = st.one_of(
     st.builds(
-        ScheduledMessage,
+        ScheduledMessageRecord,
         ids,
         numbers,
         texts,
@@ -102,12 +102,12 @@ def test_synced_frames_are_there_after_a_crash_at_any_step(crash_at, seed):
     disk = SimDisk()
     disk.crash_at = crash_at
     journal = ScheduledJournal.open(disk, lambda _place, _more: None, segment_bytes=600)
-    kept: list[ScheduledMessage] = []
-    under_way: list[ScheduledMessage] = []
+    kept: list[ScheduledMessageRecord] = []
+    under_way: list[ScheduledMessageRecord] = []
     try:
         for number in range(40):
             value = rng.randbytes(rng.randrange(200))
-            under_way = [ScheduledMessage(number.to_bytes(16), number, "s", 0, value, b"")]
+            under_way = [ScheduledMessageRecord(number.to_bytes(16), number, "s", 0, value, b"")]
             journal.append(under_way)
             kept += under_way
     except Crashed:
@@ -117,7 +117,7 @@ def test_synced_frames_are_there_after_a_crash_at_any_step(crash_at, seed):
     assert again.problems == []
     assert read[: len(kept)] == kept
     assert read[len(kept) :] in ([], under_way)
-    last = ScheduledMessage(bytes(16), 1, "s", 0, b"last", b"")
+    last = ScheduledMessageRecord(bytes(16), 1, "s", 0, b"last", b"")
     again.append([last])
     schedule_index = ScheduleIndex()
     read.clear()

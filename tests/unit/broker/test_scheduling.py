@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from keylane.broker.scheduled.records import Place, ScheduledForSubject, ScheduledMessage
+from keylane.broker.scheduled.records import Place, ScheduledForSubject, ScheduledMessageRecord
 from keylane.broker.scheduled.schedule_index import ScheduledEntry
 from keylane.broker.scheduling import LATE_MS_MAX, Scheduling
 from keylane.protocol.batch import encode_batch
@@ -97,7 +97,7 @@ class RecordedMessages:
 
     def __init__(self, calendar: BelievedCalendar) -> None:
         self.calendar = calendar
-        self.kept: list[ScheduledMessage] = []
+        self.kept: list[ScheduledMessageRecord] = []
         self.canceled: list[bytes] = []
         self.entries: list[ScheduledEntry] = []
 
@@ -107,7 +107,7 @@ class RecordedMessages:
     def subject_of(self, scheduled_id: bytes) -> str | None:
         return {each.scheduled_id: each.subject for each in self.kept}.get(scheduled_id)
 
-    async def schedule(self, messages: list[ScheduledMessage]) -> list[bool]:
+    async def schedule(self, messages: list[ScheduledMessageRecord]) -> list[bool]:
         known = {each.scheduled_id for each in self.kept}
         self.kept += messages
         return [each.scheduled_id in known for each in messages]
@@ -183,7 +183,9 @@ async def test_frame_is_kept_with_its_message():
     calls = SchedulingCalls()
     packed = pack_properties({"kind": "reminder"})
     assert await calls.frame(value=b"later", properties=packed) == Scheduled("g1", "fsync")
-    assert calls.messages.kept == [ScheduledMessage(ID, NOW_MS + 1, "s", 17, b"later", packed)]
+    assert calls.messages.kept == [
+        ScheduledMessageRecord(ID, NOW_MS + 1, "s", 17, b"later", packed)
+    ]
 
 
 async def test_message_over_the_limit_of_its_subject_is_refused_by_the_newest_route():
@@ -212,7 +214,7 @@ async def test_message_is_kept_for_the_subject_that_has_the_name_now():
     bound, unbound = calls.messages.kept
     assert isinstance(bound, ScheduledForSubject)
     assert bound.subject_id == 7
-    assert type(unbound) is ScheduledMessage
+    assert type(unbound) is ScheduledMessageRecord
 
 
 async def test_next_messages_are_listed_by_their_times():
@@ -410,7 +412,9 @@ async def test_list_marks_messages_that_will_be_dropped():
     calls.subjects.deleted = {1}
     kept = [("s", 1, 10), ("s", 2, 1_024), ("s", 2, 1_025), ("unknown", 0, 10)]
     for number, (subject, subject_id, size) in enumerate(kept):
-        waits = ScheduledMessage(bytes([number]), NOW_MS + 1, subject, 17, bytes(size - 3), b"123")
+        waits = ScheduledMessageRecord(
+            bytes([number]), NOW_MS + 1, subject, 17, bytes(size - 3), b"123"
+        )
         calls.messages.entries.append(
             ScheduledEntry(
                 waits.scheduled_id,

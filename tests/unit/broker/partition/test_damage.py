@@ -12,7 +12,7 @@ import pytest
 
 from keylane.broker.partition.damage import describe_damage
 from keylane.broker.partition.image import encode_partition
-from keylane.broker.partition.partition import LOST_MAX, HostedPartition, LostRange
+from keylane.broker.partition.partition import LOST_MAX, HostedPartition, LostOffsets
 from keylane.broker.partition.state import MORE, BrokerState
 from keylane.broker.storage.log import recovery
 from keylane.broker.storage.log.commit_log import segment_path
@@ -31,7 +31,7 @@ def test_losses_side_by_side_are_one():
     partition = HostedPartition(facts(1))
     for number in range(100_000):
         partition.add_lost_range(2 * number, 2 * number + 2, position=500 + number)
-    assert partition.lost == (LostRange(0, 200_000, 500),)
+    assert partition.lost == (LostOffsets(0, 200_000, 500),)
 
 
 def test_ranges_are_what_was_lost():
@@ -62,7 +62,7 @@ def test_very_many_losses_are_few_bytes():
         partition.add_lost_range(4 * number, 4 * number + 2, position=number)
     assert len(partition.lost) == LOST_MAX
     assert all(lost_range.end - lost_range.start == 2 for lost_range in partition.lost[:-1])
-    assert partition.lost[-1] == LostRange(90_000, -1, 9)
+    assert partition.lost[-1] == LostOffsets(90_000, -1, 9)
     assert len(encode_partition(partition)) < 64 << 10
 
 
@@ -197,6 +197,6 @@ async def test_damage_met_by_a_slow_read_stays_though_the_partition_cooled():
     assert "is damaged" in await reading
     del reading
     gc.collect()  # no reference is left
-    assert table[1].lost == (LostRange(0, 2, table[1].lost[0].position),)
+    assert table[1].lost == (LostOffsets(0, 2, table[1].lost[0].position),)
     with pytest.raises(CorruptLogError, match="takes no messages"):
         await desk.append(batch(sequence=2))

@@ -10,7 +10,7 @@ import msgspec
 
 from keylane.broker.partition.appends import ProducerState, StoredBatch
 from keylane.broker.partition.image import decode_partition, encode_partition
-from keylane.broker.partition.partition import HostedPartition, LostRange
+from keylane.broker.partition.partition import HostedPartition, LostOffsets
 from keylane.broker.partition.records import CursorBody, FenceBody
 from keylane.broker.partition.table import PartitionTable
 from keylane.protocol.control import HostPartition, Retention
@@ -51,7 +51,7 @@ def test_image_is_all_of_a_partition():
     assert (after.acked.cursor, after.acked.ranges) == (40, [(42, 44), (50, 60)])
     assert after.durable_fence == 6
     assert list(now.producers) == [8, 3]
-    assert now.lost == (LostRange(20, 25, 777),)
+    assert now.lost == (LostOffsets(20, 25, 777),)
 
 
 _NO_FACTS = {"subject", "partition", "groups", "tokens_above", "times_from_ms"}

@@ -14,7 +14,7 @@ from keylane.broker.scheduled.records import (
     Canceled,
     Place,
     Record,
-    ScheduledMessage,
+    ScheduledMessageRecord,
 )
 from keylane.protocol.errors import (
     CorruptLogError,
@@ -206,6 +206,6 @@ def test_frame_over_its_limit_is_refused_and_nothing_is_written():
     disk = SimDisk()
     journal, _ = opened(disk)
     with pytest.raises(ValueError, match="a frame of"):
-        journal.append([ScheduledMessage(b"0" * 16, 1, "s", 1, bytes(FRAME_BYTES_MAX), b"")])
+        journal.append([ScheduledMessageRecord(b"0" * 16, 1, "s", 1, bytes(FRAME_BYTES_MAX), b"")])
     assert journal.size_bytes == 0
     assert opened(disk)[1] == []

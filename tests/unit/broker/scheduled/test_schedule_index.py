@@ -16,7 +16,7 @@ from keylane.broker.scheduled.records import (
     Delivered,
     DroppedMessages,
     Place,
-    ScheduledMessage,
+    ScheduledMessageRecord,
     Taken,
     bind_to_subject,
 )
@@ -42,11 +42,13 @@ def number(name: str) -> bytes:
     return name.encode().ljust(16, b"\0")
 
 
-def waits(name: str, at_ms: int, *, subject: str = "s", value: bytes = b"v") -> ScheduledMessage:
-    return ScheduledMessage(number(name), at_ms, subject, 0, value, b"")
+def waits(
+    name: str, at_ms: int, *, subject: str = "s", value: bytes = b"v"
+) -> ScheduledMessageRecord:
+    return ScheduledMessageRecord(number(name), at_ms, subject, 0, value, b"")
 
 
-def schedule_index_of(*messages: ScheduledMessage) -> ScheduleIndex:
+def schedule_index_of(*messages: ScheduledMessageRecord) -> ScheduleIndex:
     schedule_index = ScheduleIndex()
     for message in messages:
         schedule_index.add(message, PLACE)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from keylane.broker.scheduled.journal import SEGMENT_BYTES, segment_path
-from keylane.broker.scheduled.records import ScheduledMessage, bind_to_subject
+from keylane.broker.scheduled.records import ScheduledMessageRecord, bind_to_subject
 from keylane.broker.scheduled.schedule_index import SETTLED_BYTES
 from keylane.broker.scheduled.scheduler import open_schedule
 from keylane.protocol.clock import SystemClock
@@ -130,7 +130,7 @@ def test_messages_are_stored_within_100_ms_of_their_times():
         async with running(scheduler, subjects):
             await scheduler.schedule(
                 [
-                    ScheduledMessage(b"%016d" % number, at_ms, "s", 1, b"%d" % at_ms, b"")
+                    ScheduledMessageRecord(b"%016d" % number, at_ms, "s", 1, b"%d" % at_ms, b"")
                     for number, at_ms in enumerate(due_ms)
                 ]
             )
@@ -331,7 +331,7 @@ async def test_old_segments_are_removed_and_waiting_messages_are_kept():
     assert schedule_index.entries.keys() == {each.scheduled_id for each in waiting}
     for entry in schedule_index.entries.values():
         assert any(
-            isinstance(record, ScheduledMessage) and record.scheduled_id == entry.scheduled_id
+            isinstance(record, ScheduledMessageRecord) and record.scheduled_id == entry.scheduled_id
             for record in journal.read(entry.place)
         )
     assert len(subjects.values) == len(set(subjects.values)) == 500
@@ -344,9 +344,11 @@ async def test_large_messages_that_are_written_again_are_found_at_a_start():
     disk = SimDisk()
     scheduler = open_scheduler(disk, bytes_max=1 << 28, segment_bytes=SEGMENT_BYTES)
 
-    def large(number: int) -> ScheduledMessage:
+    def large(number: int) -> ScheduledMessageRecord:
         due_ms = CLOCK.wall_ms() + 10_000_000
-        return ScheduledMessage(b"%016d" % number, due_ms, "s", 1, bytes((1 << 20) - 200), b"")
+        return ScheduledMessageRecord(
+            b"%016d" % number, due_ms, "s", 1, bytes((1 << 20) - 200), b""
+        )
 
     for number in range(18):
         await scheduler.schedule([large(number)])
