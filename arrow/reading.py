@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 import pyarrow as pa
 
 from ..protocol.access.tokens import check_token
-from ..protocol.address import addresses_of
+from ..protocol.address import parse_addresses
 from ..protocol.clock import SystemClock
 from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
@@ -98,7 +98,7 @@ def read(
         CodecError: raised by the reader: a value does not fit the schema.
     """
     options = ReadOptions(
-        meta=tuple(addresses_of(meta)),
+        meta=tuple(parse_addresses(meta)),
         subjects=(Subject(check_name("subject", subject)),),
         partitions=None if partitions is None else _partitions(partitions),
         keys=None if keys is None else frozenset(_keys(keys)),

@@ -43,7 +43,7 @@ from ..protocol.progress import (
 )
 from ..protocol.reading.bounds import AskBounds, BoundsList, BoundsOf, PartitionBounds
 from ..protocol.reprocess.holds import Held, SetHold
-from ..protocol.text import plain_number
+from ..protocol.text import parse_number
 from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .folder_ownership import FolderOwnership, check_folder_ownership
@@ -242,7 +242,7 @@ class BrokerControl:
         text, bound = params.get("at_ms", ""), params.get("bound", TimeBound.LOWER)
         if bound not in set(TimeBound):
             raise InvalidRequestError(f"bound must be lower or upper, not {bound[:40]!r}")
-        at_ms = plain_number(text)
+        at_ms = parse_number(text)
         if at_ms is None or len(text) > 18:
             raise InvalidRequestError(f"at_ms must be milliseconds since 1970, not {text[:40]!r}")
         offset = await self._store.offset_at(partition, at_ms, TimeBound(bound))
@@ -414,7 +414,7 @@ def _seal_problem(store: Store, partition: HostedPartition) -> str:
 
 def partition_id_of(params: Params) -> int:
     """Return the partition id in the path of a call, or raise InvalidRequestError."""
-    partition_id = plain_number(params["id"])
+    partition_id = parse_number(params["id"])
     if partition_id is None:
         raise InvalidRequestError(f"not a partition id: {params['id'][:40]!r}")
     return partition_id

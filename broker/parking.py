@@ -75,7 +75,7 @@ from ..protocol.parked import (
     encode_parked,
 )
 from ..protocol.scheduled.deliver_at import shown
-from ..protocol.text import MAYBE_OLDER_COPY, key_digest, plain_number
+from ..protocol.text import MAYBE_OLDER_COPY, key_digest, parse_number
 from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .answering.request_checks import check_owner
@@ -401,7 +401,7 @@ def _check_adoption_finished(parked: Parked | None) -> None:
 
 def _parse_message_ref(text: str) -> tuple[int, int]:
     """Parse a partition and an offset such as "7:42", or raise InvalidRequestError."""
-    source, offset = (plain_number(part) for part in text.partition(":")[::2])
+    source, offset = (parse_number(part) for part in text.partition(":")[::2])
     if source is None or offset is None:
         raise InvalidRequestError(
             f"expected a partition and an offset such as 7:42, not {text!r:.80}"

@@ -26,7 +26,7 @@ from ..protocol.frames import Batches, Read
 from ..protocol.http.message_json import bytes_field, properties_fields
 from ..protocol.ids import check_name
 from ..protocol.limits import READ_MESSAGES_MAX
-from ..protocol.queues import is_behind_loss, outside
+from ..protocol.queues import is_behind_loss, outside_queue_error
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.text import listed
 from ..rpc.answer_budget import reserve_bytes
@@ -106,7 +106,7 @@ class MessageReading:
         except OffsetOutOfRangeError as error:
             if not logic_start or error.first_offset is None or error.next_offset is None:
                 raise
-            raise outside(
+            raise outside_queue_error(
                 offset, logic_start + error.first_offset, logic_start + error.next_offset
             ) from None
         start = answer.first_offset if physical == FIRST else physical

@@ -203,13 +203,15 @@ class Registration:
         level = self._level = (
             logging.INFO if starting and isinstance(error, UnreachableError) else logging.WARNING
         )
-        if text := self._failure_log.met(error.message, self._boot_ms(), level):
+        if text := self._failure_log.count_failure(error.message, self._boot_ms(), level):
             hint = f"; {_hint_of(error)}" if isinstance(error, FolderRefusedError) else ""
             log.log(level, "cannot register with the metaserver: %s%s", text, hint)
 
     def _log_recovery(self) -> None:
         again = " again" if self._was_accepted else ""
-        if failures := self._failure_log.over(self._boot_ms(), logging.INFO, logging.WARNING):
+        if failures := self._failure_log.end_failures(
+            self._boot_ms(), logging.INFO, logging.WARNING
+        ):
             log.log(self._level, "registered%s after %s", again, failures)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from .settings import range_problems, refuse, values_of
+from .settings import field_values, range_problems, refuse
 
 PAUSE_MS_MAX = 86_400_000
 FACTOR_MAX = 1_000
@@ -27,7 +27,7 @@ class Backoff:
     factor: float = 2.0
 
     def __post_init__(self) -> None:
-        problems = range_problems(values_of(self), _RANGES)
+        problems = range_problems(field_values(self), _RANGES)
         is_number = isinstance(self.factor, int | float) and not isinstance(self.factor, bool)
         if not is_number or not 1 <= self.factor <= FACTOR_MAX:
             problems.append(

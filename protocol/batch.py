@@ -305,7 +305,7 @@ def check_unpacks(data: bytes | memoryview, header: Header, start: int = 0) -> N
         UnpackError: it does not. The hint is for the sender that packed it.
     """
     try:
-        unpacked(data, header, start)
+        unpack_batch(data, header, start)
     except UnpackError as error:
         error.hint = SENDER_HINT
         raise
@@ -342,7 +342,7 @@ def _check_unpacked(header: Header, total: int) -> None:
         )
 
 
-def unpacked(data: bytes | memoryview, header: Header, start: int = 0) -> bytes | memoryview:
+def unpack_batch(data: bytes | memoryview, header: Header, start: int = 0) -> bytes | memoryview:
     """
     Return the batch at `start` with its keys, values and properties unpacked. Its header is
     unchanged.
@@ -470,12 +470,12 @@ def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns
 
 
 def column_views(data: bytes | memoryview, header: Header, start: int = 0) -> Columns[memoryview]:
-    """Return the same as `columns`, but with a view of the record instead of a copy. `slices`
+    """Return the same as `columns`, but with a view of the record instead of a copy. `slice_column`
     accepts it.
     """
     count = header.count
     if header.compression != Compression.NONE:
-        data, start = unpacked(data, header, start), 0
+        data, start = unpack_batch(data, header, start), 0
         view = memoryview(data)
     else:
         view = memoryview(data)[start : start + header.length]
@@ -511,7 +511,7 @@ def _edges(lengths: memoryview, at: int, count: int) -> Sequence[int]:
     return list(accumulate(sizes, initial=at))
 
 
-def slices(blob: bytes | memoryview, edges: Sequence[int]) -> list[bytes]:
+def slice_column(blob: bytes | memoryview, edges: Sequence[int]) -> list[bytes]:
     """Return the values of a column: the slices of `blob` between neighbouring edges."""
     start, end = edges[0], edges[-1]
     if start == end:

@@ -28,7 +28,7 @@ from .errors import (
     KeylaneError,
     MessageTooLargeError,
     error_from_wire,
-    own_hint,
+    specific_hint,
     wire_details,
     wire_text,
 )
@@ -686,7 +686,7 @@ def refusal(error: KeylaneError) -> Refused:
         wire_text(error.message),
         wire_details(error),
         error.fate.value,
-        own_hint(error),
+        specific_hint(error),
     )
 
 

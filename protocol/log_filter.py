@@ -65,7 +65,7 @@ class LogFilter:
         self._open: set[Hashable] = set()
         """Keys of failures that were logged and have not ended."""
 
-    def met(self, text: str, now_ms: int, key: Hashable = None) -> str:
+    def count_failure(self, text: str, now_ms: int, key: Hashable = None) -> str:
         """Record a failure, and return the line to log: the text, with a count if it is a repeat;
         "" if nothing should be logged.
         """
@@ -84,7 +84,7 @@ class LogFilter:
             return text
         return f"{text} ({_failure_summary(failure.count, failure.since_ms, now_ms)})"
 
-    def over(self, now_ms: int, *keys: Hashable) -> str:
+    def end_failures(self, now_ms: int, *keys: Hashable) -> str:
         """Record a success, and return a summary of the failures before it, such as "3 failures in
         40 s"; "" if none was logged.
         """

@@ -76,7 +76,7 @@ class IntervalSet:
         return max(offset, self._ends[index - 1]) if index else offset
 
 
-def outside(start: int, end: int, cut_start: int, cut_end: int) -> Iterator[Range]:
+def subtract_range(start: int, end: int, cut_start: int, cut_end: int) -> Iterator[Range]:
     """Yield the parts of `[start, end)`, at most two, that lie outside `[cut_start, cut_end)`."""
     if start < cut_start:
         yield start, min(end, cut_start)

@@ -117,7 +117,7 @@ def is_behind_loss(partition: Partition) -> bool:
     )
 
 
-def segment_of(view: SegmentView, status: PartitionStatus) -> Segment:
+def build_segment(view: SegmentView, status: PartitionStatus) -> Segment:
     """Return a segment with the offsets that its broker reports."""
     return Segment(
         partition_id=view.partition.partition_id,
@@ -149,10 +149,10 @@ def check_logic_offset(chain: Sequence[Segment], logic_offset: int) -> None:
     """
     low, high = queue_min(chain), queue_max(chain)
     if not low <= logic_offset <= high:
-        raise outside(logic_offset, low, high)
+        raise outside_queue_error(logic_offset, low, high)
 
 
-def outside(logic_offset: int, low: int, high: int) -> OffsetOutOfRangeError:
+def outside_queue_error(logic_offset: int, low: int, high: int) -> OffsetOutOfRangeError:
     """Return the error for an offset that is not in a queue's `[low, high]`."""
     return OffsetOutOfRangeError(
         f"logic offset {logic_offset} is not in [{low}, {high}]",

@@ -15,7 +15,7 @@ CALL_TIMEOUT_MS = (10, 600_000)
 """Minimum and maximum milliseconds of the timeout of one call."""
 
 
-def values_of(settings: Any) -> dict[str, object]:
+def field_values(settings: Any) -> dict[str, object]:
     """Return the field values of a dataclass by name."""
     return {field.name: getattr(settings, field.name) for field in fields(settings)}
 

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
-from ...protocol.access.capability import AccessNews, Capability, check_current, parts_of
+from ...protocol.access.capability import AccessNews, Capability, check_current, parse_capability
 from ...protocol.access.principals import ADMIN, CLUSTER
 from ...protocol.access.rights import ADMIN_GRANTS, CLUSTER_GRANTS
 from ...protocol.access.tokens import is_own_token, token_hash
@@ -172,7 +172,7 @@ class CapabilityJudge:
         """Decode a capability and verify its signature, refreshing the news if the key is
         unknown.
         """
-        capability, packed, signature = parts_of(text)
+        capability, packed, signature = parse_capability(text)
         if self._news is None or capability.key not in self._news.keys:
             await self._refresh()
         public = None if self._news is None else self._news.keys.get(capability.key)

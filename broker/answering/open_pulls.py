@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ...protocol.clock import Clock, at_a_tick
+from ...protocol.clock import Clock, round_to_tick
 from ...protocol.errors import InvalidRequestError
 from ...protocol.frames import Batches, Pull
 from ...protocol.limits import PART_BYTES_MAX, PULL_ANSWERS_MAX, PULL_WAIT_MS_MAX
@@ -180,7 +180,7 @@ class OpenPull:
         """Make this the group's open pull, until `_close`. All waits share a timer and a future."""
         request, loop = self._request, self._loop
         self._pulls.open[request.partition_id, request.group] = self
-        self._timer = loop.call_at(at_a_tick(wait_ms / 1000, loop.time()), self._on_timeout)
+        self._timer = loop.call_at(round_to_tick(wait_ms / 1000, loop.time()), self._on_timeout)
         self._disconnect = loop.create_future()
         self._disconnect.add_done_callback(self._on_disconnect)
         self._call.waits_for(self._disconnect)

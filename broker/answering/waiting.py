@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Hashable
 from functools import partial
 
-from ...protocol.clock import at_a_tick
+from ...protocol.clock import round_to_tick
 from ...protocol.errors import InvalidRequestError
 from ...protocol.frames import Read
 from ...protocol.limits import PULL_WAIT_MS_MAX
@@ -52,7 +52,7 @@ class LongPolls:
         future: asyncio.Future[None] = loop.create_future()
         resolve = partial(_resolve, future)
         self.add_listener(partition_id, future, resolve)
-        timer = loop.call_at(at_a_tick(wait_ms / 1000, loop.time()), resolve)
+        timer = loop.call_at(round_to_tick(wait_ms / 1000, loop.time()), resolve)
         try:
             await future
         finally:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from ...protocol.errors import FencedError
 from ...protocol.limits import ACK_RANGES_MAX, IN_FLIGHT_PER_SESSION_MAX, IN_FLIGHT_RANGES_MAX
-from ...protocol.offsets import AckedOffsets, Range, outside
+from ...protocol.offsets import AckedOffsets, Range, subtract_range
 
 RANGES_PER_HAND_OUT_MAX = 1_000
 SESSIONS_MAX = 1_000
@@ -385,6 +385,6 @@ class InFlight:
                 continue
             remaining += [
                 InFlightRange(*part, entry.session, entry.until_ms)
-                for part in outside(entry.start, entry.end, start, end)
+                for part in subtract_range(entry.start, entry.end, start, end)
             ]
         ranges[first:last] = remaining

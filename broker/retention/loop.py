@@ -183,7 +183,7 @@ class RetentionLoop:
                 await self._store.index_damage.report(error)
             except KeylaneError as error:
                 self.problem = error.message
-                if line := self._log_filter.met(error.message, self._clock.boot_ms()):
+                if line := self._log_filter.count_failure(error.message, self._clock.boot_ms()):
                     log.warning("retention: %s", line)
             except Exception as error:
                 self.problem = f"a bug in the broker: {error!r}"
@@ -228,16 +228,16 @@ class RetentionLoop:
         """Log that messages are refused and why, or that they are accepted again."""
         now_ms = self._clock.boot_ms()
         if not self._refusal:
-            if self._log_filter.over(now_ms, _REFUSED):
+            if self._log_filter.end_failures(now_ms, _REFUSED):
                 log.warning("messages are accepted again: the disk has room")
-        elif self._log_filter.met("disk", now_ms, _REFUSED):
+        elif self._log_filter.count_failure("disk", now_ms, _REFUSED):
             log.error("messages are refused: %s; free disk space or add a disk", self._refusal)
 
     def _log_early_removal(self, percent: int) -> None:
         """Log that segments were removed because of the disk, before the log's limits
         required it.
         """
-        if self._log_filter.met("disk", self._clock.boot_ms(), _REMOVED_EARLY):
+        if self._log_filter.count_failure("disk", self._clock.boot_ms(), _REMOVED_EARLY):
             log.warning(
                 "the disk was %d %% full: messages that no group needs are removed early, now up "
                 "to position %d; free space, add a disk, or shorten retention_ms",

@@ -57,8 +57,8 @@ class ScheduledMessageRecord(msgspec.Struct, frozen=True, array_like=True, tag=1
 
 
 class ScheduledForSubject(ScheduledMessageRecord, frozen=True, array_like=True, tag=5):
-    """A `ScheduledMessageRecord` for the subject with this id; a later subject with the same name does
-    not receive the message.
+    """A message for the subject with this id; a later subject with the same name does not receive
+    it.
     """
 
     subject_id: int

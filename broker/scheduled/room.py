@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ...protocol.access.quota import limits_of
+from ...protocol.access.quota import matching_limits
 from ...protocol.access.rights import matches
 from ...protocol.errors import OverloadedError, Reason
 from .schedule_index import ScheduledAmount
@@ -49,7 +49,7 @@ def check_name_limits(
     Raises:
         OverloadedError: the limit of a pattern would be exceeded; the error names the first one.
     """
-    for pattern, limit in limits_of(subject, limits):
+    for pattern, limit in matching_limits(subject, limits):
         stored = stored_bytes_of(pattern) + _bytes_of(writing, pattern)
         if stored + requested > limit:
             error = OverloadedError(

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from ...protocol.errors import ConfigError
-from ...protocol.text import plain_number
+from ...protocol.text import parse_number
 from .append_file import Buffer, RealAppendFile
 from .files import AppendFile, Files, RealFiles
 from .kernel_syncs import KernelSyncs
@@ -63,7 +63,7 @@ class FailPoint:
 
     def __init__(self, text: str) -> None:
         name, _, count = text.partition(":")
-        if name not in POINTS or not plain_number(count):
+        if name not in POINTS or not parse_number(count):
             raise ConfigError(
                 f"{VARIABLE}={text!r} is not point:count; the points are {', '.join(POINTS)}"
             )

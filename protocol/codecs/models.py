@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..errors import ConfigError
-from .text import NOT_IN_JSON, is_null_in, may_contain_nan
+from .text import NOT_IN_JSON, became_null, may_contain_nan
 
 
 class Model(Protocol):
@@ -80,7 +80,7 @@ class PydanticCodec(Generic[M]):
             dumped = value.model_dump(mode="json", by_alias=True, round_trip=True)
             # A model may be configured to write them as constants, which json.loads accepts, or as
             # strings.
-            if may_contain_nan(dumped) and is_null_in(dumped, json.loads(text)):
+            if may_contain_nan(dumped) and became_null(dumped, json.loads(text)):
                 raise ValueError(NOT_IN_JSON)
         data = text.encode()
         self._check_decodes(value, text, data)

@@ -69,7 +69,7 @@ def all_finite(value: object) -> bool:
     return True
 
 
-def is_null_in(value: object, in_json: object) -> bool:
+def became_null(value: object, in_json: object) -> bool:
     """Return True if a float in a value of dicts, lists, strings and numbers became null in its
     JSON. `in_json` is the decoded JSON.
     """

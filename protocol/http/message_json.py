@@ -53,16 +53,16 @@ def read_message(line: bytes) -> KeyValueProperties:
     not a string is encoded as JSON.
 
     Raises:
-        InvalidRequestError: the line is not such an object, or `parts_of` refuses it.
+        InvalidRequestError: the line is not such an object, or `message_parts` refuses it.
     """
     try:
         parsed = msgspec.json.decode(line, type=MessageObject)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"not a message in JSON: {error}") from None
-    return parts_of(parsed)
+    return message_parts(parsed)
 
 
-def parts_of(parsed: MessageObject) -> KeyValueProperties:
+def message_parts(parsed: MessageObject) -> KeyValueProperties:
     """
     Return key, value and properties of a parsed object.
 

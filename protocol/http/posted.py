@@ -32,7 +32,7 @@ from ..errors import InvalidRequestError, KeylaneError, MessageTooLargeError
 from ..ids import KEYED_IDS
 from ..limits import IDEMPOTENCY_KEY_CHARS_MAX, POSTED_MESSAGES_MAX
 from ..message import check_message_size, message_too_large, pack_properties
-from .message_json import KeyValueProperties, MessageObject, parts_of
+from .message_json import KeyValueProperties, MessageObject, message_parts
 
 T = TypeVar("T")
 CONTENT_TYPE = "Content-Type"
@@ -160,7 +160,7 @@ def _decode_json(decode: Callable[[bytes], T], body: bytes, what: str) -> T:
 
 def _parts(message: MessageObject, what: str) -> KeyValueProperties:
     try:
-        return parts_of(message)
+        return message_parts(message)
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{what}: {error.message}") from None
 

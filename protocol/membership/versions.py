@@ -58,7 +58,7 @@ FIRST_RELEASE = Version(0, 2)
 """First released version, and the oldest that is accepted."""
 
 
-def steps(old: Version, new: Version) -> float:
+def minor_version_steps(old: Version, new: Version) -> float:
     """Return the number of minor versions from `old` to `new`, negative if `new` is older; infinite
     between major versions.
     """
@@ -85,7 +85,7 @@ def check_server(reported: str, own: str) -> None:
 
 def _check_pair(*, client: str, server: str) -> None:
     ours, theirs = parse_version(client), parse_version(server)
-    ahead = steps(ours, theirs)
+    ahead = minor_version_steps(ours, theirs)
     both = f"the client is keylane {client[:48]}, the server {server[:48]}"
     if ahead > 1 or ours < min(FIRST_RELEASE, theirs):
         raise VersionError(
@@ -107,7 +107,7 @@ def check_member(reported: str, cluster: Version, name: str) -> None:
             formats that it cannot read.
     """
     version = parse_version(reported)
-    ahead = steps(cluster, version)
+    ahead = minor_version_steps(cluster, version)
     if ahead > 1:
         raise VersionError(
             Reason.UPGRADE_SKIPPED,
@@ -125,7 +125,7 @@ def check_member(reported: str, cluster: Version, name: str) -> None:
         )
 
 
-def raised_version(cluster: Version, members: Iterable[MemberVersion]) -> Version:
+def decide_cluster_version(cluster: Version, members: Iterable[MemberVersion]) -> Version:
     """Return the cluster's version for these members, at least the present one. It does not rise
     while a member's version is unknown.
     """
@@ -133,7 +133,7 @@ def raised_version(cluster: Version, members: Iterable[MemberVersion]) -> Versio
     return max(cluster, min(versions, default=cluster))
 
 
-def holding_back(cluster: Version, members: Iterable[MemberVersion]) -> list[str]:
+def members_holding_back(cluster: Version, members: Iterable[MemberVersion]) -> list[str]:
     """Return the members that are older than the newest one, and so hold back the cluster's
     version.
     """

@@ -42,7 +42,7 @@ def replaced_by_rows(parents: Mapping[int, Collection[int]]) -> dict[int, frozen
     return replaced
 
 
-def behind_rows(
+def ends_behind_rows(
     replaced: Mapping[int, Collection[int]],
     parents: Mapping[int, Collection[int]],
     ends: Mapping[int, int | None],

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 import crc32c
 
 from ....protocol.errors import DataFolderError
-from ....protocol.text import plain_number
+from ....protocol.text import parse_number
 from ..append_file import Buffer
 from ..files import AppendFile, Files
 from .file_blocks import FOLDER
@@ -105,7 +105,7 @@ class Journal:
         return [
             int(name[len(PREFIX) :])
             for name in names
-            if name.startswith(PREFIX) and plain_number(name[len(PREFIX) :]) is not None
+            if name.startswith(PREFIX) and parse_number(name[len(PREFIX) :]) is not None
         ]
 
     def load(self) -> tuple[dict[int, Queue], int, int]:

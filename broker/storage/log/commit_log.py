@@ -25,7 +25,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from ....protocol.errors import CorruptLogError, DiskFullError, FlushFailedError, StorageError
-from ....protocol.record import HEADER_BYTES, Kind, stamp
+from ....protocol.record import HEADER_BYTES, Kind, stamp_record
 from ..append_file import Buffer
 from ..files import AppendFile, Files, file_numbers
 from .trail import TrailWriter, trail_bytes, trail_path
@@ -90,7 +90,9 @@ class WritePlan:
             self._barrier = False
         else:
             header[_FLAGS_BYTE] &= ~BARRIER
-        stamp(header, base_offset=base_offset, position=position, appended_at_ms=appended_at_ms)
+        stamp_record(
+            header, base_offset=base_offset, position=position, appended_at_ms=appended_at_ms
+        )
         self._buffers.append(header)
         self._trail_buffers.append(header)
         if length > HEADER_BYTES:

@@ -35,7 +35,7 @@ from ....protocol.record import (
     MAGIC,
     RECORD_BYTES_MAX,
     Header,
-    Wrong,
+    InvalidRecord,
     read_header,
     read_record,
 )
@@ -253,14 +253,14 @@ class _Scan:
                 if not isinstance(header, Header):
                     break
                 if header.position != self._position + start:
-                    header = Wrong(f"a record of position {header.position}")
+                    header = InvalidRecord(f"a record of position {header.position}")
                     break
                 if header.flags & BARRIER:
                     self._barrier = header.position
                 self._visitor.record(header, view[start + HEADER_BYTES : start + header.length])
                 start += header.length
             self._position += start
-            if isinstance(header, Wrong):
+            if isinstance(header, InvalidRecord):
                 if header.reason.startswith("version"):
                     raise DataFolderError(
                         f"{self._files.name()} was written by a newer broker: "

@@ -24,7 +24,13 @@ from keylane.protocol.errors import ProducerFencedError, SequenceGapError, Seque
 from keylane.protocol.frames import Ack, Pull
 from keylane.protocol.limits import PULL_ANSWERS_MAX
 from keylane.protocol.offsets import AckedOffsets
-from keylane.protocol.record import HEADER_BYTES, Header, Short, read_header, stamp
+from keylane.protocol.record import (
+    HEADER_BYTES,
+    Header,
+    IncompleteRecord,
+    read_header,
+    stamp_record,
+)
 from keylane.testing.machines.disk import SimAppendFile, SimDisk
 from sim.mutants.mutant import Breaks, Patches
 
@@ -293,7 +299,7 @@ def readable_before_durable(patches: Patches) -> None:
         if not duplicate:
             partition = self.state.partitions[partition_id]
             header = bytearray(record[:HEADER_BYTES])
-            stamp(header, base_offset=base_offset, position=0, appended_at_ms=0)
+            stamp_record(header, base_offset=base_offset, position=0, appended_at_ms=0)
             partition.readable_offset = partition.next_offset
             self._cache.add(
                 partition_id,
@@ -341,7 +347,7 @@ def damaged_bodies_pass_recovery(patches: Patches) -> None:
     def read(data: Any, start: int = 0) -> Any:
         header = read_header(data, start)
         if isinstance(header, Header) and len(data) - start < header.length:
-            return Short(header.length)
+            return IncompleteRecord(header.length)
         return header
 
     patches.set(recovery, "read_record", read)

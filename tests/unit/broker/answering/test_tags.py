@@ -10,7 +10,7 @@ from keylane.broker.answering import tags as module
 from keylane.broker.answering.tags import remove_unwanted_batches
 from keylane.protocol.batch import batch_starts, encode_batch
 from keylane.protocol.message import pack_properties
-from keylane.protocol.record import Compression, stamp
+from keylane.protocol.record import Compression, stamp_record
 
 NAMES = ["paid", "new", "prepaid", "оплачен"]
 tag_lists = st.lists(st.sampled_from(NAMES), max_size=2, unique=True)
@@ -33,7 +33,7 @@ def stored(*batches: list[list[str]], compression: Compression = Compression.NON
                 compression=compression,
             )
         )
-        stamp(record, base_offset=offset, position=0, appended_at_ms=0)
+        stamp_record(record, base_offset=offset, position=0, appended_at_ms=0)
         data += record
         offset += len(messages)
     return data
