@@ -190,7 +190,7 @@ async def running_broker(
             network=network or _own_network(stack, settings, served),
             clock=clock,
             rng=rng or random.SystemRandom(),
-            names=random.SystemRandom(),
+            naming_rng=random.SystemRandom(),
             listen=partial(_listening, settings, served),
             on_claimed=partial(restrict_permissions, str(settings.data)),
         )
@@ -245,7 +245,7 @@ async def serving_broker(
     network: Network,
     clock: Clock,
     rng: random.Random,
-    names: random.Random,
+    naming_rng: random.Random,
     listen: Listen,
     on_claimed: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[RunningBroker]:
@@ -254,23 +254,23 @@ async def serving_broker(
 
     Args:
         rng: draws the broker's id and the backoff pauses.
-        names: draws the name of this opening and the ids of scheduled messages; no two openings
-            may draw the same values.
+        naming_rng: draws the name of this opening and the ids of scheduled messages; no two
+            openings may draw the same values.
         on_claimed: called once the folder is locked and known to belong to this broker, before
             the store is read.
     """
     async with contextlib.AsyncExitStack() as stack:
-        folder = (files, settings, clock, rng, names, pools)
+        folder = (files, settings, clock, rng, naming_rng, pools)
         opened = await pools.commit(partial(_open, *folder, on_claimed=on_claimed))
         store, scheduler = opened.store, opened.scheduler
         stack.push_async_callback(store.close)
 
         def report() -> BrokerHeartbeat:
-            is_accepted, untold = not registration.problem, cleaning.untold
+            is_accepted, untold = not registration.problem, retention.untold
             return _report(opened, settings, address, untold=untold, is_accepted=is_accepted)
 
         meta = MetaClient(network, settings.meta)
-        guarding = _guarding(
+        broker_guard = _open_guard(
             opened, files, settings, meta, clock=clock, pools=pools, address=lambda: address
         )
         registration = Registration(
@@ -281,32 +281,55 @@ async def serving_broker(
             on_accepted=lambda: pools.background(record_heard, files, opened.opening),
             on_missed=lambda: mark_groups_incomplete(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
-            on_access=lambda news: None if guarding is None else guarding.judge.update_news(news),
+            on_access=lambda news: (
+                None if broker_guard is None else broker_guard.judge.update_news(news)
+            ),
         )
-        cleaning = _cleaning(opened, files, settings, pools, registration, clock=clock)
+        retention = RetentionLoop(
+            store,
+            files,
+            settings,
+            clock=clock,
+            run_commit=pools.commit,
+            run_read=pools.background,
+            folder_ownership=registration,
+            calendar=scheduler.calendar,
+        )
         service = BrokerService(store, clock=clock, folder_ownership=registration)
         peers = Peers(service, opened.identity.broker_group, settings.meta, network)
         for close in (peers.close, scheduler.close):
             stack.push_async_callback(close)
-        control = _control(opened, registration, cleaning, clock=clock)
+        control = BrokerControl(
+            store,
+            broker_group=opened.identity.broker_group,
+            broker_id=opened.identity.broker_id,
+            opening=opened.opening.opening,
+            folder_ownership=registration,
+            clock=clock,
+            registration=lambda: registration.problem,
+            refusal=lambda: registration.refusal,
+            retention=lambda: retention.problem,
+            removed_from_ms=retention.removed_from_ms,
+            scheduled=scheduler.view,
+        )
         posting = MessagePosting(peers, clock=clock, rng=rng)
         scheduling = _scheduling(
-            opened, service, peers, registration, clock=clock, random_bits=names.getrandbits
+            opened, service, peers, registration, clock=clock, random_bits=naming_rng.getrandbits
         )
         parking = Parking(store, service, clock=clock, folder_ownership=registration)
-        metrics = _metrics(store, files, service, clock, guarding)
+        metrics = _metrics(store, files, service, clock, broker_guard)
         routes = _routes(control, posting, peers, scheduling, parking, metrics)
-        guard = None if guarding is None else guarding.guard
+        guard = None if broker_guard is None else broker_guard.guard
         address = await stack.enter_async_context(listen(routes, service, metrics, guard))
         stack.callback(service.close)
         loops = [
             registration.run(),
-            cleaning.run(),
+            retention.run(),
             scheduler.run(posting, registration),
             expire_series_loop(store, clock),
         ]
-        _start_loops(stack, loops if guarding is None else [*loops, guarding.audit.run()])
-        yield RunningBroker(address, opened.identity, store, cleaning.apply_settings)
+        _start_loops(stack, loops if broker_guard is None else [*loops, broker_guard.audit.run()])
+        yield RunningBroker(address, opened.identity, store, retention.apply_settings)
 
 
 def _start_loops(
@@ -322,7 +345,7 @@ def _open(
     settings: BrokerSettings,
     clock: Clock,
     rng: random.Random,
-    names: random.Random,
+    naming_rng: random.Random,
     pools: Pools,
     *,
     on_claimed: Callable[[], None],
@@ -343,17 +366,17 @@ def _open(
     scheduler = Scheduler.open(
         files,
         clock=clock,
-        rng=names,
+        rng=naming_rng,
         run_blocking=pools.scheduled,
         broker_group=settings.group,
         count_max=settings.scheduled_count_max,
         bytes_max=settings.scheduled_bytes_max,
     )
-    opening = begin_opening(files, rng=names)
+    opening = begin_opening(files, rng=naming_rng)
     return _Folder(identity, store, opening, scheduler)
 
 
-def _guarding(
+def _open_guard(
     opened: _Folder,
     files: Files,
     settings: BrokerSettings,
@@ -391,45 +414,6 @@ def _guarding(
 
 async def _store_audit(meta: MetaClient, events: list[AuditEvent]) -> None:
     await meta.call(NOTE_AUDIT, NoteAudit(events=events))
-
-
-def _cleaning(
-    opened: _Folder,
-    files: Files,
-    settings: BrokerSettings,
-    pools: Pools,
-    registration: Registration,
-    *,
-    clock: Clock,
-) -> RetentionLoop:
-    return RetentionLoop(
-        opened.store,
-        files,
-        settings,
-        clock=clock,
-        run_commit=pools.commit,
-        run_read=pools.background,
-        folder_ownership=registration,
-        calendar=opened.scheduler.calendar,
-    )
-
-
-def _control(
-    opened: _Folder, registration: Registration, cleaning: RetentionLoop, *, clock: Clock
-) -> BrokerControl:
-    return BrokerControl(
-        opened.store,
-        broker_group=opened.identity.broker_group,
-        broker_id=opened.identity.broker_id,
-        opening=opened.opening.opening,
-        folder_ownership=registration,
-        clock=clock,
-        registration=lambda: registration.problem,
-        refusal=lambda: registration.refusal,
-        retention=lambda: cleaning.problem,
-        removed_from_ms=cleaning.removed_from_ms,
-        scheduled=opened.scheduler.view,
-    )
 
 
 def _scheduling(
@@ -483,13 +467,13 @@ def _metrics(
     files: Files,
     service: BrokerService,
     clock: Clock,
-    guarding: BrokerGuard | None,
+    broker_guard: BrokerGuard | None,
 ) -> ServerMetrics:
     metrics = ServerMetrics("broker", clock.boot_ns)
     broker_metrics = BrokerMetrics(store, files, clock=clock, waiting=lambda: service.waiting)
     metrics.add(broker_metrics.collect)
-    if guarding is not None:
-        metrics.add(access_metrics(guarding.guard, guarding.audit.buffer))
+    if broker_guard is not None:
+        metrics.add(access_metrics(broker_guard.guard, broker_guard.audit.buffer))
     return metrics
 
 

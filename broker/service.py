@@ -56,7 +56,7 @@ from .answering.request_checks import (
     check_owner,
     check_shared,
 )
-from .answering.stored_batches import check_read, count_delivered, read_batches
+from .answering.stored_batches import check_read, read_batches
 from .answering.unpack_checks import UnpackChecks
 from .answering.waiting import LongPolls
 from .background import BackgroundBudget
@@ -326,8 +326,10 @@ class BrokerService:
             tuple(pair for pair in begun.items() if pair[0] in handed) if begun else (),
             tuple(pair for pair in tries.items() if pair[0] in handed) if tries else (),
         )
-        count_delivered(
-            self._store, partition, sum(end - start for start, end in ranges), len(data)
+        self._store.traffic.count_delivered(
+            partition.facts.subject,
+            messages=sum(end - start for start, end in ranges),
+            size_bytes=len(data),
         )
         return answer, data
 
@@ -341,7 +343,9 @@ class BrokerService:
             bytes_max = await self._background_turn(bytes_max)
             check_read(partition, request.offset, bytes_max)
         answer, data = await read_batches(self._store, partition, request, bytes_max)
-        count_delivered(self._store, partition, answer.upto - request.offset, len(data))
+        self._store.traffic.count_delivered(
+            partition.facts.subject, messages=answer.upto - request.offset, size_bytes=len(data)
+        )
         return answer, data
 
     async def _background_turn(self, wanted_bytes: int) -> int:

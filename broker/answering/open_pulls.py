@@ -34,7 +34,7 @@ from ..partition.partition import Group, HostedPartition
 from ..partition.pull_lock import check_holder
 from ..store.store import Store
 from .request_checks import check_owner, extend_lock, wanted_tags
-from .stored_batches import batches_up_to, check_read, count_delivered, read_batches
+from .stored_batches import batches_up_to, check_read, read_batches
 from .tags import remove_unwanted_batches
 from .waiting import LongPolls
 
@@ -131,7 +131,9 @@ class OpenPulls:
     ) -> None:
         """Record that the owner receives the messages before offset `end`."""
         group.suspects.record_pull(end)
-        count_delivered(self.store, partition, end - request.offset, size_bytes)
+        self.store.traffic.count_delivered(
+            partition.facts.subject, messages=end - request.offset, size_bytes=size_bytes
+        )
 
 
 class OpenPull:

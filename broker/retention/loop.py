@@ -41,7 +41,7 @@ from ..partition.partition import HostedPartition
 from ..settings import BrokerSettings
 from ..storage.files import Files
 from ..storage.log.log_reader import read_segment_headers
-from ..storage.reserve import Reserve
+from ..storage.reserve import ensure_reserve, release_reserve
 from ..store.group_commit import RunBlocking
 from ..store.store import Store
 from ..wall_clock import WallClock
@@ -118,7 +118,6 @@ class RetentionLoop:
         self._queues = store.queues
         self._files = files
         self._first_offsets = store.first_offsets
-        self._reserve = Reserve(files)
         self._forgotten_position = store.log.first_position
         """The log position below which the index has forgotten all batches."""
         self._wall_clock = calendar or WallClock(clock)
@@ -180,7 +179,7 @@ class RetentionLoop:
                 await self.check()
             except CorruptIndexError as error:
                 self.problem = error.message
-                await self._store.index_damage.report(error)
+                await self._store.report_index_damage(error)
             except KeylaneError as error:
                 self.problem = error.message
                 if line := self._log_filter.count_failure(error.message, self._clock.boot_ms()):
@@ -269,7 +268,7 @@ class RetentionLoop:
         now_ms = self._wall_clock.now_ms()
         wanted = wanted_position(segments, self._limits, disk, end=end, now_ms=now_ms)
         due = wanted_position(segments, self._limits, NO_DISK, end=end, now_ms=now_ms)
-        await self._run_read(self._reserve.ensure)
+        await self._run_read(ensure_reserve, self._files)
         await self._update_vacant_end(end)
         vacant = [segment.end for segment in segments if segment.end <= self._vacant_end]
         wanted, due = max([wanted, *vacant]), max([due, *vacant])
@@ -338,7 +337,7 @@ class RetentionLoop:
         try:
             await carry_over.rewrite_described(position)
         except (StorageError, BrokerReadOnlyError):
-            if not await self._run_read(self._reserve.release):
+            if not await self._run_read(release_reserve, self._files):
                 raise
             # The reserve's space is for the records that must precede the removal, not for
             # messages.
@@ -350,7 +349,7 @@ class RetentionLoop:
         try:
             await self._first_offsets.flush()
         except (StorageError, BrokerReadOnlyError):
-            if not await self._run_read(self._reserve.release):
+            if not await self._run_read(release_reserve, self._files):
                 raise
             await self._first_offsets.flush()
         removed, self._first_offsets.removed = self._first_offsets.removed, {}

@@ -50,7 +50,9 @@ def check_name_limits(
         OverloadedError: the limit of a pattern would be exceeded; the error names the first one.
     """
     for pattern, limit in matching_limits(subject, limits):
-        stored = stored_bytes_of(pattern) + _bytes_of(writing, pattern)
+        stored = stored_bytes_of(pattern) + sum(
+            amount.bytes for name, amount in writing.items() if matches(pattern, name)
+        )
         if stored + requested > limit:
             error = OverloadedError(
                 Reason.SCHEDULE_FULL,
@@ -62,10 +64,6 @@ def check_name_limits(
             )
             error.hint = NAMES_HINT.format(pattern)
             raise error
-
-
-def _bytes_of(amounts: Mapping[str, ScheduledAmount], pattern: str) -> int:
-    return sum(amount.bytes for name, amount in amounts.items() if matches(pattern, name))
 
 
 def check_room(

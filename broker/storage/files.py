@@ -281,6 +281,7 @@ class RealFiles:
 
     def __init__(self, root: Path | str) -> None:
         self._root = str(root)
+        self._make_append_file: Callable[[str, int], RealAppendFile] = RealAppendFile
         self._lock_descriptor = -1
         self._cache_lock = threading.Lock()
         self._cached: OrderedDict[str, list[int]] = OrderedDict()
@@ -376,9 +377,8 @@ class RealFiles:
     def open_append(self, path: str) -> RealAppendFile:
         """See `Files.open_append`."""
         try:
-            return RealAppendFile(
-                path, os.open(self._path(path), os.O_RDWR | os.O_CREAT, FILE_MODE)
-            )
+            descriptor = os.open(self._path(path), os.O_RDWR | os.O_CREAT, FILE_MODE)
+            return self._make_append_file(path, descriptor)
         except OSError as error:
             raise disk_error("open", path, error) from error
 

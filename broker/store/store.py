@@ -57,31 +57,6 @@ from .traffic import Traffic
 log = logging.getLogger("keylane.broker")
 
 
-class IndexDamage:
-    """Reports damage of the index."""
-
-    def __init__(
-        self, state: BrokerState, files: Files, kind: str, *, run_blocking: RunBlocking
-    ) -> None:
-        self._state = state
-        self._files = files
-        self._kind = kind
-        self._run_blocking = run_blocking
-
-    async def report(self, error: CorruptIndexError) -> None:
-        """Report the damage in health, and mark the index to be rebuilt at the next start."""
-        if self._state.repaired_by_restart:
-            return
-        text = f"{error.message}; the next start rebuilds the index"
-        log.error("%s", text)
-        self._state.problems.append(text)
-        self._state.repaired_by_restart.add(text)
-        try:
-            await self._run_blocking(mark_incomplete, self._files, self._kind)
-        except StorageError as failure:
-            log.warning("cannot mark the index as damaged: %s", failure.message)
-
-
 CLOCK_LAG_WARN_MS = 60_000
 """A warning is logged if this broker's clock is behind a partition's first time by more
 than this.
@@ -155,7 +130,8 @@ class Store:
             run_read=run_background,
             run_commit=run_commit,
         )
-        self.index_damage = IndexDamage(state, files, settings.index, run_blocking=run_read)
+        self._files = files
+        self._index_kind = settings.index
         self.first_offsets = FirstOffsets(state, save=self.save_progress)
         self.holds = MessageHolds(state, self.commit, self.first_offsets, clock=clock)
         self.fence_floor = 0
@@ -508,6 +484,19 @@ class Store:
         return self.commit.submit(self._progress_entry(partition, group, undo=undo))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
+    async def report_index_damage(self, error: CorruptIndexError) -> None:
+        """Report the damage in health, and mark the index to be rebuilt at the next start."""
+        if self.state.repaired_by_restart:
+            return
+        text = f"{error.message}; the next start rebuilds the index"
+        log.error("%s", text)
+        self.state.problems.append(text)
+        self.state.repaired_by_restart.add(text)
+        try:
+            await self.run_read(mark_incomplete, self._files, self._index_kind)
+        except StorageError as failure:
+            log.warning("cannot mark the index as damaged: %s", failure.message)
+
     async def read(
         self, partition: HostedPartition, offset: int, *, bytes_max: int
     ) -> tuple[bytes, int]:
@@ -530,7 +519,7 @@ class Store:
         except StorageError as error:
             if offset >= partition.first_offset:
                 if isinstance(error, CorruptIndexError):
-                    await self.index_damage.report(error)
+                    await self.report_index_damage(error)
                 else:
                     self.state.record_damage(partition, error)
                 raise
@@ -571,7 +560,7 @@ class Store:
         try:
             unit = await self.run_read(self.queues.find_by_time, partition_id, at_ms, bound)
         except CorruptIndexError as error:
-            await self.index_damage.report(error)
+            await self.report_index_damage(error)
             raise
         offset = offset_at(unit, bound)
         if bound is TimeBound.UPPER and offset is not None and offset >= end:
@@ -596,7 +585,7 @@ class Store:
                 lambda: self.queues.find(partition_id, first, end=end, bytes_max=1)
             )
         except CorruptIndexError as error:
-            await self.index_damage.report(error)
+            await self.report_index_damage(error)
             raise
         return units[0] if units else None
 

@@ -64,7 +64,9 @@ class Traffic:
         flow.bytes += size_bytes
 
     def count_delivered(self, subject: str, *, messages: int, size_bytes: int) -> None:
-        """Count the messages of a reply."""
+        """Count the messages of a reply, unless it has none."""
+        if not size_bytes:
+            return
         flow = self.delivered.get(subject) or _add_flow(self.delivered, subject)
         flow.batches += 1
         flow.messages += messages
@@ -84,7 +86,7 @@ class Traffic:
         }
 
     def remove_series(self, subjects: Collection[str], hosted: Collection[str]) -> None:
-        """End the series of `due_subjects` subjects that are no longer `hosted`, so that other
+        """End the series of `subjects` that are no longer `hosted`, so that other
         subjects can be counted separately.
         """
         for subject in subjects:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ....protocol.errors import DiskFullError, MissingExtraError
 from ..fail_points import fail_point_hook
 from ..files import Files, replace_file
-from ..reserve import Reserve
+from ..reserve import release_reserve
 from .file import FileConsumeQueues
 from .file_blocks import FOLDER as FILE_FOLDER
 from .interface import ConsumeQueues
@@ -48,7 +48,7 @@ def open_index(files: Files, kind: str) -> ConsumeQueues:
         try:
             queues = index_class(path, reach=fail_point_hook(files))
         except DiskFullError:
-            if not Reserve(files).release():
+            if not release_reserve(files):
                 raise
             queues = index_class(path, reach=fail_point_hook(files))
     if files.size(_mark_path(kind)) is not None:

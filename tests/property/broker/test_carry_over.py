@@ -12,7 +12,7 @@ import pytest
 
 from keylane.broker.partition.image import encode_partition
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
-from keylane.broker.storage.reserve import Reserve
+from keylane.broker.storage.reserve import ensure_reserve, release_reserve
 from keylane.broker.store.group_commit import RETRY_FULL_MS
 from keylane.protocol.errors import OffsetOutOfRangeError, StorageError
 from keylane.testing.machines.disk import SimDisk
@@ -120,15 +120,14 @@ async def test_segment_stays_while_a_full_disk_takes_no_copy_of_its_facts():
     disk, clock = SimDisk(), ManualClock()
     desk = await filled(disk, clock)
     bases = segment_bases(disk)
-    reserve = Reserve(disk)
-    reserve.ensure()
+    ensure_reserve(disk)
     disk.room = 10
     with pytest.raises(StorageError):
         await desk.store.carry_over.remove_oldest_segment()
     assert segment_bases(disk) == bases
     assert disk.size(segment_path(bases[0]))
     assert copy.copy(desk.store.log.bases) == bases
-    assert reserve.release()
+    assert release_reserve(disk)
     clock.advance(RETRY_FULL_MS)
     assert await desk.store.carry_over.remove_oldest_segment() == bases[1]
     assert images(open_store(disk, segment_bytes=SEGMENT)) == images(desk.store)
