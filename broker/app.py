@@ -177,7 +177,7 @@ async def running_broker(
     """
     await wait_for_predecessor(settings)
     check_free(settings.host, settings.port, anywhere=settings.is_open)
-    served = ServedNetwork(settings)
+    served_network = ServedNetwork(settings)
     async with contextlib.AsyncExitStack() as stack:
         files = make_files(str(settings.data))
         stack.callback(files.close)  # called last: the lock must outlive all threads
@@ -187,18 +187,18 @@ async def running_broker(
             files,
             settings,
             pools=pools,
-            network=network or _own_network(stack, settings, served),
+            network=network or _own_network(stack, settings, served_network),
             clock=clock,
             rng=rng or random.SystemRandom(),
             naming_rng=random.SystemRandom(),
-            listen=partial(_listening, settings, served),
+            listen=partial(_listening, settings, served_network),
             on_claimed=partial(restrict_permissions, str(settings.data)),
         )
         running = await stack.enter_async_context(broker)
 
         def adopt(changed: BrokerSettings) -> None:
             running.adopt(changed)
-            served.adopt(changed)
+            served_network.adopt(changed)
 
         yield replace(running, adopt=adopt)
 
@@ -206,7 +206,7 @@ async def running_broker(
 @contextlib.asynccontextmanager
 async def _listening(
     settings: BrokerSettings,
-    served: ServedNetwork,
+    served_network: ServedNetwork,
     routes: Sequence[ControlRoute],
     service: DataService,
     metrics: ServerMetrics,
@@ -220,11 +220,11 @@ async def _listening(
         limits=limits,
         on_refusal=metrics.count_refusal,
         serving=settings,
-        tls=served.tls,
+        tls=served_network.tls,
         guard=guard,
         data_connections_max=settings.data_connections_max,
     )
-    metrics.add(served.collect)
+    metrics.add(served_network.collect)
     metrics.connections = lambda: server.connections
     metrics.connections_max = server.data_connections_max
     await server.start(settings.host, settings.port)
@@ -261,24 +261,24 @@ async def serving_broker(
     """
     async with contextlib.AsyncExitStack() as stack:
         folder = (files, settings, clock, rng, naming_rng, pools)
-        opened = await pools.commit(partial(_open, *folder, on_claimed=on_claimed))
-        store, scheduler = opened.store, opened.scheduler
+        folder_state = await pools.commit(partial(_open, *folder, on_claimed=on_claimed))
+        store, scheduler = folder_state.store, folder_state.scheduler
         stack.push_async_callback(store.close)
 
         def report() -> BrokerHeartbeat:
             is_accepted, untold = not registration.problem, retention.untold
-            return _report(opened, settings, address, untold=untold, is_accepted=is_accepted)
+            return _report(folder_state, settings, address, untold=untold, is_accepted=is_accepted)
 
         meta = MetaClient(network, settings.meta)
         broker_guard = _open_guard(
-            opened, files, settings, meta, clock=clock, pools=pools, address=lambda: address
+            folder_state, files, settings, meta, clock=clock, pools=pools, address=lambda: address
         )
         registration = Registration(
             meta,
             report,
             rng=rng,
             clock=clock,
-            on_accepted=lambda: pools.background(record_heard, files, opened.opening),
+            on_accepted=lambda: pools.background(record_heard, files, folder_state.opening),
             on_missed=lambda: mark_groups_incomplete(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
             on_access=lambda news: (
@@ -296,14 +296,14 @@ async def serving_broker(
             calendar=scheduler.calendar,
         )
         service = BrokerService(store, clock=clock, folder_ownership=registration)
-        peers = Peers(service, opened.identity.broker_group, settings.meta, network)
+        peers = Peers(service, folder_state.identity.broker_group, settings.meta, network)
         for close in (peers.close, scheduler.close):
             stack.push_async_callback(close)
         control = BrokerControl(
             store,
-            broker_group=opened.identity.broker_group,
-            broker_id=opened.identity.broker_id,
-            opening=opened.opening.opening,
+            broker_group=folder_state.identity.broker_group,
+            broker_id=folder_state.identity.broker_id,
+            opening=folder_state.opening.opening,
             folder_ownership=registration,
             clock=clock,
             registration=lambda: registration.problem,
@@ -314,7 +314,12 @@ async def serving_broker(
         )
         posting = MessagePosting(peers, clock=clock, rng=rng)
         scheduling = _scheduling(
-            opened, service, peers, registration, clock=clock, random_bits=naming_rng.getrandbits
+            folder_state,
+            service,
+            peers,
+            registration,
+            clock=clock,
+            random_bits=naming_rng.getrandbits,
         )
         parking = Parking(store, service, clock=clock, folder_ownership=registration)
         metrics = _metrics(store, files, service, clock, broker_guard)
@@ -329,7 +334,7 @@ async def serving_broker(
             expire_series_loop(store, clock),
         ]
         _start_loops(stack, loops if broker_guard is None else [*loops, broker_guard.audit.run()])
-        yield RunningBroker(address, opened.identity, store, retention.apply_settings)
+        yield RunningBroker(address, folder_state.identity, store, retention.apply_settings)
 
 
 def _start_loops(
@@ -506,11 +511,11 @@ def _report(
 
 
 def _own_network(
-    stack: contextlib.AsyncExitStack, settings: BrokerSettings, served: ServedNetwork
+    stack: contextlib.AsyncExitStack, settings: BrokerSettings, served_network: ServedNetwork
 ) -> Network:
     """Return a network that sends the broker's token. The stack closes it."""
     token = TokenFile(settings.token_file) if settings.token_file else None
-    network = served.outgoing(token)
+    network = served_network.outgoing(token)
     stack.push_async_callback(network.close)
     return network
 

@@ -196,21 +196,21 @@ class BrokerControl:
         return partition.status(now_ms=self._clock.boot_ms())
 
     async def list(self, _body: object, params: Params) -> PartitionStatusList:
-        """Return a page of the hosted partitions by id: at most `limit` ids above `after`, but
+        """Return a page of the hosted partitions by id: at most `limit` ids above `after_id`, but
         fewer if they have many groups.
         """
-        after = whole_number(params, "after", -1, low=-1)
+        after_id = whole_number(params, "after", -1, low=-1)
         limit = whole_number(params, "limit", LISTED_MAX, low=1, high=LISTED_MAX)
-        hosted = self._store.state.partitions
-        if self._hosted_ids_version != hosted.version:
-            self._hosted_ids = sorted(set(hosted.ids()) - self._store.state.hosting)
-            self._hosted_ids_version = hosted.version
+        partition_ids = self._store.state.partitions
+        if self._hosted_ids_version != partition_ids.version:
+            self._hosted_ids = sorted(set(partition_ids.ids()) - self._store.state.hosting)
+            self._hosted_ids_version = partition_ids.version
         now_ms = self._clock.boot_ms()
-        start = bisect_right(self._hosted_ids, after)
+        start = bisect_right(self._hosted_ids, after_id)
         page: list[PartitionStatus] = []
         group_count = 0
         for partition_id in self._hosted_ids[start : start + limit]:
-            page.append(hosted[partition_id].status(now_ms=now_ms))
+            page.append(partition_ids[partition_id].status(now_ms=now_ms))
             group_count += len(page[-1].groups)
             if group_count >= GROUPS_LISTED_MAX:
                 break
@@ -220,7 +220,7 @@ class BrokerControl:
             partitions=page,
             broker_id=self._broker_id,
             more_after=page[-1].partition_id if has_more else None,
-            dropped=self._store.state.dropped.subjects if after < 0 else {},
+            dropped=self._store.state.dropped.subjects if after_id < 0 else {},
             dropped_id=self._store.state.dropped.highest_id,
         )
 
@@ -312,13 +312,15 @@ class BrokerControl:
                 outcomes[each.partition_id] = error
         results = await asyncio.gather(*durable.values(), return_exceptions=True)
         outcomes |= zip(durable, results, strict=True)
-        failed = []
+        refused_partitions = []
         for partition_id, failure in outcomes.items():
             if isinstance(failure, KeylaneError):
-                failed.append(NotTold(partition_id=partition_id, reason=failure.message))
+                refused_partitions.append(
+                    NotTold(partition_id=partition_id, reason=failure.message)
+                )
             elif failure is not None:
                 raise failure
-        return ToldGroups(not_told=tuple(failed))
+        return ToldGroups(not_told=tuple(refused_partitions))
 
     def _register(self, partition_id: int, know: KnowGroups) -> asyncio.Future[None]:
         """Register groups with `register_groups_at`, or raise PartitionUnknownError."""

@@ -75,7 +75,7 @@ class _LagScan:
                 )
             if messages:
                 cursor = max(group.acked.cursor, partition.first_offset)
-                lagging = _Lagging(
+                lagging_group = _Lagging(
                     messages,
                     partition.partition_id,
                     group.name,
@@ -84,9 +84,9 @@ class _LagScan:
                     partition.readable_offset,
                 )
                 if len(self.lagging_groups) < AGED_MAX:
-                    heapq.heappush(self.lagging_groups, lagging)
+                    heapq.heappush(self.lagging_groups, lagging_group)
                 else:
-                    heapq.heappushpop(self.lagging_groups, lagging)
+                    heapq.heappushpop(self.lagging_groups, lagging_group)
 
 
 class _MonotonicSum:
@@ -156,18 +156,18 @@ class BrokerMetrics:
         """Return (subject, group) → the age of its oldest unacked message in seconds. Blocks."""
         now_ms = self._clock.wall_ms()
         ages: dict[Labels, float] = {}
-        for lagging in laggards:
+        for lagging_group in laggards:
             try:
                 units = self._store.queues.find(
-                    lagging.partition_id,
-                    lagging.cursor,
-                    end=lagging.readable_offset,
+                    lagging_group.partition_id,
+                    lagging_group.cursor,
+                    end=lagging_group.readable_offset,
                     bytes_max=1,
                 )
             except StorageError:
                 continue  # the damage is reported by the read that needs the message
             if units:
-                labels = (("subject", lagging.subject), ("group", lagging.group))
+                labels = (("subject", lagging_group.subject), ("group", lagging_group.group))
                 age_s = max(0, now_ms - units[0].appended_at_ms) / 1000
                 ages[labels] = max(ages.get(labels, 0), age_s)
         return ages
@@ -250,9 +250,11 @@ class BrokerMetrics:
             largest(scan.removed_unread),
         )
         yield gauge("keylane_broker_pull_locks", "Pull locks that are held.", scan.locks)
-        uncounted = max(0, len(self._store.state.partitions) - scan.scanned)
+        group_count_without_age = max(0, len(self._store.state.partitions) - scan.scanned)
         yield gauge(
-            "keylane_broker_partitions_left_out", "Partitions whose lag is not counted.", uncounted
+            "keylane_broker_partitions_left_out",
+            "Partitions whose lag is not counted.",
+            group_count_without_age,
         )
 
 
@@ -270,15 +272,15 @@ async def expire_series(store: Store, *, now_ms: int) -> None:
     """Remove the series of subjects whose last partition was dropped `traffic.SERIES_KEPT_MS` ago.
     Yields to other tasks between partitions.
     """
-    due = store.traffic.due_subjects(now_ms)
-    if not due:
+    subjects = store.traffic.due_subjects(now_ms)
+    if not subjects:
         return
-    hosted: set[str] = set()
+    hosted_subjects: set[str] = set()
     ids = store.state.partitions.ids()
     for start in range(0, len(ids), SCANNED_PER_TURN):
         for partition_id in ids[start : start + SCANNED_PER_TURN]:
             partition = store.state.partitions.peek(partition_id)
             if partition is not None:
-                hosted.add(partition.facts.subject)
+                hosted_subjects.add(partition.facts.subject)
         await asyncio.sleep(0)
-    store.traffic.remove_series(due, hosted)
+    store.traffic.remove_series(subjects, hosted_subjects)

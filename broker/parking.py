@@ -310,13 +310,13 @@ class Parking:
             key = whole_number(params, "tries", 0, low=-TRIES_LIMIT, high=TRIES_LIMIT)
         if group.parked is None or group.parked.get(key) is None:
             raise NotFoundError(Reason.PARKED_KEY_UNKNOWN, partition_id=partition.partition_id)
-        after = params.get("after")
-        if after is None:
+        after_ref = params.get("after")
+        if after_ref is None:
             return list_parked_offsets(group.parked, key, count=count, first=first)
         return list_offsets_with_failures(
             group.parked,
             key,
-            after=_parse_message_ref(after),
+            after=_parse_message_ref(after_ref),
             count=count,
             next_tries=self._has_owner(group),
         )
@@ -345,10 +345,12 @@ class Parking:
             properties = dict(unpack_properties(request.properties))
         except CorruptBatchError as error:
             raise InvalidRequestError(error.message) from error
-        packed = pack_properties(properties | {EDITED_PROPERTY: shown(at_ms)}, kept=properties)
+        packed_properties = pack_properties(
+            properties | {EDITED_PROPERTY: shown(at_ms)}, kept=properties
+        )
         limit = partition.facts.message_bytes_max or MESSAGE_BYTES_MAX
-        check_message_size(len(request.key or b""), len(value), len(packed), limit)
-        message = EditedMessage(request.source, request.offset, value, packed)
+        check_message_size(len(request.key or b""), len(value), len(packed_properties), limit)
+        message = EditedMessage(request.source, request.offset, value, packed_properties)
         _check_adoption_finished(group.parked)
         await self._apply_changes(partition, group, [Edit(request.key, message)])
         log.info(
@@ -358,7 +360,7 @@ class Parking:
             "a dead letter" if request.key is None else key_digest(request.key),
             *(len(value), f"BLAKE2b {blake2b(value, digest_size=8).hexdigest()}"),
         )
-        return ParkedEdited(packed), value
+        return ParkedEdited(packed_properties), value
 
     async def _handle_read_edited(self, request: ReadEdited, _payload: memoryview) -> Handled:
         partition, group = self._find_group(request.partition_id, request.group)
@@ -401,7 +403,7 @@ def _check_adoption_finished(parked: Parked | None) -> None:
 
 def _parse_message_ref(text: str) -> tuple[int, int]:
     """Parse a partition and an offset such as "7:42", or raise InvalidRequestError."""
-    source, offset = (parse_number(part) for part in text.partition(":")[::2])
+    source, offset = (parse_number(number) for number in text.partition(":")[::2])
     if source is None or offset is None:
         raise InvalidRequestError(
             f"expected a partition and an offset such as 7:42, not {text!r:.80}"

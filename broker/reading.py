@@ -85,17 +85,17 @@ class MessageReading:
             may_be_stale = may_be_stale or error.reason is Reason.QUEUE_UNKNOWN
             if not may_be_stale and error.retry is not RetryRule.AFTER_NEW_ROUTE:
                 raise
-            newer = await self._peers.fetch_route(request.subject)
-            if newer == route:
+            newer_route = await self._peers.fetch_route(request.subject)
+            if newer_route == route:
                 raise
         else:
             if request.queue is None or not page.sealed or page.messages:
                 return page
             # The queue may continue in a partition that the cached route lacks.
-            newer = await self._peers.fetch_route(request.subject)
-            if newer == route:
+            newer_route = await self._peers.fetch_route(request.subject)
+            if newer_route == route:
                 return page
-        return await self._read_with_route(newer, request)
+        return await self._read_with_route(newer_route, request)
 
     async def _read_with_route(self, route: Route, request: _ReadRequest) -> MessagePage:
         partition, offset = _locate(route, request)
@@ -213,8 +213,12 @@ def _offset_after_loss(
     if request.queue is None or not answer.sealed or next_offset < answer.next_offset:
         return None
     chain = _chain(route, request.queue)
-    later = chain[chain.index(partition) + 1 :]
-    return later[0].logic_start if later and is_behind_loss(later[0]) else None
+    later_partitions = chain[chain.index(partition) + 1 :]
+    return (
+        later_partitions[0].logic_start
+        if later_partitions and is_behind_loss(later_partitions[0])
+        else None
+    )
 
 
 def _messages(data: bytes, partition: Partition, *, start: int, count: int) -> list[MessageView]:
@@ -224,7 +228,7 @@ def _messages(data: bytes, partition: Partition, *, start: int, count: int) -> l
         batch = columns(data, header, position)
         first = max(start - header.base_offset, 0)
         for index in range(first, min(header.count, first + count - len(views))):
-            key, value, packed = (
+            key, value, packed_properties = (
                 batch.blob[edges[index] : edges[index + 1]]
                 for edges in (batch.key_edges, batch.value_edges, batch.property_edges)
             )
@@ -239,7 +243,7 @@ def _messages(data: bytes, partition: Partition, *, start: int, count: int) -> l
                         "sent_at_ns": batch.sent_at_ns[index],
                         **bytes_field("key", key),
                         **bytes_field("value", value),
-                        **properties_fields(packed),
+                        **properties_fields(packed_properties),
                     },
                     MessageView,
                 )

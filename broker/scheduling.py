@@ -131,15 +131,20 @@ class Scheduling:
         except UnpackError as error:
             error.hint = SENDER_HINT
             raise
-        key, value, packed = (
+        key, value, packed_properties = (
             batch.blob[edges[0] : edges[1]]
             for edges in (batch.key_edges, batch.value_edges, batch.property_edges)
         )
         if key:
             raise InvalidRequestError(Reason.DELIVER_AT_KEY)
-        check_message_size(0, len(value), len(packed))
+        check_message_size(0, len(value), len(packed_properties))
         message = ScheduledMessageRecord(
-            request.scheduled_id, request.deliver_at_ms, subject, batch.sent_at_ns[0], value, packed
+            request.scheduled_id,
+            request.deliver_at_ms,
+            subject,
+            batch.sent_at_ns[0],
+            value,
+            packed_properties,
         )
         await (self._scheduler.schedule([message]) if is_repeat else self._add(subject, [message]))
         return Scheduled(self._broker_group, DURABLE), b""
@@ -171,8 +176,10 @@ class Scheduling:
         except UnreachableError:  # the cached route may belong to an earlier subject of this name
             route = await self._peers.route_to_send(subject)
             subject_id = 0
-        posted = [PostedMessage(b"", each.value, each.packed_properties) for each in messages]
-        check_sizes(posted, route.message_bytes_max)
+        posted_messages = [
+            PostedMessage(b"", each.value, each.packed_properties) for each in messages
+        ]
+        check_sizes(posted_messages, route.message_bytes_max)
         return await self._scheduler.schedule(
             [bind_to_subject(each, subject_id) for each in messages]
         )

@@ -203,8 +203,8 @@ class BrokerService:
 
     async def _acquire(self, request: Acquire | AcquireShared, _payload: memoryview) -> Handled:
         check_session(request.session)
-        shared = isinstance(request, AcquireShared)
-        token, session = request.token, SHARED if shared else request.session
+        is_shared = isinstance(request, AcquireShared)
+        token, session = request.token, SHARED if is_shared else request.session
         partition = self._store.state.partition(request.partition_id)
         partition.check_fences_known()
         self._store.first_offsets.raise_pending(request.partition_id)
@@ -218,11 +218,11 @@ class BrokerService:
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
             # What sessions of a shared group had in flight is no evidence once the group is
             # exclusive: none of those sessions was the only owner.
-            became_exclusive = group.lock.is_shared and not shared
+            became_exclusive = group.lock.is_shared and not is_shared
             was_released = became_exclusive or group.lock.released or group.lock.session == session
             durable = self._store.raise_fence(partition, group, token=token, session=session)
             group.clear_hanging()
-            if group.suspects.on_new_owner(released=was_released):
+            if group.suspects.on_new_owner(is_released=was_released):
                 group.mark_changed()
         else:
             durable = self._store.commit.wait_flushed()
@@ -238,21 +238,21 @@ class BrokerService:
             () if group.parked is None else tuple(group.parked.adopted_parents),
             *(
                 (0, ())
-                if shared
+                if is_shared
                 else (
                     group.suspects.upto,
                     tuple(group.suspects.unacked(group.acked)),
                 )
             ),
             () if group.parked is None else tuple(group.parked.adoption_tokens.items()),
-            not shared and group.suspects.unreleased,
+            not is_shared and group.suspects.unreleased,
         )
-        saved = self._save(partition, group)
+        save_future = self._save(partition, group)
         await durable
-        if saved is not None:
-            await saved
+        if save_future is not None:
+            await save_future
         check_holder(group.lock, token=token, session=session)
-        if shared:
+        if is_shared:
             now_ms = self._clock.boot_ms()
             group.current_in_flight().add_session(
                 request.session, ttl_ms=request.ttl_ms, now_ms=now_ms
@@ -291,15 +291,15 @@ class BrokerService:
                 readable_offset=partition.readable_offset,
                 now_ms=now_ms,
                 in_flight_ms=request.in_flight_ms,
-                alone=group.suspects.isolated,
+                isolated_offsets=group.suspects.isolated,
             )
-            drained = partition.ended and group.acked.cursor >= partition.next_offset
-            if drained and (saved := self._save(partition, group)) is not None:
+            is_drained = partition.ended and group.acked.cursor >= partition.next_offset
+            if is_drained and (save_future := self._save(partition, group)) is not None:
                 # The metaserver will store that the partition is drained, so this broker must not
                 # forget it in a restart.
-                await saved
+                await save_future
                 partition, group = self._check_owner(request)
-            if ranges or drained or now_ms >= deadline_ms:
+            if ranges or is_drained or now_ms >= deadline_ms:
                 break
             due_ms = max(now_ms + 1, min(deadline_ms, in_flight.next_deadline_ms))
             await self._waiting.wait(partition.partition_id, due_ms - now_ms)
@@ -310,21 +310,21 @@ class BrokerService:
                 start = ranges[0][0]
                 partition.readable_end(start)
                 await reserve_bytes(bytes_max)
-                data, upto = await self._store.read(partition, start, bytes_max=bytes_max)
+                data, end_offset = await self._store.read(partition, start, bytes_max=bytes_max)
                 partition, group = self._check_owner(request)
-                ranges = in_flight.free_from(session, ranges, upto=upto)
+                ranges = in_flight.free_from(session, ranges, end_offset=end_offset)
             except BaseException:
-                in_flight.free_from(session, ranges, upto=0)
+                in_flight.free_from(session, ranges, end_offset=0)
                 self._waiting.wake(partition.partition_id)
                 raise
-        begun, tries, handed = group.suspects.begun, group.attempts, IntervalSet(ranges)
+        suspects, tries, handed_out = group.suspects.begun, group.attempts, IntervalSet(ranges)
         answer = Handed(
             tuple(ranges),
             group.durable_cursor,
             partition.readable_offset,
             partition.ended,
-            tuple(pair for pair in begun.items() if pair[0] in handed) if begun else (),
-            tuple(pair for pair in tries.items() if pair[0] in handed) if tries else (),
+            tuple(pair for pair in suspects.items() if pair[0] in handed_out) if suspects else (),
+            tuple(pair for pair in tries.items() if pair[0] in handed_out) if tries else (),
         )
         self._store.traffic.count_delivered(
             partition.facts.subject,
@@ -461,8 +461,8 @@ class BrokerService:
         self._waiting.wake(partition.partition_id)
         if not group.lock.is_shared and group.suspects.on_released():
             group.mark_changed()
-            if (saved := self._save(partition, group)) is not None:
-                await saved
+            if (save_future := self._save(partition, group)) is not None:
+                await save_future
         return Released(), b""
 
     @property

@@ -228,12 +228,12 @@ class CapabilityJudge:
         """
         if not is_own_token(text):
             return None
-        hashed = token_hash(text)
-        principal = self._operators.get(hashed)
+        token_digest = token_hash(text)
+        principal = self._operators.get(token_digest)
         if (
             principal is None
             and self._own_token is not None
-            and hashed == token_hash(self._own_token())
+            and token_digest == token_hash(self._own_token())
         ):
             principal = CLUSTER
         if principal is None:

@@ -56,13 +56,13 @@ class OpenPulls:
         if request.tags:
             wanted_tags(request)
         partition, group, bytes_max = self._check(request, now_ms)
-        older = self.open.get((request.partition_id, request.group))
-        if older is not None:
-            older.end()
+        previous_pull = self.open.get((request.partition_id, request.group))
+        if previous_pull is not None:
+            previous_pull.end()
         pull = OpenPull(self, request, group, call, deadline_ms=now_ms + request.wait_ms)
         if request.wait_ms and request.offset == partition.readable_offset:
-            drained = partition.ended and request.offset == partition.next_offset
-            if not drained:
+            is_drained = partition.ended and request.offset == partition.next_offset
+            if not is_drained:
                 pull.wait(now_ms)
                 return True
         return pull.answer(partition, bytes_max, now_ms)
@@ -85,13 +85,13 @@ class OpenPulls:
 
     async def read(self, request: Pull) -> Handled:
         """Answer a pull in a task, without waiting for messages; may wait for room and the disk."""
-        wanted = wanted_tags(request)
+        tags = wanted_tags(request)
         partition, group, bytes_max = self._check(request, self.boot_ms())
         answer, data = await read_batches(
             self.store, partition, request, bytes_max, group.parked_version
         )
-        if wanted and data:
-            answer, data = await self._filter_tags(request, partition, wanted, answer, data)
+        if tags and data:
+            answer, data = await self._filter_tags(request, partition, tags, answer, data)
         check_holder(group.lock, token=request.token, session=request.session)
         self.record_pull(request, partition, group, answer.upto, len(data))
         return answer, data
@@ -100,7 +100,7 @@ class OpenPulls:
         self,
         request: Pull,
         partition: HostedPartition,
-        wanted: Sequence[bytes],
+        tags: Sequence[bytes],
         answer: Batches,
         data: bytes,
     ) -> tuple[Batches, bytes]:
@@ -109,14 +109,14 @@ class OpenPulls:
         LEFT_OUT_BYTES_MAX.
 
         Args:
-            wanted: the tags as UTF-8.
+            tags: the tags as UTF-8.
         """
         ranges: list[Range] = []
         offset, size = request.offset, 0
         while True:
             size += len(data)
-            data, left_out = remove_unwanted_batches(data, offset, wanted)
-            ranges += left_out
+            data, removed_ranges = remove_unwanted_batches(data, offset, tags)
+            ranges += removed_ranges
             offset = answer.upto
             if data or offset >= partition.readable_offset or size >= LEFT_OUT_BYTES_MAX:
                 return replace(answer, left_out=tuple(IntervalSet(ranges))), data
@@ -223,12 +223,12 @@ class OpenPull:
         try:
             partition, self._group = check_owner(pulls.store.state, request, now_ms)
             bytes_max = check_read(partition, request.offset, request.bytes_max)
-            answered = self.answer(partition, bytes_max, now_ms)
+            is_answered = self.answer(partition, bytes_max, now_ms)
         except Exception as error:  # noqa: BLE001 - reported to the client, or logged
             self._close()
             self._call.refuse(error)
             return
-        if not answered:
+        if not is_answered:
             self._close()
             self._call.hand_to_task(replace(request, wait_ms=0))
 
@@ -245,9 +245,9 @@ class OpenPull:
             data = b"".join(pieces)
         size = len(data)
         pulls.record_pull(request, partition, group, end, size)
-        more = self._stays_open(partition, end, size, now_ms)
-        answer = batches_up_to(partition, end, group.parked_version, more=more)
-        if not more:
+        has_more = self._stays_open(partition, end, size, now_ms)
+        answer = batches_up_to(partition, end, group.parked_version, more=has_more)
+        if not has_more:
             self._close()
             call.answer(answer, data)
             return True

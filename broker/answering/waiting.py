@@ -35,15 +35,15 @@ class LongPolls:
         """Call `callback` once, when the partition is woken, unless `remove_listener` is called
         with `key` before. The callback must not raise.
         """
-        waiting = self._waiting.get(partition_id)
-        if waiting is None:
-            waiting = self._waiting[partition_id] = {}
-        waiting[key] = callback
+        callbacks = self._waiting.get(partition_id)
+        if callbacks is None:
+            callbacks = self._waiting[partition_id] = {}
+        callbacks[key] = callback
 
     def remove_listener(self, partition_id: int, key: Hashable) -> None:
         """Remove a callback that was passed to `add_listener`, if it has not been called."""
-        waiting = self._waiting.get(partition_id, {})
-        if waiting.pop(key, None) is not None and not waiting:
+        callbacks = self._waiting.get(partition_id, {})
+        if callbacks.pop(key, None) is not None and not callbacks:
             del self._waiting[partition_id]
 
     async def wait(self, partition_id: int, wait_ms: int) -> None:
@@ -81,9 +81,9 @@ class LongPolls:
         deadline = loop.time() + request.wait_ms / 1000
         while True:
             partition = partition_of(request.partition_id)
-            drained = partition.ended and request.offset == partition.next_offset
+            is_drained = partition.ended and request.offset == partition.next_offset
             remaining_ms = math.ceil((deadline - loop.time()) * 1000)
-            if drained or self._closed or remaining_ms <= 0:
+            if is_drained or self._closed or remaining_ms <= 0:
                 return partition
             if request.offset != partition.readable_offset:
                 return partition
@@ -91,9 +91,9 @@ class LongPolls:
 
     def wake(self, partition_id: int) -> None:
         """End all waits on a partition."""
-        waiting = self._waiting.pop(partition_id, None)
-        if waiting is not None:
-            for callback in waiting.values():
+        callbacks = self._waiting.pop(partition_id, None)
+        if callbacks is not None:
+            for callback in callbacks.values():
                 callback()
 
     def wake_all(self) -> None:

@@ -82,12 +82,12 @@ def inspect_folder(files: Files) -> Inspection:
     inspection.snapshot_position = Snapshots(files).load(from_snapshot.partitions.load).position
     state = BrokerState()
     replay = Replay(state)
-    scanned = scan_log(
+    scan_result = scan_log(
         files, _CountingVisitor(replay, inspection), durable=inspection.snapshot_position
     )
     replay.finish()
-    inspection.next_position = scanned.end
-    inspection.unfinished_bytes = scanned.cut_bytes
+    inspection.next_position = scan_result.end
+    inspection.unfinished_bytes = scan_result.cut_bytes
     inspection.partitions = len(state.partitions)
     inspection.stopped_partitions = sorted(
         partition_id
@@ -112,16 +112,19 @@ def _missing_messages(state: BrokerState, snapshot: BrokerState) -> list[str]:
     for partition_id in snapshot.partitions:
         if partition_id in state.dropped:
             continue
-        expected = snapshot.partitions[partition_id]
+        expected_end = snapshot.partitions[partition_id]
         try:
-            replayed = state.partition(partition_id)
+            replayed_partition = state.partition(partition_id)
         except KeylaneError as error:
             problems.append(error.message)
             continue
-        if replayed.next_offset < expected.next_offset and not replayed.lost:
+        if (
+            replayed_partition.next_offset < expected_end.next_offset
+            and not replayed_partition.lost
+        ):
             problems.append(
-                f"partition {partition_id} ends at offset {replayed.next_offset} in the log, "
-                f"and at {expected.next_offset} in the snapshot"
+                f"partition {partition_id} ends at offset {replayed_partition.next_offset} in the "
+                f"log, and at {expected_end.next_offset} in the snapshot"
             )
     return problems
 

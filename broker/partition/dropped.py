@@ -101,24 +101,24 @@ class DroppedPartitions:
         """
         return RangeMerge(list(self._ids))
 
-    def merge_ranges(self, range_merge: RangeMerge, others: Iterable[int]) -> None:
+    def merge_ranges(self, range_merge: RangeMerge, kept_ids: Iterable[int]) -> None:
         """
         Merge all ranges that no hosted partition separates.
 
         Args:
             range_merge: must have been passed every partition that the broker hosted, or might host
                 again, when `begin_merge` was called.
-            others: at least the partitions that were added since then, in any order.
+            kept_ids: at least the partitions that were added since then, in any order.
         """
-        range_merge.keep_apart(others)
+        range_merge.keep_apart(kept_ids)
         range_merge.keep_apart(self._pending)
-        merged = IntervalSet()
+        merged_ids = IntervalSet()
         for start, end in merge(
             self._ids, range_merge.mergeable_gaps()
         ):  # in order: each is added at the end
-            merged.add(start, end)
-        self._ids = merged
-        self._ranges_after_merge = len(merged)
+            merged_ids.add(start, end)
+        self._ids = merged_ids
+        self._ranges_after_merge = len(merged_ids)
 
     def record_bodies(self) -> Iterator[DroppedBody]:
         """Yield records of all ids and subjects, including those that are about to be written."""

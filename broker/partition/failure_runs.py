@@ -121,16 +121,16 @@ class FailureRuns:
     def marks_in(self, start: int, end: int) -> list[MarkedRange]:
         """Return the facts about `[start, end)`, as contiguous ranges."""
         low, limit = start, min(end, self._end)
-        marked: list[MarkedRange] = []
+        marked_ranges: list[MarkedRange] = []
         row = bisect_right(self._starts, start, self._head) - 1
         while low < limit:
             next_row = row + 1
             high = self._starts[next_row] if next_row < len(self._starts) else limit
-            marked.append((low, min(high, limit), self._mark_in_row(row)))
+            marked_ranges.append((low, min(high, limit), self._mark_in_row(row)))
             low, row = high, next_row
         if low < end:
-            marked.append((max(low, start), end, UNKNOWN))
-        return marked
+            marked_ranges.append((max(low, start), end, UNKNOWN))
+        return marked_ranges
 
     def rows(self, first: int, count: int) -> Iterator[MarkedRange]:
         """Yield up to `count` rows, beginning with the `first`th, as contiguous ranges."""
@@ -148,32 +148,32 @@ class FailureRuns:
             parked: the parked messages. If a row only covers a gap between them after the change,
                 its next try is removed.
         """
-        first = bisect_left(self._starts, start, self._head)
-        last = bisect_left(self._starts, end, first)
-        new: list[tuple[int, Mark]] = []
-        if mark != self._mark_in_row(first - 1):
-            new.append((start, mark))
+        first_row = bisect_left(self._starts, start, self._head)
+        end_row = bisect_left(self._starts, end, first_row)
+        new_rows: list[tuple[int, Mark]] = []
+        if mark != self._mark_in_row(first_row - 1):
+            new_rows.append((start, mark))
         if end < self._end:
-            row_begins = last < len(self._starts) and self._starts[last] == end
-            next_mark = self._mark_in_row(last if row_begins else last - 1)
+            row_begins = end_row < len(self._starts) and self._starts[end_row] == end
+            next_mark = self._mark_in_row(end_row if row_begins else end_row - 1)
             if next_mark == mark:
-                last += row_begins
+                end_row += row_begins
             elif not row_begins:
-                new.append((end, next_mark))
-        self._splice(first, last, new)
+                new_rows.append((end, next_mark))
+        self._splice(first_row, end_row, new_rows)
         self._end = max(self._end, end)
         if parked is not None and self.mark_at(end).next_ms:
             _, next_parked = parked.gap_around(end, end)
             if next_parked is None or end < next_parked:
                 self.set_mark(end, self._end if next_parked is None else next_parked, UNKNOWN)
 
-    def _splice(self, first: int, last: int, new: list[tuple[int, Mark]]) -> None:
-        if first == self._head and len(new) <= last - first:
+    def _splice(self, first_row: int, end_row: int, new_rows: list[tuple[int, Mark]]) -> None:
+        if first_row == self._head and len(new_rows) <= end_row - first_row:
             # At the front, overwrite the last of the replaced rows.
-            self._head = first = last - len(new)
-        rows = [(start, *mark) for start, mark in new]
+            self._head = first_row = end_row - len(new_rows)
+        rows = [(start, *mark) for start, mark in new_rows]
         for index, column in enumerate(self._columns):
-            column[first:last] = array("q", [row[index] for row in rows])
+            column[first_row:end_row] = array("q", [row[index] for row in rows])
         if self._head >= COMPACT_MIN_ROWS and 2 * self._head > len(self._starts):
             for column in self._columns:
                 del column[: self._head]
@@ -219,7 +219,7 @@ class FailureRuns:
         row_count = len(self)
         half = row_count // 2
         rows = list(self.rows(0, half))
-        merged: list[tuple[int, Mark]] = []
+        merged_rows: list[tuple[int, Mark]] = []
         index = 0
         while index < half:
             start, _, mark = rows[index]
@@ -227,8 +227,8 @@ class FailureRuns:
             if index < half and rows[index][2].fault == mark.fault:
                 mark = _merge_marks(mark, rows[index][2])
                 index += 1
-            merged.append((start, mark))
-        self._splice(self._head, self._head + half, merged)
+            merged_rows.append((start, mark))
+        self._splice(self._head, self._head + half, merged_rows)
         if len(self) > row_count - row_count // 8:
             quarter = len(self) // 4
             start = self._starts[self._head]
@@ -242,10 +242,10 @@ class FailureRuns:
     def from_packed(cls, columns: Iterable[bytes], end: int) -> FailureRuns:
         """Decode the result of `pack`, or raise ValueError."""
         runs = cls()
-        packed = list(columns)
-        for column, part in zip(runs._columns, packed, strict=True):
-            column.frombytes(part)
-        if len({len(part) for part in packed}) > 1:
+        packed_columns = list(columns)
+        for column, packed_column in zip(runs._columns, packed_columns, strict=True):
+            column.frombytes(packed_column)
+        if len({len(packed_column) for packed_column in packed_columns}) > 1:
             raise ValueError("columns of different lengths")
         runs._end = end
         return runs
@@ -312,7 +312,7 @@ class FaultTable:
         """True if a limit is exceeded, and `prune` must be called."""
         return len(self._numbers) > FAULTS_MAX or self._char_count > FAULT_CHARS_MAX
 
-    def prune(self, used: set[int]) -> dict[int, int]:
+    def prune(self, used_numbers: set[int]) -> dict[int, int]:
         """
         Forget unused faults, then the texts of the oldest faults, then the oldest faults, until a
         quarter of the capacity is free.
@@ -320,7 +320,7 @@ class FaultTable:
         Returns:
             Number → the number that replaces it.
         """
-        for number in self._by_number.keys() - used:
+        for number in self._by_number.keys() - used_numbers:
             self._forget(number)
         new_numbers: dict[int, int] = {}
         for number, fault in self.list_numbered():
@@ -332,7 +332,10 @@ class FaultTable:
             if not self._is_below_target:
                 self._forget(number)
                 new_numbers[number] = UNKNOWN_FAULT
-        return {number: new_numbers.get(new, new) for number, new in new_numbers.items()}
+        return {
+            number: new_numbers.get(new_number, new_number)
+            for number, new_number in new_numbers.items()
+        }
 
     @property
     def _is_below_target(self) -> bool:
@@ -351,10 +354,10 @@ class FaultTable:
         return list(self._by_number.items())
 
     @classmethod
-    def from_items(cls, numbered: Iterable[tuple[int, Fault]]) -> FaultTable:
+    def from_items(cls, numbered_faults: Iterable[tuple[int, Fault]]) -> FaultTable:
         """Create the object from the result of `list_numbered`."""
         faults = cls()
-        for number, fault in numbered:
+        for number, fault in numbered_faults:
             faults._add(number, fault)
         return faults
 

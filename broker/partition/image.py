@@ -116,9 +116,9 @@ def encode_partition_parts(hosted: HostedPartition, *, producers_max: int) -> It
     """
     producers = iter(hosted.producers.items())
     count = len(hosted.producers)
-    for before in range(0, max(count, 1), producers_max):
+    for skipped_count in range(0, max(count, 1), producers_max):
         yield _encode_image(
-            hosted, list(islice(producers, producers_max)), [], ProducerRange(before, count)
+            hosted, list(islice(producers, producers_max)), [], ProducerRange(skipped_count, count)
         )
 
 
@@ -126,10 +126,10 @@ def _encode_image(
     hosted: HostedPartition,
     producers: list[tuple[int, ProducerState]],
     groups: list[tuple[Any, ...]],
-    part: ProducerRange | None = None,
+    producer_range: ProducerRange | None = None,
 ) -> bytes:
     facts, partition = hosted.facts, hosted.facts.partition
-    before, total = part or (0, 0)
+    skipped_count, total = producer_range or (0, 0)
     fields = [
         facts.subject,
         partition.name,
@@ -163,7 +163,7 @@ def _encode_image(
     ]
     optional = [
         facts.static,
-        before,
+        skipped_count,
         total,
         [[batch.body_crc for batch in state.latest] for _, state in producers],
         hosted.groups_told,
@@ -172,8 +172,8 @@ def _encode_image(
         list(hosted.holds.values()),
         facts.hidden,
     ]
-    required = 0 if part is None else PART_FIELDS
-    while len(optional) > required and not optional[-1]:
+    required_count = 0 if producer_range is None else PART_FIELDS
+    while len(optional) > required_count and not optional[-1]:
         optional.pop()
     return _encode(fields + optional)
 

@@ -97,42 +97,48 @@ class OffsetRuns:
             ends.append(end)
             self.messages += end - start
             return [(start, end)]
-        first = bisect_left(ends, start, self._head)
-        last = bisect_right(starts, end, first)
-        new = list(_gaps(zip(starts[first:last], ends[first:last], strict=True), start, end))
-        if first < last:
-            start, end = min(start, starts[first]), max(end, ends[last - 1])
-        starts[first:last] = array("q", (start,))
-        ends[first:last] = array("q", (end,))
-        self.messages += sum(high - low for low, high in new)
-        return new
+        first_index = bisect_left(ends, start, self._head)
+        end_index = bisect_right(starts, end, first_index)
+        new_ranges = list(
+            _gaps(
+                zip(starts[first_index:end_index], ends[first_index:end_index], strict=True),
+                start,
+                end,
+            )
+        )
+        if first_index < end_index:
+            start, end = min(start, starts[first_index]), max(end, ends[end_index - 1])
+        starts[first_index:end_index] = array("q", (start,))
+        ends[first_index:end_index] = array("q", (end,))
+        self.messages += sum(high - low for low, high in new_ranges)
+        return new_ranges
 
     def remove(self, start: int, end: int) -> list[Range]:
         """Remove `[start, end)`, and return the ranges that were in the set."""
         starts, ends = self._starts, self._ends
-        first = bisect_right(ends, start, self._head)
-        last = bisect_left(starts, end, first)
-        if first >= last:
+        first_index = bisect_right(ends, start, self._head)
+        end_index = bisect_left(starts, end, first_index)
+        if first_index >= end_index:
             return []
-        removed = self.intersection(start, end)
-        remaining = []
-        if starts[first] < start:
-            remaining.append((starts[first], start))
-        if ends[last - 1] > end:
-            remaining.append((end, ends[last - 1]))
-        if first == self._head and len(remaining) <= last - first:
+        removed_ranges = self.intersection(start, end)
+        remaining_ranges = []
+        if starts[first_index] < start:
+            remaining_ranges.append((starts[first_index], start))
+        if ends[end_index - 1] > end:
+            remaining_ranges.append((end, ends[end_index - 1]))
+        if first_index == self._head and len(remaining_ranges) <= end_index - first_index:
             # At the front, overwrite the last of the removed runs.
-            self._head = last - len(remaining)
-            for index, (low, high) in enumerate(remaining, self._head):
+            self._head = end_index - len(remaining_ranges)
+            for index, (low, high) in enumerate(remaining_ranges, self._head):
                 starts[index], ends[index] = low, high
             if self._head >= COMPACT_MIN_ROWS and 2 * self._head > len(starts):
                 del starts[: self._head], ends[: self._head]
                 self._head = 0
         else:
-            starts[first:last] = array("q", (low for low, _ in remaining))
-            ends[first:last] = array("q", (high for _, high in remaining))
-        self.messages -= sum(high - low for low, high in removed)
-        return removed
+            starts[first_index:end_index] = array("q", (low for low, _ in remaining_ranges))
+            ends[first_index:end_index] = array("q", (high for _, high in remaining_ranges))
+        self.messages -= sum(high - low for low, high in removed_ranges)
+        return removed_ranges
 
 
 def _gaps(runs: Iterable[Range], start: int, end: int) -> Iterator[Range]:

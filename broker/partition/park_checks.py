@@ -133,28 +133,28 @@ class _ChangeChecker:
 
     def check(self, changes: Iterable[RequestedChange]) -> list[ParkChange]:
         """Check all changes, and return those that must be written."""
-        needed = []
+        changes_to_write = []
         for change in changes:
             is_frozen = self._parked.frozen and not self._is_cleared
             if is_frozen and not isinstance(change, Freeze | Clear | Unneeded):
                 raise StaleRouteError(Reason.PARK_MOVED, partition_id=self._parked.partition_id)
             self._has_other_changes = self._has_other_changes or not isinstance(change, Adopt)
-            checked = self._check_by_type[type(change)](change)
-            if checked is not None:
-                needed.append(checked)
+            change_to_write = self._check_by_type[type(change)](change)
+            if change_to_write is not None:
+                changes_to_write.append(change_to_write)
         self._check_limits()
         # A key whose last message was skipped by an operator needs no further call: the owner
         # frees it.
-        emptied = [
+        emptied_keys = [
             key
             for key in dict.fromkeys(key for key, _ in self._removed_offsets)
             if not (is_loose(key) or self._count_remaining(key))
             and self._current_state(key) in {ParkState.PARKED, ParkState.DEAD}
         ]
-        redriven = [
+        redriving_keys = [
             key for key in LOOSE if key in self._still_redriving and self._count_remaining(key)
         ]
-        return needed + [Redrive(key) for key in (*emptied, *redriven)]
+        return changes_to_write + [Redrive(key) for key in (*emptied_keys, *redriving_keys)]
 
     def _current_state(self, key: ParkKey) -> ParkState | None:
         """Return the state of a key after the changes so far, or None if it is not parked."""
@@ -171,11 +171,17 @@ class _ChangeChecker:
     def _count_remaining(self, key: ParkKey) -> int:
         """Return the number of parked messages of a key after the changes so far."""
         parked = self._parked.get(key)
-        added = self._added_offsets.get(key)
-        removed = sum(
-            runs.messages for (other, _), runs in self._removed_offsets.items() if other == key
+        added_runs = self._added_offsets.get(key)
+        removed_count = sum(
+            runs.messages
+            for (other_key, _), runs in self._removed_offsets.items()
+            if other_key == key
         )
-        return (parked.messages if parked else 0) + (added.messages if added else 0) - removed
+        return (
+            (parked.messages if parked else 0)
+            + (added_runs.messages if added_runs else 0)
+            - removed_count
+        )
 
     def _check_limits(self) -> None:
         names = ("parked keys", "parked messages"), ("dead keys", "dead letters")
@@ -199,16 +205,16 @@ class _ChangeChecker:
         decide_ack(self._acked, list(self._newly_parked), next_offset=self._next_offset)
 
     def _check_park(self, change: Park, usage: _CapacityUsage | None = None) -> Park | None:
-        new = self._claim_ranges(change)
+        new_ranges = self._claim_ranges(change)
         is_known = self._current_state(change.key) is not None
         # Loose messages that are already acked, for example because retention removed them, do
         # not affect the others.
         is_unaffected = (
             change.failure is None or not is_known or (is_loose(change.key) and change.ranges)
         )
-        if not new and is_unaffected:
+        if not new_ranges and is_unaffected:
             return None
-        self._add_offsets(change.key, new)
+        self._add_offsets(change.key, new_ranges)
         if change.failure is not None:
             if not (is_loose(change.key) and change.ranges):
                 self._still_redriving.discard(change.key)
@@ -217,9 +223,9 @@ class _ChangeChecker:
             self._changed_states[change.key] = ParkState.PARKED
         is_dead = change.key is None or self._current_state(change.key) is ParkState.DEAD
         usage = usage or (self._dead_usage if is_dead else self._live_usage)
-        usage.messages += count_messages(new)
+        usage.messages += count_messages(new_ranges)
         usage.keys += not is_known and change.key is not None
-        return Park(change.key, new, change.failure, self._owner_token_after(change))
+        return Park(change.key, new_ranges, change.failure, self._owner_token_after(change))
 
     def _owner_token_after(self, change: Park) -> int:
         """Return the token of the owner that handles messages of the key after a Park change, or
@@ -237,9 +243,9 @@ class _ChangeChecker:
     def _check_park_or_dead_letter(self, change: ParkOrDeadLetter) -> Park | DeadLetterKey | None:
         key, failure = change.key, change.failure
         state = self._current_state(key)
-        new = count_messages(self._unacked_ranges(change))
+        new_count = count_messages(self._unacked_ranges(change))
         fits = not (
-            self._live_usage.exceeds_messages(PARKED_MESSAGES_MAX, new)
+            self._live_usage.exceeds_messages(PARKED_MESSAGES_MAX, new_count)
             or (state is None and self._live_usage.exceeds_keys(PARKED_KEYS_MAX, 1))
         )
         if fits or key is None or (failure is None and state is ParkState.DEAD):
@@ -250,18 +256,18 @@ class _ChangeChecker:
         if is_loose(key):
             return self._check_park(Park(None, change.ranges, failure))
         assert isinstance(key, bytes)
-        ranges = self._claim_ranges(change)
-        if not ranges and failure is None:
+        new_ranges = self._claim_ranges(change)
+        if not new_ranges and failure is None:
             return None
         parked = self._parked.get(key)
-        self._add_offsets(key, ranges)
+        self._add_offsets(key, new_ranges)
         self._changed_states[key] = ParkState.DEAD
         # The whole key becomes dead. The capacity that this frees is only available to later
         # requests.
-        moved = parked.messages if parked is not None and state is not ParkState.DEAD else 0
-        self._dead_usage.messages += moved + count_messages(ranges)
+        moved_count = parked.messages if parked is not None and state is not ParkState.DEAD else 0
+        self._dead_usage.messages += moved_count + count_messages(new_ranges)
         self._dead_usage.keys += 1
-        return DeadLetterKey(key, ranges, failure)
+        return DeadLetterKey(key, new_ranges, failure)
 
     def _claim_ranges(self, change: Park | ParkOrDeadLetter) -> tuple[Range, ...]:
         """Add the unacked messages of a change to those that the request parks. Return those that
@@ -282,23 +288,23 @@ class _ChangeChecker:
             for unacked in _unacked_ranges(self._acked, start, end)
         ]
 
-    def _add_offsets(self, key: ParkKey, new: Iterable[Range]) -> None:
-        added = self._added_offsets.setdefault(key, OffsetRuns())
-        for start, end in new:
-            added.add(start, end)
+    def _add_offsets(self, key: ParkKey, new_ranges: Iterable[Range]) -> None:
+        added_runs = self._added_offsets.setdefault(key, OffsetRuns())
+        for start, end in new_ranges:
+            added_runs.add(start, end)
 
     def _check_unpark(self, change: Unpark) -> Unpark | None:
         _check_ranges(change.ranges, MAX_I64)
         if self._current_state(change.key) is None:
             return None
-        removed = self._removed_offsets.setdefault((change.key, change.source), OffsetRuns())
-        parked, added = self._parked.get(change.key), self._added_offsets.get(change.key)
+        removed_runs = self._removed_offsets.setdefault((change.key, change.source), OffsetRuns())
+        parked, added_runs = self._parked.get(change.key), self._added_offsets.get(change.key)
         candidates = [] if parked is None else [parked.offsets_by_source.get(change.source)]
-        candidates += [added] if change.source == self._parked.partition_id else []
+        candidates += [added_runs] if change.source == self._parked.partition_id else []
         for start, end in change.ranges:
             for runs in candidates:
                 for low, high in runs.intersection(start, end) if runs else ():
-                    removed.add(low, high)
+                    removed_runs.add(low, high)
         return change
 
     def _check_fail_again(self, change: FailAgain) -> FailAgain | None:
@@ -318,8 +324,8 @@ class _ChangeChecker:
     def _check_free(self, change: Free) -> Free | None:
         if self._current_state(change.key) is None:
             return None
-        if remaining := self._count_remaining(change.key):
-            raise InvalidRequestError(f"the key has {remaining} parked messages")
+        if remaining_count := self._count_remaining(change.key):
+            raise InvalidRequestError(f"the key has {remaining_count} parked messages")
         self._changed_states[change.key] = None
         return change
 
@@ -330,16 +336,22 @@ class _ChangeChecker:
         return change
 
     def _check_edit(self, change: Edit) -> Edit:
-        edited, parked = change.message, self._parked
-        previous = parked.edited(change.key, (edited.source, edited.offset))
+        new_edit, parked = change.message, self._parked
+        previous_edit = parked.edited(change.key, (new_edit.source, new_edit.offset))
         if self._is_being_handled(change.key):
             raise BusyError(Reason.PARKED_REDRIVEN, partition_id=parked.partition_id)
-        others = [other for _, other in parked.edits() if other is not previous]
-        if len(others) >= EDITS_MAX:
+        other_edits = [
+            other_edit for _, other_edit in parked.edits() if other_edit is not previous_edit
+        ]
+        if len(other_edits) >= EDITS_MAX:
             raise OverloadedError(
-                Reason.EDITS_FULL, f"the group has {len(others)} edited messages", limit=EDITS_MAX
+                Reason.EDITS_FULL,
+                f"the group has {len(other_edits)} edited messages",
+                limit=EDITS_MAX,
             )
-        size_bytes = sum(len(each.value) + len(each.properties) for each in (*others, edited))
+        size_bytes = sum(
+            len(each.value) + len(each.properties) for each in (*other_edits, new_edit)
+        )
         if size_bytes > EDITS_BYTES_MAX:
             raise OverloadedError(
                 Reason.EDITS_FULL,
@@ -418,10 +430,10 @@ class _ChangeChecker:
 
     def _parked_runs(self, key: ParkKey, source: int) -> list[OffsetRuns]:
         """Return the messages that are parked under a key before the next change."""
-        adopted = self._adopted_offsets.get((key, source))
-        parked = None if self._has_other_changes else self._parked.get(key)
-        known = None if parked is None else parked.offsets_by_source.get(source)
-        return [runs for runs in (adopted, known) if runs is not None]
+        adopted_runs = self._adopted_offsets.get((key, source))
+        parked_key = None if self._has_other_changes else self._parked.get(key)
+        parked_runs = None if parked_key is None else parked_key.offsets_by_source.get(source)
+        return [runs for runs in (adopted_runs, parked_runs) if runs is not None]
 
     def _merge_with_parked(self, key: AdoptedKey) -> AdoptedKey:
         """
@@ -430,11 +442,11 @@ class _ChangeChecker:
 
         A redrive of either extends to all messages of the key, and a dead key stays dead.
         """
-        known = self._parked.get(key.key)
-        if known is None or not known.messages:
+        parked_key = self._parked.get(key.key)
+        if parked_key is None or not parked_key.messages:
             return key
-        state = max(key.state, known.state, key=_PRECEDENCE.index)
-        failures = [failure for failure in (known.failure, key.failure) if failure is not None]
+        state = max(key.state, parked_key.state, key=_PRECEDENCE.index)
+        failures = [failure for failure in (parked_key.failure, key.failure) if failure is not None]
         failure = max(failures, key=lambda each: each.at_ms, default=None)
         return replace(key, state=state, failure=failure)
 
@@ -522,6 +534,6 @@ def _unacked_ranges(acked: AckedOffsets, start: int, end: int) -> Iterator[Range
     """Yield the parts of `[start, end)` that are not acked."""
     offset = acked.next_unacked(start)
     while offset < end:
-        upto = min(end, acked.next_acked(offset))
-        yield offset, upto
-        offset = acked.next_unacked(upto)
+        end_offset = min(end, acked.next_acked(offset))
+        yield offset, end_offset
+        offset = acked.next_unacked(end_offset)

@@ -66,18 +66,18 @@ def list_parked_offsets(
     """Return the sources and offsets of up to `count` parked messages of a key, in up to
     PARKED_ROWS_MAX ranges, without the first `first` ranges.
     """
-    known = parked.get(key)
-    if known is None:
+    parked_key = parked.get(key)
+    if parked_key is None:
         return ParkedOffsets(rows=[], messages=0)
     rows: list[Row] = []
-    remaining = count
-    for source, start, end in known.rows(first, PARKED_ROWS_MAX):
-        if remaining <= 0:
+    remaining_count = count
+    for source, start, end in parked_key.rows(first, PARKED_ROWS_MAX):
+        if remaining_count <= 0:
             break
-        rows.append((source, start, min(end, start + remaining)))
-        remaining -= end - start
-    edited = known.list_edited(rows)
-    return ParkedOffsets(rows=rows, messages=known.messages, edited=edited)
+        rows.append((source, start, min(end, start + remaining_count)))
+        remaining_count -= end - start
+    edited_refs = parked_key.list_edited(rows)
+    return ParkedOffsets(rows=rows, messages=parked_key.messages, edited=edited_refs)
 
 
 # ── for children, and for the broker's log ───────────────────────────────────────────────────────
@@ -161,18 +161,18 @@ def _adopted_key(
     faults: tuple[Fault, ...] = (),
     marks: tuple[FailureMark, ...] = (),
 ) -> AdoptedKey:
-    known = parked.get(key)
-    assert known is not None
+    parked_key = parked.get(key)
+    assert parked_key is not None
     return AdoptedKey(
         key,
-        known.state,
-        known.since_ms,
-        known.failure,
+        parked_key.state,
+        parked_key.since_ms,
+        parked_key.failure,
         rows,
         edits,
         faults,
         marks,
-        known.owner_token,
+        parked_key.owner_token,
     )
 
 
@@ -182,9 +182,9 @@ def _build_ranges_part(
     """Return up to `count` ranges of a key beginning with the `first`th, and the number of rows for
     which they count: at least one, because a key may have no messages.
     """
-    known = parked.get(key)
-    assert known is not None
-    rows = tuple(known.rows(first, count))
+    parked_key = parked.get(key)
+    assert parked_key is not None
+    rows = tuple(parked_key.rows(first, count))
     return _adopted_key(parked, key, rows=rows), max(len(rows), 1)
 
 
@@ -194,11 +194,11 @@ def _build_marks_part(
     """Return up to `count` marks of a key beginning with the `first`th, limited by
     PARKED_PAGE_BYTES, but at least one; and their number.
     """
-    known = parked.get(key)
-    assert known is not None
+    parked_key = parked.get(key)
+    assert parked_key is not None
     faults = _FaultList(parked)
     marks: list[FailureMark] = []
-    for source, start, end, mark in known.list_marks(first, count):
+    for source, start, end, mark in parked_key.list_marks(first, count):
         fault_index = faults.index_of(mark.fault)
         marks.append(
             FailureMark(source, start, end, mark.since_ms, mark.at_ms, fault_index, mark.next_ms)
@@ -307,8 +307,8 @@ def build_parked_list(
     """
     views: list[ParkedView] = []
     size_bytes, has_more = 0, False
-    known = (each for each in parked.items() if retrying or not isinstance(each[0], int))
-    for key, each in islice(known, first, None):
+    listed_keys = (each for each in parked.items() if retrying or not isinstance(each[0], int))
+    for key, each in islice(listed_keys, first, None):
         if len(views) == count or size_bytes >= PARKED_PAGE_BYTES:
             has_more = True
             break
@@ -359,14 +359,14 @@ def list_offsets_with_failures(
         count: the maximum number of ranges; the page also ends at PARKED_PAGE_BYTES.
         next_tries: include the times of next tries, which are only valid while there is an owner.
     """
-    known = parked.get(key)
-    if known is None:
+    parked_key = parked.get(key)
+    if parked_key is None:
         return ParkedOffsets(rows=[], messages=0)
     rows: list[Row] = []
     details: list[ParkedDetail] = []
     faults = _FaultList(parked)
     has_more = False
-    for source, start, end, mark in known.rows_with_marks(after, count + 1):
+    for source, start, end, mark in parked_key.rows_with_marks(after, count + 1):
         if len(rows) >= count or faults.size_bytes >= PARKED_PAGE_BYTES:
             has_more = True
             break
@@ -374,11 +374,11 @@ def list_offsets_with_failures(
         fault_index = faults.index_of(mark.fault)
         next_ms = mark.next_ms if next_tries else 0
         details.append((mark.since_ms, mark.at_ms, fault_index, next_ms))
-    edited = known.list_edited(rows)
+    edited_refs = parked_key.list_edited(rows)
     return ParkedOffsets(
         rows=rows,
-        messages=known.messages,
-        edited=edited,
+        messages=parked_key.messages,
+        edited=edited_refs,
         details=details if is_loose(key) else [],
         faults=faults.faults,
         more=has_more,

@@ -221,8 +221,10 @@ class Parked:
         """
         if self.children_notify_ancestors:
             return ()
-        needed = {source for parked in self._keys.values() for source in parked.offsets_by_source}
-        return tuple(sorted(self.retaining_ancestors - needed))
+        needed_sources = {
+            source for parked in self._keys.values() for source in parked.offsets_by_source
+        }
+        return tuple(sorted(self.retaining_ancestors - needed_sources))
 
     def token_for_rewrite(self, change: ParkChange, fence: int) -> int:
         """Return the token for a record with which carry-over writes a change again: for an
@@ -287,14 +289,14 @@ class Parked:
             else self._set_state(change.key, None)
         )
         parked = self._keys[change.key]
-        added: list[Range] = []
+        added_ranges: list[Range] = []
         for start, end in change.ranges:
             if acked is not None:
                 acked.add(start, end)
-            added += parked.add(self.partition_id, start, end)
-        self.messages += count_messages(added)
-        failed = added if change.failure is None else change.ranges
-        undo_marks = self._mark(change.key, self.partition_id, failed, change.failure, at_ms)
+            added_ranges += parked.add(self.partition_id, start, end)
+        self.messages += count_messages(added_ranges)
+        failed_ranges = added_ranges if change.failure is None else change.ranges
+        undo_marks = self._mark(change.key, self.partition_id, failed_ranges, change.failure, at_ms)
         if change.failure is not None:
             parked.failure = change.failure
             parked.owner_token = change.token if isinstance(change, Park) else 0
@@ -303,9 +305,9 @@ class Parked:
 
         def undo() -> None:
             undo_marks()
-            for start, end in added:
+            for start, end in added_ranges:
                 parked.remove(self.partition_id, start, end)
-            self.messages -= count_messages(added)
+            self.messages -= count_messages(added_ranges)
             undo_key()
 
         return undo
@@ -326,17 +328,17 @@ class Parked:
         if not is_loose(key):
             return _noop
         parked, ranges = self._keys[key], tuple(ranges)
-        previous = parked.failure_marks(source, ranges) or [
-            (source, *part, UNKNOWN) for part in ranges
+        previous_marks = parked.failure_marks(source, ranges) or [
+            (source, *range_, UNKNOWN) for range_ in ranges
         ]
         at_ms = 0 if failure is None else failure.at_ms
         mark = Mark(since_ms, at_ms, self._faults.intern_failure(failure))
         parked.set_failure_marks(
             (source, start, end, mark._replace(since_ms=known.since_ms) if keeps_since else mark)
-            for _, start, end, known in previous
+            for _, start, end, known in previous_marks
         )
         self._prune_faults()
-        return lambda: parked.set_failure_marks(previous)
+        return lambda: parked.set_failure_marks(previous_marks)
 
     def _prune_faults(self) -> None:
         """Forget failure texts if there are too many."""
@@ -372,23 +374,23 @@ class Parked:
         if parked is None:
             return _noop
         marks = parked.failure_marks(source, change.ranges)
-        removed = [
-            part for start, end in change.ranges for part in parked.remove(source, start, end)
+        removed_ranges = [
+            range_ for start, end in change.ranges for range_ in parked.remove(source, start, end)
         ]
-        edits = parked.pop_edits(source, removed)
-        self.messages -= count_messages(removed)
-        key_removed = not parked.messages and is_loose(change.key)
-        if key_removed:
+        edits = parked.pop_edits(source, removed_ranges)
+        self.messages -= count_messages(removed_ranges)
+        is_key_removed = not parked.messages and is_loose(change.key)
+        if is_key_removed:
             del self._keys[change.key]
 
         def undo() -> None:
-            if key_removed:
+            if is_key_removed:
                 self._keys[change.key] = parked
-            for start, end in removed:
+            for start, end in removed_ranges:
                 parked.add(source, start, end)
             parked.set_failure_marks(marks)
             parked.edits |= edits
-            self.messages += count_messages(removed)
+            self.messages += count_messages(removed_ranges)
 
         return undo
 
@@ -397,7 +399,9 @@ class Parked:
         runs = None if parked is None else parked.offsets_by_source.get(change.source)
         if parked is None or runs is None:
             return _noop
-        ranges = [part for start, end in change.ranges for part in runs.intersection(start, end)]
+        ranges = [
+            range_ for start, end in change.ranges for range_ in runs.intersection(start, end)
+        ]
         undo_state = self._set_state(change.key, None)
         undo_marks = self._mark(
             change.key, change.source, ranges, change.failure, 0, keeps_since=True
@@ -415,30 +419,34 @@ class Parked:
         if parked is None:
             return _noop
         marks = parked.failure_marks(source, change.ranges)
-        removed = [
-            part for start, end in change.ranges for part in parked.remove(source, start, end)
+        removed_ranges = [
+            range_ for start, end in change.ranges for range_ in parked.remove(source, start, end)
         ]
         undos = [
-            _noop if change.to in self._keys or not removed else self._create_key(change.to, at_ms)
+            _noop
+            if change.to in self._keys or not removed_ranges
+            else self._create_key(change.to, at_ms)
         ]
         target = self._keys.get(change.to)
-        added: list[Range] = []
+        added_ranges: list[Range] = []
         undo_marks = _noop
         if target is not None:
             undos.append(self._set_state(change.to, None))
-            added = [part for start, end in removed for part in target.add(source, start, end)]
-            undo_marks = self._mark(change.to, source, removed, change.failure, at_ms)
+            added_ranges = [
+                range_ for start, end in removed_ranges for range_ in target.add(source, start, end)
+            ]
+            undo_marks = self._mark(change.to, source, removed_ranges, change.failure, at_ms)
             if change.failure is None:
-                target.set_failure_marks(clip_marks(source, marks, removed))
+                target.set_failure_marks(clip_marks(source, marks, removed_ranges))
             target.failure = change.failure or target.failure
             if change.to == RETRIED:
                 target.state = ParkState.REDRIVING
-        self.messages += count_messages(added) - count_messages(removed)
-        key_removed = not parked.messages
-        edits = parked.pop_edits(source, removed)
+        self.messages += count_messages(added_ranges) - count_messages(removed_ranges)
+        is_key_removed = not parked.messages
+        edits = parked.pop_edits(source, removed_ranges)
         if target is not None:
             target.edits |= edits
-        if key_removed:
+        if is_key_removed:
             del self._keys[change.key]
 
         def undo() -> None:
@@ -446,16 +454,16 @@ class Parked:
             for ref in edits:
                 if target is not None:
                     target.edits.pop(ref, None)
-            if key_removed:
+            if is_key_removed:
                 self._keys[change.key] = parked
             undo_marks()
-            for start, end in added:
+            for start, end in added_ranges:
                 assert target is not None
                 target.remove(source, start, end)
-            for start, end in removed:
+            for start, end in removed_ranges:
                 parked.add(source, start, end)
             parked.set_failure_marks(marks)
-            self.messages += count_messages(removed) - count_messages(added)
+            self.messages += count_messages(removed_ranges) - count_messages(added_ranges)
             _undo_all(undos)
 
         return undo
@@ -507,11 +515,11 @@ class Parked:
         parked.since_ms = min(parked.since_ms, key.since_ms)
         parked.owner_token = key.token if is_own else 0
         for source, start, end in key.rows:
-            new = parked.add(source, start, end)
-            self.messages += count_messages(new)
-            undos.append(partial(self._remove_offsets, parked, source, new))
+            new_ranges = parked.add(source, start, end)
+            self.messages += count_messages(new_ranges)
+            undos.append(partial(self._remove_offsets, parked, source, new_ranges))
             if is_loose(key.key):
-                parked.set_failure_marks((source, *range_, UNKNOWN) for range_ in new)
+                parked.set_failure_marks((source, *range_, UNKNOWN) for range_ in new_ranges)
         undos.append(self._adopt_marks(parked, key, keeps_tries=is_own))
         # An existing edit is newer: it was made here, or comes from an earlier replay.
         undos += [
@@ -525,16 +533,16 @@ class Parked:
         if not is_loose(key.key):
             return _noop
         fault_numbers = [self._faults.intern(fault) for fault in key.faults]
-        previous = [
-            known
+        previous_marks = [
+            previous_mark
             for mark in key.marks
-            for known in parked.failure_marks(mark.source, ((mark.start, mark.end),))
+            for previous_mark in parked.failure_marks(mark.source, ((mark.start, mark.end),))
         ]
         parked.set_failure_marks(
             decode_mark(mark, fault_numbers, keeps_tries=keeps_tries) for mark in key.marks
         )
         self._prune_faults()
-        return lambda: parked.set_failure_marks(previous)
+        return lambda: parked.set_failure_marks(previous_marks)
 
     def _edit(self, key: ParkKey, edited: EditedMessage) -> Undo:
         parked, ref = self._keys.get(key), (edited.source, edited.offset)
@@ -552,13 +560,13 @@ class Parked:
         return undo
 
     def _remove_unneeded(self, change: Unneeded) -> Undo:
-        keys = [
+        unneeded_keys = [
             key
             for key in self._keys
             if self.frozen and is_unneeded(change, logical_partition_of(key))
         ]
-        removed = {key: self._keys.pop(key) for key in keys}
-        count = sum(parked.messages for parked in removed.values())
+        removed_keys = {key: self._keys.pop(key) for key in unneeded_keys}
+        count = sum(parked.messages for parked in removed_keys.values())
         self.messages -= count
         undo_fields = self._restore_on_undo()
         self.offsets_for_children = {
@@ -569,7 +577,7 @@ class Parked:
 
         def undo() -> None:
             undo_fields()
-            self._keys.update(removed)
+            self._keys.update(removed_keys)
             self.messages += count
 
         return undo

@@ -124,27 +124,27 @@ class ParkedKey:
             self.offsets_by_source = dict(
                 sorted([*self.offsets_by_source.items(), (source, runs)], key=itemgetter(0))
             )
-        new = runs.add(start, end)
-        self.messages += count_messages(new)
-        return new
+        new_ranges = runs.add(start, end)
+        self.messages += count_messages(new_ranges)
+        return new_ranges
 
     def remove(self, source: int, start: int, end: int) -> list[Range]:
         """Remove messages of a source, and return the ranges that were parked."""
         runs = self.offsets_by_source.get(source)
         if runs is None:
             return []
-        removed = runs.remove(start, end)
+        removed_ranges = runs.remove(start, end)
         if not runs:
             del self.offsets_by_source[source]
-        self.messages -= count_messages(removed)
+        self.messages -= count_messages(removed_ranges)
         failures = self.failures.get(source)
         if failures is not None:
             if runs:
-                for low, high in removed:
+                for low, high in removed_ranges:
                     failures.clear_marks(low, high, runs)
             else:
                 del self.failures[source]
-        return removed
+        return removed_ranges
 
     def copy_sources(self, sources: Collection[int]) -> ParkedKey:
         """Return a copy with only these sources, none of them being handled. It shares the runs,
@@ -169,7 +169,11 @@ class ParkedKey:
         runs = self.failures.get(source)
         if runs is None:
             return []
-        return [(source, *marked) for low, high in ranges for marked in runs.marks_in(low, high)]
+        return [
+            (source, *marked_range)
+            for low, high in ranges
+            for marked_range in runs.marks_in(low, high)
+        ]
 
     def set_failure_marks(self, marks: Iterable[MarkedRow]) -> None:
         """Record how parked messages failed."""
@@ -184,27 +188,27 @@ class ParkedKey:
         while exceeds_run_limit(self.failures.values()):
             max(self.failures.values(), key=len).merge_oldest_runs()
 
-    def rows_with_marks(self, after: MessageRef, count: int) -> Iterator[MarkedRow]:
-        """Yield the messages at or after `after` with their failure marks, from up to `count`
+    def rows_with_marks(self, after_ref: MessageRef, count: int) -> Iterator[MarkedRow]:
+        """Yield the messages at or after `after_ref` with their failure marks, from up to `count`
         ranges of each source.
         """
         for source, runs in self.offsets_by_source.items():
-            if source < after[0]:
+            if source < after_ref[0]:
                 continue
-            offset = after[1] if source == after[0] else 0
+            offset = after_ref[1] if source == after_ref[0] else 0
             for low, end in runs.page(runs.count_runs_before(offset), count):
                 start = max(low, offset)
-                parts = self.failure_marks(source, ((start, end),)) or [
+                marked_rows = self.failure_marks(source, ((start, end),)) or [
                     (source, start, end, UNKNOWN)
                 ]
-                yield from parts
+                yield from marked_rows
 
     def list_marks(self, first: int, count: int) -> Iterator[MarkedRow]:
         """Yield up to `count` failure marks, beginning with the `first`th."""
         for source, runs in self.failures.items():
             if first < len(runs):
-                for marked in runs.rows(first, count):
-                    yield source, *marked
+                for marked_range in runs.rows(first, count):
+                    yield source, *marked_range
                 count -= len(runs) - first
             first = max(first - len(runs), 0)
             if count <= 0:
@@ -244,11 +248,13 @@ class ParkedKey:
         return undo
 
     # ── edits ─────────────────────────────────────────────────────────────────────────────────────
-    def pop_edits(self, source: int, removed: Iterable[Range]) -> dict[MessageRef, EditedMessage]:
+    def pop_edits(
+        self, source: int, removed_ranges: Iterable[Range]
+    ) -> dict[MessageRef, EditedMessage]:
         """Remove and return the edits of messages that are no longer parked."""
         if not self.edits:
             return {}
-        offsets = IntervalSet(removed)
+        offsets = IntervalSet(removed_ranges)
         edits = {
             ref: edited
             for ref, edited in self.edits.items()
@@ -274,8 +280,8 @@ def clip_marks(
     for _, start, end, mark in marks:
         runs.set_mark(start, end, mark._replace(next_ms=0))
     for low, high in ranges:
-        for marked in runs.marks_in(low, high):
-            yield source, *marked
+        for marked_range in runs.marks_in(low, high):
+            yield source, *marked_range
 
 
 def decode_mark(

@@ -274,7 +274,7 @@ class HostedPartition:
     __slots__ = (
         "__weakref__",
         "appended_at_ms",
-        "clashed",
+        "clashed_ids",
         "ended",
         "facts",
         "fences_lost",
@@ -310,7 +310,7 @@ class HostedPartition:
         end.
         """
         self.producers = Producers()
-        self.clashed: set[int] = set()
+        self.clashed_ids: set[int] = set()
         """Producers whose epoch is used by two clients; nothing more is stored in this epoch. In
         memory only.
         """
@@ -406,7 +406,7 @@ class HostedPartition:
     def is_quiet(self, now_ms: int) -> bool:
         """Return True if a restart would restore exactly this state."""
         return (
-            not self.clashed
+            not self.clashed_ids
             and self.next_offset == self.readable_offset
             and self.sealed == self.ended
             and all(group.is_quiet(now_ms) for group in self.groups.values())
@@ -433,11 +433,13 @@ class HostedPartition:
         producer_id = header.producer_id
         try:
             duplicate = decide_append(
-                self.producers.get(producer_id), header, clashed=producer_id in self.clashed
+                self.producers.get(producer_id),
+                header,
+                is_clashed=producer_id in self.clashed_ids,
             )
         except SequenceReusedError:
             # A later batch may have the expected sequence, but must be refused, too.
-            self.clashed.add(producer_id)
+            self.clashed_ids.add(producer_id)
             raise
         if duplicate is None and self.sealed:
             raise StaleRouteError(partition_id=self.partition_id, end_offset=self.next_offset)
@@ -470,9 +472,9 @@ class HostedPartition:
         if producer_id != NO_PRODUCER:
             if len(producers) >= PRODUCERS_PER_PARTITION_MAX:
                 evicted = producers.remove_oldest()
-                self.clashed.discard(evicted[0])
+                self.clashed_ids.discard(evicted[0])
             producers[producer_id] = after_append(previous, header, base_offset=base_offset)
-            self.clashed.discard(producer_id)
+            self.clashed_ids.discard(producer_id)
         self.next_offset = base_offset + header.count
         self.appended_at_ms = max(previous_at_ms, appended_at_ms)
         return base_offset, previous_at_ms, producer_id, previous, evicted
@@ -486,7 +488,7 @@ class HostedPartition:
         if previous is not None:
             self.producers[producer_id] = previous
         else:
-            self.clashed.discard(producer_id)
+            self.clashed_ids.discard(producer_id)
 
     # ── groups ────────────────────────────────────────────────────────────────────────────────────
     def group_for_acquire(self, name: str) -> Group:
@@ -576,8 +578,8 @@ class HostedPartition:
     def apply_hold(self, body: HoldBody) -> Callable[[], None]:
         """Set or end a job's hold. Return a function that undoes it."""
         previous = self.holds
-        others = {job: hold for job, hold in previous.items() if job != body.job}
-        self.holds = {**others, body.job: body} if body.ttl_ms else others
+        other_holds = {job: hold for job, hold in previous.items() if job != body.job}
+        self.holds = {**other_holds, body.job: body} if body.ttl_ms else other_holds
         return partial(setattr, self, "holds", previous)
 
     # ── views ─────────────────────────────────────────────────────────────────────────────────────

@@ -115,20 +115,20 @@ class BrokerState:
         # cold while the disk was read.
         self.partitions.get(partition.partition_id)
         if not isinstance(error, CorruptLogError) or error.end_offset is None:
-            self.problem(error.message)
+            self.add_problem(error.message)
             return
         assert error.offset is not None
         assert error.position is not None
         start = max(error.offset, partition.first_offset)
         self.add_lost_range(partition, start, error.end_offset, position=error.position)
 
-    def problem(self, text: str, *, room: int = PROBLEMS_MAX) -> None:
-        """Add a problem to the health report, once. If there are already `room` problems, add that
-        there are more.
+    def add_problem(self, text: str, *, count_max: int = PROBLEMS_MAX) -> None:
+        """Add a problem to the health report, once. If there are already `count_max` problems, add
+        that there are more.
         """
         if text in self.problems:
             return
-        if len(self.problems) < room:
+        if len(self.problems) < count_max:
             self.problems.append(text)
         elif MORE not in self.problems:
             self.problems.append(MORE)

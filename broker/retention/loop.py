@@ -266,19 +266,22 @@ class RetentionLoop:
             await self._run_commit(self._store.log.delete_leftovers)
         end = self._store.log.end
         now_ms = self._wall_clock.now_ms()
-        wanted = wanted_position(segments, self._limits, disk, end=end, now_ms=now_ms)
-        due = wanted_position(segments, self._limits, NO_DISK, end=end, now_ms=now_ms)
+        target_position = wanted_position(segments, self._limits, disk, end=end, now_ms=now_ms)
+        due_position = wanted_position(segments, self._limits, NO_DISK, end=end, now_ms=now_ms)
         await self._run_read(ensure_reserve, self._files)
         await self._update_vacant_end(end)
         vacant = [segment.end for segment in segments if segment.end <= self._vacant_end]
-        wanted, due = max([wanted, *vacant]), max([due, *vacant])
-        removed = 0
+        target_position, due_position = (
+            max([target_position, *vacant]),
+            max([due_position, *vacant]),
+        )
+        removed_count = 0
         if self._folder_ownership is not None and not self._folder_ownership.accepted:
             self.problem = NOT_ACCEPTED
             self.untold = ()
-        elif segments and wanted > segments[0].base:
-            removed = await self._remove(segments, wanted, disk)
-            if removed and self._store.log.first_position > due:
+        elif segments and target_position > segments[0].base:
+            removed_count = await self._remove(segments, target_position, disk)
+            if removed_count and self._store.log.first_position > due_position:
                 self._log_early_removal(disk.percent())
         else:
             self.problem = ""
@@ -286,7 +289,7 @@ class RetentionLoop:
         self.problem = self.problem or self._wall_clock.problem
         if self._forgotten_position < self._store.log.first_position:
             await self._forget_removed()
-        return removed
+        return removed_count
 
     async def _remove(self, segments: list[SealedSegment], wanted: int, disk: DiskUse) -> int:
         """Remove the segments below `wanted` that nobody needs, and return their number."""
@@ -352,8 +355,8 @@ class RetentionLoop:
             if not await self._run_read(release_reserve, self._files):
                 raise
             await self._first_offsets.flush()
-        removed, self._first_offsets.removed = self._first_offsets.removed, {}
-        for (subject, group), (messages, partitions) in sorted(removed.items()):
+        removed_unread, self._first_offsets.removed = self._first_offsets.removed, {}
+        for (subject, group), (messages, partitions) in sorted(removed_unread.items()):
             log.warning(
                 "retention removes %s of %s that group %s has not read, in %s",
                 counted(messages, "message"),
@@ -366,18 +369,18 @@ class RetentionLoop:
         """Decide the position up to which segments are removed, taking into account groups that
         joined meanwhile, and set the pending first offsets.
         """
-        firsts = self._first_offsets
-        pending = await self._first_offsets_at(position)
-        while changed := firsts.changed:
-            firsts.changed = set()
-            floor = await self._find_floor(position, list(changed))
+        first_offsets = self._first_offsets
+        pending_offsets = await self._first_offsets_at(position)
+        while changed_ids := first_offsets.changed:
+            first_offsets.changed = set()
+            floor = await self._find_floor(position, list(changed_ids))
             allowed = (
                 self._allowed_position(segments, position, floor) if floor is not None else position
             )
             if allowed < position:
                 position = allowed
-                pending = await self._first_offsets_at(position)
-        firsts.pending = pending
+                pending_offsets = await self._first_offsets_at(position)
+        first_offsets.pending = pending_offsets
         return position
 
     async def _first_offsets_at(self, position: int) -> dict[int, int]:
@@ -503,9 +506,13 @@ class RetentionLoop:
 
     def _first_needed_offset(self, partition: HostedPartition) -> int:
         """Return a partition's first offset that a group needs or a job holds."""
-        needed = self._needed_by_groups(partition)
-        held = self._store.holds.first_held_offset(partition)
-        return needed if held is None else min(needed, max(held, partition.first_offset))
+        needed_offset = self._needed_by_groups(partition)
+        held_offset = self._store.holds.first_held_offset(partition)
+        return (
+            needed_offset
+            if held_offset is None
+            else min(needed_offset, max(held_offset, partition.first_offset))
+        )
 
     def _needed_by_groups(self, partition: HostedPartition) -> int:
         """Return the first offset that a group needs; the partition's first offset if its groups
@@ -524,8 +531,8 @@ class RetentionLoop:
         """Yield those partitions that are still hosted, in slices."""
         partitions = self._store.state.partitions
         for start in range(0, len(partition_ids), SLICE):
-            hosted = map(partitions.get, partition_ids[start : start + SLICE])
-            yield [partition for partition in hosted if partition is not None]
+            hosted_partitions = map(partitions.get, partition_ids[start : start + SLICE])
+            yield [partition for partition in hosted_partitions if partition is not None]
             await asyncio.sleep(0)
 
     def _first_needed(self, cursors: list[tuple[int, int]]) -> list[tuple[int, int]]:

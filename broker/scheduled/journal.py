@@ -97,7 +97,9 @@ class ScheduledJournal:
             on_frame(place, records)
 
         for segment in segments:
-            journal._read(segment, visit_and_track, last=segment == segments[-1], must_cut=must_cut)
+            journal._read(
+                segment, visit_and_track, is_last=segment == segments[-1], must_cut=must_cut
+            )
         if must_cut and not journal.problems and newest and newest.segment == segments[-1]:
             journal._write_again(newest)
         return journal
@@ -107,21 +109,21 @@ class ScheduledJournal:
         segment: int,
         on_frame: Callable[[Place, list[Record]], None],
         *,
-        last: bool,
+        is_last: bool,
         must_cut: bool,
     ) -> None:
         path = segment_path(segment)
         size = self._files.size(path) or 0
         data = self._files.pread(path, 0, size)
-        end, problem, newer = scan(data, segment, on_frame)
-        if newer:
+        end, problem, is_newer = scan(data, segment, on_frame)
+        if is_newer:
             raise DataFolderError(
                 f"{self._files.name()}/{path} was written by a newer keylane: byte {end}", path=path
             )
         self._sizes[segment] = end
         if end == len(data):
             return
-        if problem or not last:
+        if problem or not is_last:
             self.problems.append(f"{path}: {problem or f'damaged from byte {end} on'}")
         elif must_cut:
             log.warning("%s: cutting %d bytes of an unfinished write", path, len(data) - end)
@@ -227,7 +229,7 @@ class ScheduledJournal:
         records: list[Record] = []
         size = self._sizes[segment]
         data = self._files.pread(segment_path(segment), 0, size)
-        end = scan(data, segment, lambda _place, more: records.extend(more)).end
+        end = scan(data, segment, lambda _place, new_records: records.extend(new_records)).end
         if end != size:
             raise CorruptLogError(
                 f"{self._files.name()}/{segment_path(segment)} is damaged at byte {end}",
@@ -287,16 +289,16 @@ class JournalWriter:
         journal: ScheduledJournal,
         run_blocking: RunBlocking,
         *,
-        written: Callable[[], object],
+        on_written: Callable[[], object],
     ) -> None:
         """
         Args:
             run_blocking: runs one function at a time, in the order of the calls.
-            written: called after each frame.
+            on_written: called after each frame.
         """
         self._journal = journal
         self._run_blocking = run_blocking
-        self._written = written
+        self._written = on_written
         self._queue: deque[_PendingWrite] = deque()
         self._failure = ""
         """Why writes are refused; "" if they are accepted."""

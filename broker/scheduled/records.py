@@ -167,8 +167,12 @@ def encode_frame(records: Sequence[Record], *, segment: int, position: int) -> b
     if HEADER_BYTES + len(body) > FRAME_BYTES_MAX:
         raise ValueError(f"a frame of {len(body)} bytes in the journal of scheduled messages")
     magic = MAGIC_2 if any(isinstance(each, _IN_FORMAT_2) for each in records) else MAGIC
-    checked = _AFTER_CRC.pack(HEADER_BYTES + len(body), crc32c.crc32c(body), segment, position)
-    return b"".join((magic, crc32c.crc32c(checked).to_bytes(4, "little"), checked, body))
+    checked_bytes = _AFTER_CRC.pack(
+        HEADER_BYTES + len(body), crc32c.crc32c(body), segment, position
+    )
+    return b"".join(
+        (magic, crc32c.crc32c(checked_bytes).to_bytes(4, "little"), checked_bytes, body)
+    )
 
 
 def read_frame(
@@ -199,9 +203,9 @@ def read_frame(
         return None
 
 
-def scan(data: bytes, segment: int, visit: Callable[[Place, list[Record]], None]) -> ScanResult:
+def scan(data: bytes, segment: int, on_frame: Callable[[Place, list[Record]], None]) -> ScanResult:
     """
-    Call `visit` with each frame of a segment in order, up to the first invalid bytes.
+    Call `on_frame` with each frame of a segment in order, up to the first invalid bytes.
 
     These are an unfinished write if no valid frame follows, because a frame is only written after
     the previous one is durable. Otherwise they are damage.
@@ -212,7 +216,7 @@ def scan(data: bytes, segment: int, visit: Callable[[Place, list[Record]], None]
         if frame is None:
             break
         length, records = frame
-        visit(Place(segment, position, length), records)
+        on_frame(Place(segment, position, length), records)
         position += length
     magic = data[position : position + 4]
     is_newer = (

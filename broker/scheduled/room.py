@@ -29,9 +29,9 @@ NAMES_HINT = (
 
 def check_name_limits(
     subject: str,
-    requested: int,
+    requested_bytes: int,
     stored_bytes_of: Callable[[str], int],
-    writing: Mapping[str, ScheduledAmount],
+    amounts_being_written: Mapping[str, ScheduledAmount],
     limits: Mapping[str, int],
     *,
     broker_group: str,
@@ -40,24 +40,24 @@ def check_name_limits(
     Check the limits of all patterns that match a subject.
 
     Args:
-        requested: the size of the new messages, in bytes.
+        requested_bytes: the size of the new messages, in bytes.
         stored_bytes_of: returns the bytes stored for a subject, or for all subjects that match a
             pattern.
-        writing: subject → the amount that is being written, which counts as well.
+        amounts_being_written: subject → the amount that is being written, which counts as well.
         limits: subject or pattern → the limit in bytes.
 
     Raises:
         OverloadedError: the limit of a pattern would be exceeded; the error names the first one.
     """
     for pattern, limit in matching_limits(subject, limits):
-        stored = stored_bytes_of(pattern) + sum(
-            amount.bytes for name, amount in writing.items() if matches(pattern, name)
+        stored_bytes = stored_bytes_of(pattern) + sum(
+            amount.bytes for name, amount in amounts_being_written.items() if matches(pattern, name)
         )
-        if stored + requested > limit:
+        if stored_bytes + requested_bytes > limit:
             error = OverloadedError(
                 Reason.SCHEDULE_FULL,
-                f"the broker stores {stored} bytes of scheduled messages of {pattern!r}; the limit "
-                f"is {limit}",
+                f"the broker stores {stored_bytes} bytes of scheduled messages of {pattern!r}; the "
+                f"limit is {limit}",
                 limit=limit,
                 broker_group=broker_group,
                 pattern=pattern,
@@ -68,7 +68,7 @@ def check_name_limits(
 
 def check_room(
     subject: str,
-    requested: ScheduledAmount,
+    requested_amount: ScheduledAmount,
     total: ScheduledAmount,
     of_subject: ScheduledAmount,
     limits: ScheduledAmount,
@@ -86,23 +86,23 @@ def check_room(
     Raises:
         OverloadedError: the broker is full, or the subject has used its share.
     """
-    for unit, new, stored, stored_of_subject, limit in zip(
+    for unit, requested_count, stored_count, stored_of_subject, limit in zip(
         ("scheduled messages", "bytes of scheduled messages"),
-        requested,
+        requested_amount,
         total,
         of_subject,
         limits,
         strict=True,
     ):
-        if stored + new > limit:
+        if stored_count + requested_count > limit:
             raise OverloadedError(
                 Reason.SCHEDULE_FULL,
-                f"the broker stores {stored} {unit}; the limit is {limit}",
+                f"the broker stores {stored_count} {unit}; the limit is {limit}",
                 limit=limit,
                 broker_group=broker_group,
             )
-        share = (limit - (stored - stored_of_subject) + 1) // 2
-        if stored_of_subject + new > share:
+        share = (limit - (stored_count - stored_of_subject) + 1) // 2
+        if stored_of_subject + requested_count > share:
             error = OverloadedError(
                 Reason.SCHEDULE_FULL,
                 f"the broker stores {stored_of_subject} {unit} of subject {subject!r}; the limit "

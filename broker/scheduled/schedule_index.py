@@ -327,8 +327,8 @@ class ScheduleIndex:
         delivery = self.deliveries.get(name)
         if delivery is not None:
             self._remove_delivery(name)
-            present = [each for each in delivery.scheduled_ids if each in self.entries]
-            segments = {self.entries[each].place.segment for each in present}
+            present_ids = [each for each in delivery.scheduled_ids if each in self.entries]
+            segments = {self.entries[each].place.segment for each in present_ids}
             self._settling[name] = segments | {delivery.segment}
             for scheduled_id in delivery.scheduled_ids:
                 self._settle(scheduled_id, CancelOutcome.DELIVERED, NOT_DURABLE)
@@ -463,19 +463,19 @@ class ScheduleIndex:
 
     def select_needed(self, records: Iterable[Record], segment: int) -> list[Record]:
         """Return the records of a segment that must be rewritten before the segment is removed."""
-        needed: list[Record] = []
-        delivered: dict[bytes, None] = {}
+        needed_records: list[Record] = []
+        delivered_ids: dict[bytes, None] = {}
         for record in records:
             if isinstance(record, Delivered):
-                delivered |= dict.fromkeys(self._settled_in(record.scheduled_ids, segment))
+                delivered_ids |= dict.fromkeys(self._settled_in(record.scheduled_ids, segment))
             elif isinstance(record, DroppedMessages):
                 if settled := self._settled_in(record.scheduled_ids, segment):
-                    needed.append(DroppedMessages(settled))
+                    needed_records.append(DroppedMessages(settled))
             elif self._is_needed(record, segment):
-                needed.append(record)
-        if delivered:
-            needed.append(Delivered(REWRITTEN, tuple(delivered)))
-        return needed
+                needed_records.append(record)
+        if delivered_ids:
+            needed_records.append(Delivered(REWRITTEN, tuple(delivered_ids)))
+        return needed_records
 
     def _is_needed(self, record: ScheduledMessageRecord | Taken | Canceled, segment: int) -> bool:
         if isinstance(record, ScheduledMessageRecord):

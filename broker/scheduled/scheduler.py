@@ -112,7 +112,7 @@ class Scheduler:
         self._broker_group = broker_group
         self._count_max = count_max
         self._bytes_max = bytes_max
-        self._writer = JournalWriter(journal, run_blocking, written=self._start_compaction)
+        self._writer = JournalWriter(journal, run_blocking, on_written=self._start_compaction)
         self._writing: dict[bytes, _PendingMessage] = {}
         """Message id → a message that is being written."""
         self._writing_shares: dict[str, ScheduledAmount] = {}
@@ -221,20 +221,22 @@ class Scheduler:
             OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing is stored.
             StorageError: the fate says whether they are stored.
         """
-        writing = [self._writing.get(message.scheduled_id) for message in messages]
-        known = [
+        writes = [self._writing.get(message.scheduled_id) for message in messages]
+        known_ids = [
             write is not None or self._schedule_index.knows(message.scheduled_id)
-            for message, write in zip(messages, writing, strict=True)
+            for message, write in zip(messages, writes, strict=True)
         ]
-        new = [message for message, is_known in zip(messages, known, strict=True) if not is_known]
-        if new:
+        new_messages = [
+            message for message, is_known in zip(messages, known_ids, strict=True) if not is_known
+        ]
+        if new_messages:
             self._writer.check()
-            self._check_limits(new)
-            await self._add_writing(new)
-        for write in writing:
+            self._check_limits(new_messages)
+            await self._add_writing(new_messages)
+        for write in writes:
             if write is not None:
                 await shield(write.done)
-        return known
+        return known_ids
 
     def _check_limits(self, messages: Sequence[ScheduledMessageRecord]) -> None:
         """
@@ -246,14 +248,16 @@ class Scheduler:
         subject = messages[0].subject
         size = sum(message.size for message in messages)
         total = ScheduledAmount(len(self._schedule_index.entries), self._schedule_index.bytes)
-        for writing in self._writing_shares.values():
-            total = total.add(*writing)
+        for amounts_being_written in self._writing_shares.values():
+            total = total.add(*amounts_being_written)
         of_subject = self._schedule_index.subject_amount(subject).add(
             *self._writing_shares.get(subject, ScheduledAmount())
         )
-        requested = ScheduledAmount(len(messages), size)
+        requested_amount = ScheduledAmount(len(messages), size)
         limits = ScheduledAmount(self._count_max, self._bytes_max)
-        check_room(subject, requested, total, of_subject, limits, broker_group=self._broker_group)
+        check_room(
+            subject, requested_amount, total, of_subject, limits, broker_group=self._broker_group
+        )
         check_name_limits(
             subject,
             size,
@@ -305,8 +309,8 @@ class Scheduler:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DELIVERY_S):
                 while self._schedule_index.is_in_delivery(scheduled_id):
-                    canceling = self._canceling.get(scheduled_id)
-                    await (shield(canceling) if canceling else self._delivery_done.wait())
+                    cancel_future = self._canceling.get(scheduled_id)
+                    await (shield(cancel_future) if cancel_future else self._delivery_done.wait())
         outcome = self._schedule_index.cancel(scheduled_id)
         if outcome is not None:
             return outcome
@@ -361,10 +365,11 @@ class Scheduler:
         is_complete = True
         for start in range(0, len(records), COPIED_MAX):
             chunk = records[start : start + COPIED_MAX]
-            while needed := self._schedule_index.select_needed(chunk, segment):
-                copied = _first_records(needed)
+            while needed_records := self._schedule_index.select_needed(chunk, segment):
+                copied_records = _first_records(needed_records)
                 await self._writer.submit(
-                    copied, on_durable=partial(self._schedule_index.relocate, copied)
+                    copied_records,
+                    on_durable=partial(self._schedule_index.relocate, copied_records),
                 )
             is_complete = is_complete and not self._schedule_index.is_settling(segment)
             await asyncio.sleep(0)
@@ -418,10 +423,14 @@ class Scheduler:
                 return
             name = f"scheduled-{self._rng.getrandbits(128):032x}"
             logical = await target.choose_logical_partition(subject, batch[0].subject_id)
-            taken = Taken(name, subject, logical, tuple(each.scheduled_id for each in messages))
+            taken_record = Taken(
+                name, subject, logical, tuple(each.scheduled_id for each in messages)
+            )
             await self._writer.submit(
-                [taken],
-                on_durable=lambda place: self._schedule_index.begin_delivery(taken, place.segment),
+                [taken_record],
+                on_durable=lambda place: self._schedule_index.begin_delivery(
+                    taken_record, place.segment
+                ),
             )
         except SubjectDeletedError as error:
             await self._drop_messages(subject, [entry.scheduled_id for entry in batch], error)
@@ -430,7 +439,7 @@ class Scheduler:
             self._requeue_messages(subject, [entry.scheduled_id for entry in batch], error)
             return
         delivery = self._schedule_index.deliveries[name]
-        await self._store_delivery(delivery, messages, target, folder_ownership, doubtful=False)
+        await self._store_delivery(delivery, messages, target, folder_ownership, is_doubtful=False)
 
     async def _resume_delivery(
         self, delivery: ScheduledDelivery, target: Subjects, folder_ownership: FolderOwnership
@@ -443,15 +452,15 @@ class Scheduler:
                 break
             # The batch may be stored, so it must not change.
             await asyncio.sleep(UNREADABLE_MS / 1000)
-        await self._store_delivery(delivery, messages, target, folder_ownership, doubtful=True)
+        await self._store_delivery(delivery, messages, target, folder_ownership, is_doubtful=True)
 
     def _requeue_unread(
         self, batch: list[ScheduledEntry], messages: Sequence[ScheduledMessageRecord]
     ) -> list[ScheduledEntry]:
         """Requeue the entries whose messages could not be read, and return the others."""
         read_ids = {each.scheduled_id for each in messages}
-        unread = [each.scheduled_id for each in batch if each.scheduled_id not in read_ids]
-        self._schedule_index.requeue(unread, self._clock.boot_ms() + UNREADABLE_MS)
+        unread_ids = [each.scheduled_id for each in batch if each.scheduled_id not in read_ids]
+        self._schedule_index.requeue(unread_ids, self._clock.boot_ms() + UNREADABLE_MS)
         return [entry for entry in batch if entry.scheduled_id in read_ids]
 
     async def _read_messages(
@@ -478,12 +487,14 @@ class Scheduler:
         target: Subjects,
         folder_ownership: FolderOwnership,
         *,
-        doubtful: bool,
+        is_doubtful: bool,
     ) -> None:
         """Store a delivery whose record is durable. Retry until it is stored, or requeue or drop
         its messages if nothing can have been stored.
         """
-        posted = [PostedMessage(b"", each.value, each.packed_properties) for each in messages]
+        posted_messages = [
+            PostedMessage(b"", each.value, each.packed_properties) for each in messages
+        ]
         subject_id = self._schedule_index.entries[delivery.scheduled_ids[0]].subject_id
         pauses = WAITS.pauses(self._rng)
         while True:
@@ -492,26 +503,28 @@ class Scheduler:
             try:
                 await target.store(
                     delivery.subject,
-                    posted,
+                    posted_messages,
                     sent_at_ns=[each.sent_at_ns for each in messages],
                     key=delivery.name,
                     logical=delivery.logical,
                     subject_id=subject_id,
-                    tried=doubtful,
+                    tried=is_doubtful,
                 )
                 break
             except SubjectDeletedError as error:
                 await self._drop_messages(delivery.subject, delivery.scheduled_ids, error)
                 return
             except KeylaneError as error:
-                too_large = _find_too_large(error, delivery, posted)
+                too_large = _find_too_large(error, delivery, posted_messages)
                 if too_large:
-                    others = [each for each in delivery.scheduled_ids if each not in too_large]
-                    self._schedule_index.requeue(others)
+                    remaining_ids = [
+                        each for each in delivery.scheduled_ids if each not in too_large
+                    ]
+                    self._schedule_index.requeue(remaining_ids)
                     await self._drop_messages(delivery.subject, too_large, error)
                     return
-                doubtful = doubtful or error.fate is Fate.UNKNOWN
-                if not doubtful:
+                is_doubtful = is_doubtful or error.fate is Fate.UNKNOWN
+                if not is_doubtful:
                     self._requeue_messages(delivery.subject, delivery.scheduled_ids, error)
                     return
                 self._log_problem(delivery.subject, error)
@@ -522,13 +535,13 @@ class Scheduler:
         self._pauses.pop(delivery.subject, None)
         self._problems.pop(delivery.subject, None)
         self._release_subject(delivery.subject)
-        delivered = Delivered(delivery.name, delivery.scheduled_ids)
+        delivered_record = Delivered(delivery.name, delivery.scheduled_ids)
         while True:
             try:
                 await self._writer.submit(
-                    [delivered],
+                    [delivered_record],
                     on_durable=lambda place: self._schedule_index.on_delivered(
-                        delivered, place.segment
+                        delivered_record, place.segment
                     ),
                 )
                 return
@@ -621,14 +634,14 @@ def _first_records(records: Sequence[Record]) -> list[Record]:
 
 
 def _find_too_large(
-    error: KeylaneError, delivery: ScheduledDelivery, posted: Sequence[PostedMessage]
+    error: KeylaneError, delivery: ScheduledDelivery, posted_messages: Sequence[PostedMessage]
 ) -> list[bytes]:
     """Return the ids of the messages that exceed the limit of their subject, if the error is a
     MessageTooLargeError.
     """
     if not isinstance(error, MessageTooLargeError) or error.limit_bytes is None:
         return []
-    pairs = zip(delivery.scheduled_ids, posted, strict=True)
+    pairs = zip(delivery.scheduled_ids, posted_messages, strict=True)
     return [each for each, message in pairs if message.size > error.limit_bytes]
 
 

@@ -80,21 +80,21 @@ class CarryOver:
         partition_ids = await self._run_read(self._find_described, bases)
         if partition_ids is None:
             partition_ids = sorted(self._state.partitions.ids())
-        pending: list[asyncio.Future[None]] = []
+        futures: list[asyncio.Future[None]] = []
         count = size = 0
         for partition_id in partition_ids:
             partition = self._state.partitions.get(partition_id)
             if partition is None:
                 continue
             records = self._records_of(partition)
-            pending += [self._submit(partition, record) for record in records]
+            futures += [self._submit(partition, record) for record in records]
             count += 1
             size += sum(map(len, records))
             if count >= FLUSH_PARTITIONS or size >= FLUSH_BYTES:
-                await asyncio.gather(*pending)
-                pending, count, size = [], 0, 0
-        pending += [self._submit_dropped(body) for body in self._state.dropped.record_bodies()]
-        await asyncio.gather(*pending)
+                await asyncio.gather(*futures)
+                futures, count, size = [], 0, 0
+        futures += [self._submit_dropped(body) for body in self._state.dropped.record_bodies()]
+        await asyncio.gather(*futures)
         if self._snapshotter.position < position and not await self._snapshotter.write():
             raise StorageError(f"no snapshot: {self._snapshotter.problem}")
 
@@ -108,11 +108,11 @@ class CarryOver:
         Returns:
             The number of removed segments.
         """
-        removed = 0
+        removed_count = 0
         while self._log.first_position < position:
             await self._run_commit(self._log.remove_first_segment)
-            removed += 1
-        return removed
+            removed_count += 1
+        return removed_count
 
     async def remove_oldest_segment(self) -> int:
         """Call `rewrite_described` and `remove_segments` for the oldest segment. Return the log's
@@ -127,15 +127,15 @@ class CarryOver:
         """Return the ids of the partitions that segments describe, or None if damage may hide
         some.
         """
-        described: set[int] = set()
+        partition_ids: set[int] = set()
         for base in segment_bases:
             segment_ids = list_described_partitions(
                 self._files, base, end=self._log.segment_end(base)
             )
             if segment_ids is None:
                 return None
-            described |= segment_ids
-        return sorted(described)
+            partition_ids |= segment_ids
+        return sorted(partition_ids)
 
     def _records_of(self, partition: HostedPartition) -> list[bytes]:
         """Return the records of a partition's state. They must be queued before anything else is

@@ -205,7 +205,7 @@ def set_cursor(
     group = partition.group_for_acquire(request.group)
     partition.check_not_forgotten(request.group, request.token)
     session = operator_session(request.strategy)
-    rises = decide_acquire(group.lock, token=request.token, session=session, ttl_ms=1)
+    raises_fence = decide_acquire(group.lock, token=request.token, session=session, ttl_ms=1)
     if request.cursor > partition.readable_offset:
         raise OffsetOutOfRangeError(
             offset=request.cursor,
@@ -213,11 +213,15 @@ def set_cursor(
             next_offset=partition.readable_offset,
         )
     cursor = max(request.cursor, partition.first_offset)
-    if not rises and group.acked.cursor == cursor and not (group.acked.ranges or group.parked):
+    if (
+        not raises_fence
+        and group.acked.cursor == cursor
+        and not (group.acked.ranges or group.parked)
+    ):
         return store.commit.wait_flushed()
     # Check the room for all records before deciding on the first.
     store.commit.check_room(4 * CONTROL_RECORD_BYTES, is_control=True)
-    if rises:
+    if raises_fence:
         store.raise_fence(partition, group, token=request.token, session=session)
     durable = _submit_cursor(store, partition, group, cursor)
     if not group.parked:
@@ -227,12 +231,14 @@ def set_cursor(
     # owner of this partition notifies them.
     is_partial = bool(request.kept_children or request.kept_parents)
     children_tell = is_partial and (parked.frozen or parked.children_notify_ancestors)
-    passed = offsets_needed_by_children(
+    offsets_for_children = offsets_needed_by_children(
         parked, request.kept_children, partition.facts.partition.range_start
     )
     changes: list[RequestedChange] = [Clear(request.kept_parents)]
-    if passed or children_tell:
-        changes.append(Adopt(0, (), last=False, passed=passed, children_tell=children_tell))
+    if offsets_for_children or children_tell:
+        changes.append(
+            Adopt(0, (), last=False, passed=offsets_for_children, children_tell=children_tell)
+        )
     return change_parked(store, partition, group, changes, at_ms=0)
 
 
@@ -314,7 +320,7 @@ def drop_partition(
         )
     store.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
     body = DroppedBody([(partition_id, partition_id + 1)], {request.subject: request.last_id})
-    orphan, damaged = state.orphans.get(partition_id), partition_id in state.damaged
+    orphan, was_damaged = state.orphans.get(partition_id), partition_id in state.damaged
     state.dropped.add_pending(partition_id, body)
     state.forget_partition(partition_id)
     store.wake(partition_id)
@@ -331,7 +337,7 @@ def drop_partition(
             state.partitions.add(partition)
         if orphan is not None:
             state.orphans[partition_id] = orphan
-        if damaged:
+        if was_damaged:
             state.damaged.add(partition_id)
 
     entry = Entry(

@@ -107,29 +107,29 @@ class AdmissionQueue:
         """
         if len(self._waiting) >= self._waiting_max:
             raise OverloadedError("too many appends wait for the disk", limit=self._waiting_max)
-        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[admitted] = length
+        admission_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[admission_future] = length
         self.empty = False
         try:
             async with asyncio.timeout(WAIT_MS / 1000):
-                await admitted
+                await admission_future
         except BaseException as error:
-            self._remove(admitted, length)
+            self._remove(admission_future, length)
             self.admit()
             if isinstance(error, TimeoutError):
                 raise OverloadedError(
                     f"the append waited {WAIT_MS} ms for the disk", retry_after_ms=10
                 ) from None
             raise
-        self._remove(admitted, length)
+        self._remove(admission_future, length)
         try:
             yield
         finally:
             self.admit()
 
-    def _remove(self, admitted: asyncio.Future[None], length: int) -> None:
+    def _remove(self, admission_future: asyncio.Future[None], length: int) -> None:
         """Remove an append from the queue, or release the room reserved for it."""
-        if self._waiting.pop(admitted, None) is None:
+        if self._waiting.pop(admission_future, None) is None:
             self.reserved_bytes -= length
         self.empty = not self._waiting and not self.reserved_bytes
 
@@ -138,13 +138,13 @@ class AdmissionQueue:
         refused by `check_room`.
         """
         while self._waiting:
-            admitted, length = next(iter(self._waiting.items()))
+            admission_future, length = next(iter(self._waiting.items()))
             if not (force or self._fits(length)):
                 return
-            del self._waiting[admitted]
+            del self._waiting[admission_future]
             self.reserved_bytes += length
-            if not admitted.done():
-                admitted.set_result(None)
+            if not admission_future.done():
+                admission_future.set_result(None)
 
 
 log = logging.getLogger("keylane.broker")
@@ -348,8 +348,8 @@ class GroupCommit:
         """Return True if an append of `length` bytes need not wait for room; the caller may then
         decide on it with `is_admitted=True`.
         """
-        used = self.queued_bytes
-        fits = used + length <= self._queued_bytes_max or not used
+        used_bytes = self.queued_bytes
+        fits = used_bytes + length <= self._queued_bytes_max or not used_bytes
         return (fits and self._admission.empty) or bool(
             self.refusal_reason
         )  # which `check_room` raises
@@ -384,9 +384,9 @@ class GroupCommit:
                 raise self._read_only_error(reason)
         if is_admitted:
             return
-        limit = self._queued_bytes_max + (CONTROL_QUEUED_BYTES_MAX if is_control else 0)
-        used = self.queued_bytes + (0 if is_control else self._admission.reserved_bytes)
-        if used + length > limit and used:
+        limit_bytes = self._queued_bytes_max + (CONTROL_QUEUED_BYTES_MAX if is_control else 0)
+        used_bytes = self.queued_bytes + (0 if is_control else self._admission.reserved_bytes)
+        if used_bytes + length > limit_bytes and used_bytes:
             raise OverloadedError(f"{self.queued_bytes} bytes wait for the disk", retry_after_ms=10)
 
     def check_accepts_messages(self) -> None:

@@ -72,15 +72,15 @@ class FirstOffsets:
         self._state.mark_dirty(partition)
         previous, partition.first_offset = partition.first_offset, first
         for group in partition.groups.values():
-            unread = group.acked.unacked(previous, first)
+            unread_count = group.acked.unacked(previous, first)
             group.ack_removed(first)
             if group.has_unsaved_progress:
                 self._unsaved[partition_id, group.name] = partition, group
-            if unread:
-                group.removed_unread += unread
+            if unread_count:
+                group.removed_unread += unread_count
                 key = partition.facts.subject, group.name
                 messages, partitions = self.removed.get(key, (0, 0))
-                self.removed[key] = messages + unread, partitions + 1
+                self.removed[key] = messages + unread_count, partitions + 1
 
     async def flush(self) -> None:
         """
@@ -167,10 +167,10 @@ class MessageHolds:
                 first_offset=partition.first_offset,
                 next_offset=partition.readable_offset,
             )
-        others = [view for view in self.list_views(partition) if view.job != request.job]
-        if len(others) >= HOLDS_PER_PARTITION_MAX:
+        other_holds = [view for view in self.list_views(partition) if view.job != request.job]
+        if len(other_holds) >= HOLDS_PER_PARTITION_MAX:
             raise OverloadedError(
-                f"partition {partition.partition_id} is held by {len(others)} jobs already",
+                f"partition {partition.partition_id} is held by {len(other_holds)} jobs already",
                 limit=HOLDS_PER_PARTITION_MAX,
             )
         body = HoldBody(request.job, request.from_offset, request.ttl_ms)
@@ -178,11 +178,11 @@ class MessageHolds:
             self._renew_hold(partition, body)
             return self._commit.wait_flushed()
         self._end_expired(partition)
-        written = self._write_hold(partition, body)
+        write_future = self._write_hold(partition, body)
         # Retention may be deciding without this hold.
         self._first_offsets.changed.add(partition.partition_id)
         self._renew_hold(partition, body)
-        return written
+        return write_future
 
     def build_reply(self, partition: HostedPartition) -> Held:
         """Return the reply to a request for holds."""

@@ -78,26 +78,26 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedS
     """Recover like `open_state`. Raises CorruptIndexError if the index must be rebuilt."""
     state = BrokerState(clock.boot_ms)
     snapshots = Snapshots(files)
-    loaded = snapshots.load(state.partitions.load)
-    if loaded.extra is not None:
-        state.orphans.update(loaded.extra.orphans)
-        state.problems += loaded.extra.problems
-        state.retained = loaded.extra.retained
-        state.damaged.update(loaded.extra.damaged)
-        for ranges, names in loaded.extra.dropped:
+    snapshot = snapshots.load(state.partitions.load)
+    if snapshot.extra is not None:
+        state.orphans.update(snapshot.extra.orphans)
+        state.problems += snapshot.extra.problems
+        state.retained = snapshot.extra.retained
+        state.damaged.update(snapshot.extra.damaged)
+        for ranges, names in snapshot.extra.dropped:
             # The full snapshot is older than the incremental ones, and may still have images of
             # these partitions.
             state.apply_dropped(DroppedBody(ranges, names))
     first = min(segment_bases(files), default=0)
-    if loaded.position < first:
+    if snapshot.position < first:
         # Retention has removed the log at this snapshot's position. The remaining log contains the
         # complete state.
-        state, loaded = BrokerState(clock.boot_ms), LoadedSnapshot()
-    start = min(queues.recover(loaded.position, first_position=first), loaded.position)
-    replay = Replay(state, start=loaded.position)
+        state, snapshot = BrokerState(clock.boot_ms), LoadedSnapshot()
+    start = min(queues.recover(snapshot.position, first_position=first), snapshot.position)
+    replay = Replay(state, start=snapshot.position)
     dispatch = Dispatch(queues, start=start)
     visitor = _StateAndIndex(replay, dispatch)
-    recovered = recover_log(files, visitor, start=start, durable=loaded.position)
+    recovered = recover_log(files, visitor, start=start, durable=snapshot.position)
     dispatch.flush()
     replay.finish()
     if visitor.unexplained is not None:
@@ -107,7 +107,7 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedS
     for problem in describe_damage(state):
         log.error("%s", problem)
     return OpenedState(
-        state=state, snapshots=snapshots, position=loaded.position, recovered=recovered
+        state=state, snapshots=snapshots, position=snapshot.position, recovered=recovered
     )
 
 

@@ -142,17 +142,17 @@ class Replay:
         """Apply a PARTITION or STATE record."""
         try:
             if header.kind == Kind.STATE:
-                restored, part = decode_partition_part(header.partition_id, body)
+                restored, producer_range = decode_partition_part(header.partition_id, body)
                 if known is not None:
                     self._restore_partition(header, restored, known)
-                elif part.before:
+                elif producer_range.before:
                     # Earlier parts are lost, or retention has removed them after rewriting all
                     # parts.
                     self._state.orphans.setdefault(header.partition_id, header.position)
                 else:
                     self._add_partition(header, restored)
                     self._producers_read[header.partition_id] = 0
-                self._count_producers(header, part, len(restored.producers))
+                self._count_producers(header, producer_range, len(restored.producers))
                 return
             facts = decode_body(header, body)
             assert isinstance(facts, HostPartition)
@@ -175,15 +175,15 @@ class Replay:
         self._state.orphans.pop(header.partition_id, None)
         self._complete.add(header.partition_id)
 
-    def _count_producers(self, header: Header, part: ProducerRange, count: int) -> None:
+    def _count_producers(self, header: Header, producer_range: ProducerRange, count: int) -> None:
         """Count the producers of a partition that is restored from STATE records, and forget the
         count when all of them were read.
         """
         read = self._producers_read.get(header.partition_id)
-        if read is None or part.before not in {0, read}:
+        if read is None or producer_range.before not in {0, read}:
             return
-        self._producers_read[header.partition_id] = part.before + count
-        if part.before + count >= part.total:
+        self._producers_read[header.partition_id] = producer_range.before + count
+        if producer_range.before + count >= producer_range.total:
             del self._producers_read[header.partition_id]
 
     def _restore_partition(
@@ -211,7 +211,7 @@ class Replay:
         try:
             dropped = decode_body(header, body)
         except CorruptLogError as error:
-            self._state.problem(error.message)
+            self._state.add_problem(error.message)
             return
         assert isinstance(dropped, DroppedBody)
         self._state.apply_dropped(dropped)
@@ -267,7 +267,7 @@ class Replay:
             if (start, end) != (hole.start, hole.end):
                 text += f" of [{hole.start}, {hole.end})"
         if not hole.explained or start == hole.start:
-            self._state.problem(text, room=HOLES_MAX)
+            self._state.add_problem(text, count_max=HOLES_MAX)
         if not hole.explained and hole.end > self._start:
             self._unexplained = hole
             self._complete.clear()
@@ -303,14 +303,14 @@ class Replay:
         elif header.kind == Kind.FENCE:
             partition.fences_lost = True
             self._state.mark_dirty(partition)
-            self._state.problem(
+            self._state.add_problem(
                 f"a fence of partition {header.partition_id} is lost: no consumer may acquire it"
             )
         elif header.kind == Kind.PARKED:
             # The parked messages may count as acked, so a consumer would silently skip them.
             partition.fences_lost = True
             self._state.mark_dirty(partition)
-            self._state.problem(
+            self._state.add_problem(
                 f"the parked messages of partition {header.partition_id} are not known: no "
                 f"consumer may acquire it"
             )
@@ -323,7 +323,7 @@ class Replay:
     def finish(self) -> None:
         """End the replay: stop the partitions that are not known to be complete."""
         for partition_id, position in self._state.orphans.items():
-            self._state.problem(
+            self._state.add_problem(
                 f"the facts of partition {partition_id} are lost (position {position})"
             )
         for partition_id in self._producers_read:
@@ -332,7 +332,7 @@ class Replay:
             self._state.add_lost_range(
                 partition, partition.next_offset, END_UNKNOWN, position=position
             )
-            self._state.problem(f"some producers of partition {partition_id} are lost")
+            self._state.add_problem(f"some producers of partition {partition_id} are lost")
         if self._unexplained is None:
             return
         for partition_id, partition in self._state.partitions.items():
@@ -355,7 +355,7 @@ class Replay:
 
     def _report_contradiction(self, header: Header, reason: str) -> None:
         """Stop the partition of an intact record that contradicts the records before it."""
-        self._state.problem(
+        self._state.add_problem(
             f"the record at position {header.position} contradicts the log before it: {reason}"
         )
         partition = self._state.partitions.get(header.partition_id)
@@ -421,13 +421,15 @@ class Dispatch:
             return
         unit = unit_of(header)
         partition_id = header.partition_id
-        expected, position = self._end_of(partition_id, unit)
-        if unit.base_offset < expected:
+        expected_offset, position = self._end_of(partition_id, unit)
+        if unit.base_offset < expected_offset:
             return
-        if unit.base_offset > expected:
+        if unit.base_offset > expected_offset:
             filler_position = max(position, min(self._hole_position, unit.position))
-            missing = unit.base_offset - expected
-            filler = Unit(expected, missing, filler_position, HEADER_BYTES, unit.appended_at_ms)
+            missing_count = unit.base_offset - expected_offset
+            filler = Unit(
+                expected_offset, missing_count, filler_position, HEADER_BYTES, unit.appended_at_ms
+            )
             self._units.append((partition_id, filler))
         self._units.append((partition_id, unit))
         self._ends[partition_id] = unit.next_offset, unit.end_position

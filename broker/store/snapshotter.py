@@ -112,7 +112,7 @@ class Snapshotter:
         full = self._snapshots.is_full_due()
         failures = self._commit.failures
         # Read this before encoding images: first offsets that rise later are in the next snapshot.
-        retained = self._state.retained
+        retained_position = self._state.retained
         try:
             chunks = await self._encode_chunks(table.ids() if full else list(dirty))
             state = self._state
@@ -120,7 +120,9 @@ class Snapshotter:
             if state.dropped.needs_merge:
                 await self._merge_dropped()
             dropped = [(body.ranges, body.subjects) for body in state.dropped.record_bodies()]
-            extra = Extra(dict(state.orphans), problems, retained, sorted(state.damaged), dropped)
+            extra = Extra(
+                dict(state.orphans), problems, retained_position, sorted(state.damaged), dropped
+            )
             await self._commit.wait_flushed()
             if self._commit.failures != failures:
                 raise StorageError("a commit failed while the snapshot was being written")

@@ -89,8 +89,8 @@ class FileConsumeQueues:
                 self._changed.add(partition_id)
                 if len(tail) >= UNITS_BYTES:
                     self._write_blocks(partition_id, queue)
-            last = units[-1][1]
-            self._position = max(self._position, last.position + last.length)
+            last_units = units[-1][1]
+            self._position = max(self._position, last_units.position + last_units.length)
 
     def _check_contiguous(self, units: Sequence[tuple[int, Unit]]) -> None:
         """Raise CorruptLogError if a unit does not begin at its partition's next offset."""
@@ -121,18 +121,18 @@ class FileConsumeQueues:
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """See `ConsumeQueues.find`."""
         queue = self._queues.get(partition_id)
-        found: list[Unit] = []
+        units: list[Unit] = []
         if queue is None or offset < queue.first_offset:
-            return found
+            return units
         remaining_bytes = bytes_max
         for unit in self._units_from(partition_id, queue, offset):
-            if unit.base_offset >= end or (found and unit.length > remaining_bytes):
+            if unit.base_offset >= end or (units and unit.length > remaining_bytes):
                 break
-            found.append(unit)
+            units.append(unit)
             remaining_bytes -= unit.length
-            if len(found) == FIND_UNITS_MAX:
+            if len(units) == FIND_UNITS_MAX:
                 break
-        return found
+        return units
 
     def _units_from(self, partition_id: int, queue: Queue, offset: int) -> Iterator[Unit]:
         """Yield the units of a partition, beginning with the one that contains `offset`."""
@@ -204,15 +204,15 @@ class FileConsumeQueues:
         """See `ConsumeQueues.first_offsets_at`."""
         ids = self.partitions()
         for start in range(0, len(ids), RETAIN_PARTITIONS):
-            new_firsts = []
+            new_first_offsets = []
             for partition_id in ids[start : start + RETAIN_PARTITIONS]:
                 queue = self._queues.get(partition_id)
                 if queue is None:
                     continue  # forgotten meanwhile
                 first = self._find_first_offset_at(partition_id, queue, position)
                 if first > queue.first_offset:
-                    new_firsts.append((partition_id, first))
-            yield new_firsts
+                    new_first_offsets.append((partition_id, first))
+            yield new_first_offsets
 
     def retain(
         self, position: int, *, dropped: Container[int] = ()
@@ -220,7 +220,7 @@ class FileConsumeQueues:
         """See `ConsumeQueues.retain`."""
         ids = self.partitions()
         for start in range(0, len(ids), RETAIN_PARTITIONS):
-            changed = []
+            new_first_offsets = []
             for partition_id in ids[start : start + RETAIN_PARTITIONS]:
                 queue = self._queues[partition_id]
                 # Wait until the journal no longer names its blocks, which are being removed.
@@ -238,10 +238,12 @@ class FileConsumeQueues:
                     with self._lock:
                         self._drop_before(queue, first)
                         self._changed.add(partition_id)
-                    changed.append((partition_id, first))
-            yield changed
-        numbers = [queue.state[0].numbers[0] for queue in self._queues.values() if queue.state[1]]
-        self._first_block = min(numbers, default=self._blocks.end)
+                    new_first_offsets.append((partition_id, first))
+            yield new_first_offsets
+        first_blocks = [
+            queue.state[0].numbers[0] for queue in self._queues.values() if queue.state[1]
+        ]
+        self._first_block = min(first_blocks, default=self._blocks.end)
 
     def _find_first_offset_at(self, partition_id: int, queue: Queue, position: int) -> int:
         """Return the base offset of the first unit at or above `position`; the next offset if there
@@ -295,20 +297,20 @@ class FileConsumeQueues:
         """Forget a partition's units at or above `position`."""
         blocks, count, tail = queue.state
         data: bytes | bytearray = tail
-        remaining = find_first(data, lambda unit: unit.position >= position)
-        if remaining * UNIT_BYTES == len(data) and (remaining or not count):
+        remaining_units = find_first(data, lambda unit: unit.position >= position)
+        if remaining_units * UNIT_BYTES == len(data) and (remaining_units or not count):
             return
-        while not remaining and count:
+        while not remaining_units and count:
             # The remaining units of the last block become the tail.
             count -= 1
             data = self._blocks.read(blocks.numbers[count], partition_id)
-            remaining = find_first(data, lambda unit: unit.position >= position)
-            if remaining == BLOCK_UNITS and count + 1 == queue.state[1] and not tail:
+            remaining_units = find_first(data, lambda unit: unit.position >= position)
+            if remaining_units == BLOCK_UNITS and count + 1 == queue.state[1] and not tail:
                 return
-        queue.replace(blocks.slice(0, count), bytearray(data[: remaining * UNIT_BYTES]))
-        queue.set_end(unit_at(data, remaining - 1) if remaining else None)
+        queue.replace(blocks.slice(0, count), bytearray(data[: remaining_units * UNIT_BYTES]))
+        queue.set_end(unit_at(data, remaining_units - 1) if remaining_units else None)
         self._full_frame_due = True
-        if not remaining and not queue.first_offset:
+        if not remaining_units and not queue.first_offset:
             del self._queues[partition_id]
 
     # ── durability ────────────────────────────────────────────────────────────────────────────────

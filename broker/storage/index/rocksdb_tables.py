@@ -224,15 +224,18 @@ class RocksTables:
         access = AccessType.read_only(False) if self._read_only else AccessType.read_write()
         units = Rdict(self._path, _options(cache), column_families=families, access_type=access)
         bounds = units.get_column_family("bounds")
-        stored = bounds.get(_FORMAT)
-        if stored is not None and (version := int.from_bytes(stored, "little")) > FORMAT:
+        stored_format = bounds.get(_FORMAT)
+        if (
+            stored_format is not None
+            and (version := int.from_bytes(stored_format, "little")) > FORMAT
+        ):
             bounds.close()
             units.close()
             raise DataFolderError(
                 f"{self._path} has format {version}, this broker writes format {FORMAT}",
                 path=self._path,
             )
-        if stored is None and not self._read_only:
+        if stored_format is None and not self._read_only:
             bounds.put(_FORMAT, FORMAT.to_bytes(4, "little"))
         self._units = units
         self._bounds = bounds
@@ -247,9 +250,9 @@ class RocksTables:
             DiskFullError: the disk has too little free space.
         """
         folder = Path(self._path)
-        needed = REOPEN_BYTES + sum(file.stat().st_size for file in folder.glob("*.log"))
-        if shutil.disk_usage(folder).free < needed:
-            raise DiskFullError(f"the RocksDB index needs {needed} free bytes to be reopened")
+        needed_bytes = REOPEN_BYTES + sum(file.stat().st_size for file in folder.glob("*.log"))
+        if shutil.disk_usage(folder).free < needed_bytes:
+            raise DiskFullError(f"the RocksDB index needs {needed_bytes} free bytes to be reopened")
         with self.lock.exclusive(), library_errors():
             self.close()
             _retry_after_gc(self._connect)

@@ -164,13 +164,13 @@ class CommitLog:
                 written again.
         """
         assert plan.start == self.end
-        sealed: list[int] = []
+        sealed_bases: list[int] = []
         try:
             for base, buffers in plan.chunks:
                 if not buffers and base <= self._bases[-1]:
                     continue
                 if base != self._bases[-1]:
-                    sealed.append(self._bases[-1])
+                    sealed_bases.append(self._bases[-1])
                 file = self._open_segment(base)
                 if base == plan.chunks[-1][0]:
                     self._reserve(plan, file)
@@ -185,7 +185,7 @@ class CommitLog:
         except StorageError as error:
             raise FlushFailedError(error.message, **error.details) from error
         self.end_write(plan)
-        self._protect(sealed)
+        self._protect(sealed_bases)
 
     def begin_write(self, plan: WritePlan) -> AppendFile | None:
         """
@@ -232,8 +232,8 @@ class CommitLog:
             log.debug("cannot reserve disk space for the log: %s", error.message)
         self._can_reserve = file.reserved >= length
 
-    def _protect(self, sealed: list[int]) -> None:
-        for base in sealed:
+    def _protect(self, sealed_bases: list[int]) -> None:
+        for base in sealed_bases:
             try:
                 self._files.protect(segment_path(base))
             except StorageError as error:

@@ -32,23 +32,23 @@ def read_segment_headers(files: Files, base: int, *, start: int = 0) -> Iterator
     """
     path = segment_path(base)
     size = files.size(path) or 0
-    at = max(start - base, 0)
-    while at < size:
-        data = files.pread(path, at, WINDOW_BYTES)
+    position = max(start - base, 0)
+    while position < size:
+        data = files.pread(path, position, WINDOW_BYTES)
         start = 0
         while start + HEADER_BYTES <= len(data):
             header = read_header(data, start)
-            if not isinstance(header, Header) or header.position != base + at + start:
+            if not isinstance(header, Header) or header.position != base + position + start:
                 break
             yield header
             start += header.length
         if start:
-            at += start
+            position += start
             continue
-        next_header = next(intact_records(files, base, base + at + 1), None)
+        next_header = next(intact_records(files, base, base + position + 1), None)
         if next_header is None:
             return
-        at = next_header.position - base
+        position = next_header.position - base
 
 
 def list_described_partitions(files: Files, base: int, *, end: int) -> set[int] | None:
@@ -59,18 +59,18 @@ def list_described_partitions(files: Files, base: int, *, end: int) -> set[int] 
     Returns:
         None if records are damaged that the trail does not have.
     """
-    described: set[int] = set()
+    partition_ids: set[int] = set()
     trail = TrailCursor(files, base)
-    at = base
+    position = base
     for header in read_segment_headers(files, base):
-        if not _add_damaged(trail, at, header.position, described):
+        if not _add_damaged(trail, position, header.position, partition_ids):
             return None
-        _add_described(header, described)
-        at = header.position + header.length
-    return described if _add_damaged(trail, at, end, described) else None
+        _add_described(header, partition_ids)
+        position = header.position + header.length
+    return partition_ids if _add_damaged(trail, position, end, partition_ids) else None
 
 
-def _add_damaged(trail: TrailCursor, start: int, end: int, described: set[int]) -> bool:
+def _add_damaged(trail: TrailCursor, start: int, end: int, partition_ids: set[int]) -> bool:
     """Add the partitions that the damaged records in `[start, end)` describe. Return False if the
     trail does not have all of these records.
     """
@@ -79,7 +79,7 @@ def _add_damaged(trail: TrailCursor, start: int, end: int, described: set[int]) 
     for header, _ in trail.entries_between(start, end):
         if header.position != start:
             return False
-        _add_described(header, described)
+        _add_described(header, partition_ids)
         start += header.length
     return start == end
 

@@ -157,22 +157,22 @@ class _Scan:
         """Raise DataFolderError if the log is missing, or if its last file begins beyond any end
         that the log ever had.
         """
-        reached = max(self._position, self._durable)
-        if not self._bases and not self._trails and reached:
+        reached_end = max(self._position, self._durable)
+        if not self._bases and not self._trails and reached_end:
             raise DataFolderError(
                 f"{self._files.name()}/{FOLDER} has no segments, but according to a snapshot the "
-                f"log reached position {reached}: put {FOLDER}/ back",
+                f"log reached position {reached_end}: put {FOLDER}/ back",
                 path=FOLDER,
             )
         if len(self._bases) < 2:
             return
-        previous, last = self._bases[-2:]
+        previous, last_base = self._bases[-2:]
         end = previous + (self._files.size(segment_path(previous)) or 0)
-        if end < last and self._durable < last and self._first_intact(last) is None:
+        if end < last_base and self._durable < last_base and self._first_intact(last_base) is None:
             raise DataFolderError(
-                f"{self._files.name()}/{segment_path(last)} does not belong to the log, which ends "
-                f"at position {end}: move the file away",
-                path=segment_path(last),
+                f"{self._files.name()}/{segment_path(last_base)} does not belong to the log, which "
+                f"ends at position {end}: move the file away",
+                path=segment_path(last_base),
             )
 
     def _first_intact(self, base: int) -> Header | None:
@@ -221,7 +221,7 @@ class _Scan:
         at `end`.
         """
         base = self._bases[-1]
-        written = (
+        written_position = (
             written_end(self._files, base, self._position, end)
             if self._position < end
             else self._position
@@ -229,8 +229,8 @@ class _Scan:
         return RecoveredLog(
             bases=self._bases,
             end=self._position,
-            cut_bytes=written - self._position,
-            reserved_bytes=max(0, end - written),
+            cut_bytes=written_position - self._position,
+            reserved_bytes=max(0, end - written_position),
             maybe_unsynced_from=max(self._durable, self._barrier),
         )
 
@@ -275,8 +275,8 @@ class _Scan:
     def _report_hole(self, end: int, reason: str) -> None:
         """Report the hole from the current position to `end`, in parts, and move to `end`."""
         damage = self._position, end
-        part_start = at = self._position
-        known: list[LostRecord] = []
+        part_start = known_end = self._position
+        lost_records: list[LostRecord] = []
 
         def report_part(end: int, *, explained: bool) -> None:
             nonlocal part_start
@@ -286,24 +286,24 @@ class _Scan:
                         start=part_start,
                         end=end,
                         reason=reason,
-                        lost_records=tuple(known),
+                        lost_records=tuple(lost_records),
                         explained=explained,
                         damage=damage,
                     )
                 )
-                known.clear()
+                lost_records.clear()
                 part_start = end
 
-        for record in self._lost_records(at, end):
+        for record in self._lost_records(known_end, end):
             position = record.header.position
-            if position > at:
-                report_part(at, explained=True)
+            if position > known_end:
+                report_part(known_end, explained=True)
                 report_part(position, explained=False)
-            known.append(record)
-            at = position + record.header.length
-            if len(known) >= LOST_RECORDS_MAX and at <= end:
-                report_part(at, explained=True)
-        report_part(min(at, end), explained=at <= end)
+            lost_records.append(record)
+            known_end = position + record.header.length
+            if len(lost_records) >= LOST_RECORDS_MAX and known_end <= end:
+                report_part(known_end, explained=True)
+        report_part(min(known_end, end), explained=known_end <= end)
         report_part(end, explained=False)
         self._position = end
 
@@ -311,16 +311,16 @@ class _Scan:
         """Yield the known lost records in `[start, end)`, in the order of the log, from the trail
         and from intact headers.
         """
-        at = start
+        known_end = start
         for entry in self._trail_entries(start, end):
             position = entry.header.position
-            if position < at:
+            if position < known_end:
                 continue
-            for header in self._header_chain(at, position):
+            for header in self._header_chain(known_end, position):
                 yield LostRecord(header, None)
             yield entry
-            at = position + entry.header.length
-        for header in self._header_chain(at, end):
+            known_end = position + entry.header.length
+        for header in self._header_chain(known_end, end):
             yield LostRecord(header, None)
 
     def _trail_entries(self, start: int, end: int) -> Iterator[LostRecord]:
@@ -373,11 +373,11 @@ def written_end(files: Files, base: int, start: int, end: int) -> int:
     """
     path = segment_path(base)
     while start < end:
-        at = max(start, end - READ_BYTES)
-        data = files.pread(path, at - base, end - at).rstrip(b"\0")
+        chunk_start = max(start, end - READ_BYTES)
+        data = files.pread(path, chunk_start - base, end - chunk_start).rstrip(b"\0")
         if data:
-            return at + len(data)
-        end = at
+            return chunk_start + len(data)
+        end = chunk_start
     return start
 
 
@@ -387,18 +387,18 @@ def intact_records(files: Files, base: int, position: int) -> Iterator[Header]:
     """
     path = segment_path(base)
     size = files.size(path) or 0
-    at = position - base
-    while at < size:
-        data = files.pread(path, at, READ_BYTES + RECORD_BYTES_MAX)
+    chunk_start = position - base
+    while chunk_start < size:
+        data = files.pread(path, chunk_start, READ_BYTES + RECORD_BYTES_MAX)
         start = data.find(_MAGIC_BYTES)
         while 0 <= start < READ_BYTES:
             header = read_record(data, start)
             step = 1
-            if isinstance(header, Header) and header.position == base + at + start:
+            if isinstance(header, Header) and header.position == base + chunk_start + start:
                 yield header
                 step = header.length
             start = data.find(_MAGIC_BYTES, start + step)
-        at += READ_BYTES if start < 0 else start
+        chunk_start += READ_BYTES if start < 0 else start
 
 
 def _save_cut_records(files: Files, base: int, position: int, length: int) -> None:

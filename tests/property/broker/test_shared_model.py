@@ -100,7 +100,7 @@ class SharedMachine(RuleBasedStateMachine):
         assert len(offsets) <= count_max
         assert bool(offsets) == bool(free)
         upto = offsets[0] + 1 + int(read_share * count_max * 2) if offsets else 0
-        kept = self.in_flight.free_from(session, ranges, upto=upto)
+        kept = self.in_flight.free_from(session, ranges, end_offset=upto)
         assert [offset for start, end in kept for offset in range(start, end)] == [
             offset for offset in offsets if offset < upto
         ]

@@ -60,8 +60,8 @@ def no_message_is_suspected(patches: Patches) -> None:
 def a_restart_of_the_owner_clears_suspects(patches: Patches) -> None:
     """Each new owner counts as one behind a release."""
 
-    def on_new_owner(self: Any, *, released: bool) -> bool:
-        return bool(real(self, released=True))
+    def on_new_owner(self: Any, *, is_released: bool) -> bool:
+        return bool(real(self, is_released=True))
 
     real = patches.set(Suspects, "on_new_owner", on_new_owner)
 

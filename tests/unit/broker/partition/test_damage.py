@@ -78,7 +78,7 @@ def test_many_holes_hide_nothing_else():
             state.add_lost_range(partition, start, start + 2, position=number)
     for number in range(10_000):
         replay.hole(Hole(start=20 * number, end=20 * number + 10, reason="r", explained=True))
-    state.problem("the one that matters")
+    state.add_problem("the one that matters")
     told = describe_damage(state)
     assert "the one that matters" in told
     assert MORE in told

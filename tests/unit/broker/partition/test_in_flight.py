@@ -87,7 +87,7 @@ def test_unread_messages_are_free_again_after_a_trim():
     messages, acked = InFlight(1), AckedOffsets(0, [(5, 7)])
     ranges = hand_out(messages, acked)
     assert ranges == [(0, 5), (7, 12)]
-    assert messages.free_from(A, ranges, upto=9) == [(0, 5), (7, 9)]
+    assert messages.free_from(A, ranges, end_offset=9) == [(0, 5), (7, 9)]
     assert hand_out(messages, acked, B, count_max=3) == [(9, 12)]
 
 

@@ -95,6 +95,6 @@ async def test_producer_that_is_forgotten_is_no_longer_shared(monkeypatch):
     for producer_id in (1, 2):
         await desk.append(batch(producer_id=producer_id))
     partition = desk.store.state.partition(1)
-    assert not partition.clashed
+    assert not partition.clashed_ids
     assert partition.is_quiet(0)
     await desk.append(others(0))

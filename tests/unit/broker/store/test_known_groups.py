@@ -12,6 +12,7 @@ import pytest
 
 from keylane.broker.control import BrokerControl
 from keylane.broker.partition.image import decode_partition, encode_partition
+from keylane.broker.retention import loop
 from keylane.broker.retention.loop import RetentionLoop
 from keylane.broker.store.group_changes import forget_group, register_groups_at
 from keylane.broker.store.store import Store
@@ -225,7 +226,7 @@ async def test_counts_are_on_the_disk_before_the_segments_go(monkeypatch):
         raise BrokerReadOnlyError("the disk is full")
 
     house.store.first_offsets._save = refuse
-    monkeypatch.setattr(house.cleaning._reserve, "release", lambda: False)
+    monkeypatch.setattr(loop, "release_reserve", lambda _files: False)
     begin = house.store.log.first_position
     with pytest.raises(BrokerReadOnlyError):
         await house.cleaning.check()

@@ -41,7 +41,7 @@ class LockTaker:
 
 def test_threads_share_the_lock():
     lock = SharedLock()
-    visitors = [LockTaker(lock.shared), LockTaker(lock.is_shared)]
+    visitors = [LockTaker(lock.shared), LockTaker(lock.shared)]
     assert all(visitor.inside.wait(END_S) for visitor in visitors)
     for visitor in visitors:
         visitor.close_unflushed()
