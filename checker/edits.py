@@ -49,12 +49,12 @@ class Edits:
             stored: value that the log has in this slot; None: the slot is empty.
         """
         message = group, slot
-        expected = self._confirmed.get(message, stored)
-        if stored is not None and value == expected:
+        expected_value = self._confirmed.get(message, stored)
+        if stored is not None and value == expected_value:
             return ""
         if value in self._pending.get(message, ()):
             self._confirm(message, value)
             return ""
         if message not in self._confirmed:
             return "where the log has another value"
-        return f"where an operator has stored {expected!r}"
+        return f"where an operator has stored {expected_value!r}"

@@ -220,9 +220,9 @@ class Progress:
             if any(offset < era.start for era in self.eras.all if era.token > token):
                 continue  # a reset passed it
             if not any(
-                offset in handled
-                for later, handled in self.handled_by_token.items()
-                if later > token
+                offset in is_handled
+                for later_eras, is_handled in self.handled_by_token.items()
+                if later_eras > token
             ):
                 self._note(
                     "stale effect",
@@ -235,14 +235,14 @@ class Progress:
         were handled under its token.
         """
         for previous, current in pairwise(self.observations):
-            fell = current.cursor < previous.cursor and current.run == previous.run
-            if current.token < previous.token or fell:
+            has_fallen = current.cursor < previous.cursor and current.run == previous.run
+            if current.token < previous.token or has_fallen:
                 self._note("nonmonotonic", f"{current} observed after {previous}")
             elif current.token == previous.token and current.cursor > previous.cursor:
-                passed = set(range(previous.cursor, current.cursor))
+                passed_offsets = set(range(previous.cursor, current.cursor))
                 token = current.token
-                finished = self.handled_by_token[token] | self._parked_by_token[token]
-                by_others = len(passed - finished) - previous.acked_above
+                finished_offsets = self.handled_by_token[token] | self._parked_by_token[token]
+                by_others = len(passed_offsets - finished_offsets) - previous.acked_above
                 if by_others > 0:
                     self._findings.note(
                         "stale effect",

@@ -33,12 +33,14 @@ class Sequences:
         if previous is not None and epoch < previous[0]:
             self._findings.note("stale effect", f"{description}, after epoch {previous[0]}")
             return
-        expected = previous[1] if previous is not None and epoch == previous[0] else 0
+        expected_sequence = previous[1] if previous is not None and epoch == previous[0] else 0
         is_complete = self._first.setdefault(partition_id, offset) == 0
-        if sequence < expected:
-            self._findings.note("duplicate", f"{description}, expected sequence {expected}")
-        elif sequence > expected and (previous is not None or is_complete):
-            self._findings.note("skip", f"{description}, expected sequence {expected}")
+        if sequence < expected_sequence:
+            self._findings.note(
+                "duplicate", f"{description}, expected sequence {expected_sequence}"
+            )
+        elif sequence > expected_sequence and (previous is not None or is_complete):
+            self._findings.note("skip", f"{description}, expected sequence {expected_sequence}")
         self._next[partition_id, producer_id] = (epoch, sequence + count)
 
 

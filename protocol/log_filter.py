@@ -69,8 +69,12 @@ class LogFilter:
         """Record a failure, and return the line to log: the text, with a count if it is a repeat;
         "" if nothing should be logged.
         """
-        for old in [each for each, known in self._known.items() if _is_expired(known, now_ms)]:
-            del self._known[old]
+        for expired_key in [
+            each
+            for each, known_failure in self._known.items()
+            if _is_expired(known_failure, now_ms)
+        ]:
+            del self._known[expired_key]
         identity: tuple[Hashable, str | None] = (key, text)
         if identity not in self._known and len(self._known) >= TEXTS_MAX:
             identity = (key, None)
@@ -92,13 +96,17 @@ class LogFilter:
         if not ended_keys:
             return ""
         self._open -= ended_keys
-        ended = [
-            known for (key, _), known in self._known.items() if key in ended_keys and known.open
+        ended_failures = [
+            known_failure
+            for (key, _), known_failure in self._known.items()
+            if key in ended_keys and known_failure.open
         ]
-        for known in ended:
-            known.open = False
-        count = sum(known.count for known in ended)
-        return _failure_summary(count, min(known.since_ms for known in ended), now_ms)
+        for known_failure in ended_failures:
+            known_failure.open = False
+        count = sum(known_failure.count for known_failure in ended_failures)
+        return _failure_summary(
+            count, min(known_failure.since_ms for known_failure in ended_failures), now_ms
+        )
 
 
 def _is_expired(known: Repeats, now_ms: int) -> bool:

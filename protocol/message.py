@@ -366,10 +366,10 @@ def pack_properties(
     if given:
         check_not_reserved(given, kept)
     try:
-        tagged = bool(tags)
+        has_tags = bool(tags)
     except ValueError:  # an array with several items has no truth value
-        tagged = True
-    if tagged:
+        has_tags = True
+    if has_tags:
         if TAGS_PROPERTY in given:
             raise InvalidRequestError(
                 f"tags are given twice: as property {TAGS_PROPERTY!r} and as `tags`"
@@ -380,7 +380,7 @@ def pack_properties(
     try:
         packed = _encode(given)
     except UnicodeEncodeError as error:
-        kind = "a tag" if tagged and error.object == given[TAGS_PROPERTY] else "a property"
+        kind = "a tag" if has_tags and error.object == given[TAGS_PROPERTY] else "a property"
         raise InvalidRequestError(f"{kind} is invalid: {invalid_unicode_text(error)}") from error
     if len(packed) > PROPERTIES_BYTES_MAX:
         raise MessageTooLargeError(

@@ -58,9 +58,9 @@ def listed(items: Iterable[object], total: int | None = None) -> str:
     `total` is the number of all items, if `items` are only the first ones.
     """
     texts = list(map(str, items))
-    more = (len(texts) if total is None else total) - LISTED_MAX
-    if more > 0:
-        texts[LISTED_MAX:] = [f"… and {more} more"]
+    other_count = (len(texts) if total is None else total) - LISTED_MAX
+    if other_count > 0:
+        texts[LISTED_MAX:] = [f"… and {other_count} more"]
     return ", ".join(texts) or "none"
 
 
@@ -98,17 +98,17 @@ def url_problem(url: str, *, new: bool = False) -> str:
         new: the URL is not in use yet. A bare %, which programs parse differently, is then refused
             too.
     """
-    _scheme, _, rest = url.partition("://")
-    user, at, location = rest.partition("@")
-    if not at or rest.startswith("/"):
-        user, location = "", rest
+    _scheme, _, remainder = url.partition("://")
+    user, position, location = remainder.partition("@")
+    if not position or remainder.startswith("/"):
+        user, location = "", remainder
     before_query = location.partition("?")[0]
     authority = before_query.partition("/")[0]
     if "@" in before_query and user:
         return f"a part of its password is read as a host: {ESCAPED_RULE}"
-    if not (found := _AUTHORITY.fullmatch(authority)):
+    if not (problem := _AUTHORITY.fullmatch(authority)):
         return UNREADABLE_URL
-    port = (found[2] or "")[1:]
+    port = (problem[2] or "")[1:]
     if port and not 0 < (parse_number(port) or 0) <= PORT_MAX:
         return f"its port is not a number from 1 to {PORT_MAX}"
     if _CONTROL.search(url) or " " in authority:

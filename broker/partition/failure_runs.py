@@ -234,9 +234,14 @@ class FailureRuns:
             start = self._starts[self._head]
             self._splice(self._head, self._head + quarter, [(start, UNKNOWN)])
 
-    def pack(self) -> tuple[bytes, ...]:
-        """Return the columns as bytes, 8 per row: starts, since, at, faults, next tries."""
-        return tuple(column[self._head :].tobytes() for column in self._columns)
+    def pack(self) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+        """Return the columns as bytes, 8 per row: the first offset, the time of parking, that of
+        the last failure, the fault, and the time of the next try.
+        """
+        starts, parked_times, failure_times, faults, next_tries = (
+            column[self._head :].tobytes() for column in self._columns
+        )
+        return starts, parked_times, failure_times, faults, next_tries
 
     @classmethod
     def from_packed(cls, columns: Iterable[bytes], end: int) -> FailureRuns:

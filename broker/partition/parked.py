@@ -429,7 +429,7 @@ class Parked:
         ]
         target = self._keys.get(change.to)
         added_ranges: list[Range] = []
-        undo_marks = _noop
+        undo_marks: Undo = _noop
         if target is not None:
             undos.append(self._set_state(change.to, None))
             added_ranges = [

@@ -97,5 +97,5 @@ def subject_limit(subject: str, limits: Mapping[str, int]) -> int:
     """
     if subject in limits:
         return limits[subject]
-    matching = [pattern for pattern in limits if matches(pattern, subject)]
-    return limits[max(matching, key=len)] if matching else 0
+    matching_patterns = [pattern for pattern in limits if matches(pattern, subject)]
+    return limits[max(matching_patterns, key=len)] if matching_patterns else 0

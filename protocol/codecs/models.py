@@ -72,15 +72,15 @@ class PydanticCodec(Generic[M]):
             ValueError: a receiver would get a different value, or could not decode it; for example
                 NaN and infinity would become null, and a secret asterisks.
         """
-        given: Any = value
-        if not isinstance(given, self._model):
-            raise TypeError(f"{type(given).__name__} is not of type {self._model.__name__}")
+        model_value: Any = value
+        if not isinstance(model_value, self._model):
+            raise TypeError(f"{type(model_value).__name__} is not of type {self._model.__name__}")
         text = value.model_dump_json(by_alias=True, round_trip=True)
         if "null" in text:
-            dumped = value.model_dump(mode="json", by_alias=True, round_trip=True)
+            plain_value = value.model_dump(mode="json", by_alias=True, round_trip=True)
             # A model may be configured to write them as constants, which json.loads accepts, or as
             # strings.
-            if may_contain_nan(dumped) and became_null(dumped, json.loads(text)):
+            if may_contain_nan(plain_value) and became_null(plain_value, json.loads(text)):
                 raise ValueError(NOT_IN_JSON)
         data = text.encode()
         self._check_decodes(value, text, data)

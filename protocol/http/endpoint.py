@@ -67,10 +67,10 @@ class Endpoint(Generic[A_co]):
         InvalidRequestError if a name is not valid Unicode.
         """
         try:
-            parts = {key: quote(str(name), safe="") for key, name in names.items()}
+            path_parts = {key: quote(str(name), safe="") for key, name in names.items()}
         except UnicodeEncodeError as error:
             raise InvalidRequestError(invalid_unicode_text(error)) from None
-        return self.path.format_map(parts)
+        return self.path.format_map(path_parts)
 
     @staticmethod
     def query_of(given: Mapping[str, object] | None) -> dict[str, str] | None:

@@ -26,9 +26,9 @@ def openapi_document(endpoints: Sequence[Endpoint[Any]], *, program: str) -> dic
     types: set[Any] = {ErrorBody}
     for endpoint in endpoints:
         types |= {endpoint.answer, *(body for _, body in _bodies(endpoint))}
-    ordered = sorted(types, key=str)
-    schemas, components = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
-    references = dict(zip(ordered, schemas, strict=True))
+    ordered_endpoints = sorted(types, key=str)
+    schemas, components = msgspec.json.schema_components(ordered_endpoints, ref_template=_REFERENCE)
+    references = dict(zip(ordered_endpoints, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         operation = _operation(endpoint, references)

@@ -85,13 +85,13 @@ def check_server(reported: str, own: str) -> None:
 
 def _check_pair(*, client: str, server: str) -> None:
     ours, theirs = parse_version(client), parse_version(server)
-    ahead = minor_version_steps(ours, theirs)
+    steps_ahead = minor_version_steps(ours, theirs)
     both = f"the client is keylane {client[:48]}, the server {server[:48]}"
-    if ahead > 1 or ours < min(FIRST_RELEASE, theirs):
+    if steps_ahead > 1 or ours < min(FIRST_RELEASE, theirs):
         raise VersionError(
             Reason.CLIENT_TOO_OLD, f"{both}: upgrade the client", client=client, server=server
         )
-    if ahead < -1 or theirs < min(FIRST_RELEASE, ours):
+    if steps_ahead < -1 or theirs < min(FIRST_RELEASE, ours):
         raise VersionError(
             Reason.SERVER_TOO_OLD, f"{both}: upgrade the server", client=client, server=server
         )
@@ -107,8 +107,8 @@ def check_member(reported: str, cluster: Version, name: str) -> None:
             formats that it cannot read.
     """
     version = parse_version(reported)
-    ahead = minor_version_steps(cluster, version)
-    if ahead > 1:
+    steps_ahead = minor_version_steps(cluster, version)
+    if steps_ahead > 1:
         raise VersionError(
             Reason.UPGRADE_SKIPPED,
             f"{name} is keylane {version}, and the cluster is at {cluster}: run the version after "
@@ -116,7 +116,7 @@ def check_member(reported: str, cluster: Version, name: str) -> None:
             version=str(version),
             cluster=str(cluster),
         )
-    if ahead < 0:
+    if steps_ahead < 0:
         raise VersionError(
             Reason.MEMBER_TOO_OLD,
             f"{name} is keylane {version}, and the cluster is at {cluster} already",

@@ -62,26 +62,28 @@ def ends_behind_rows(
     Raises:
         JobError: a partition has rows both from messages of the backfill and from others.
     """
-    older = {each for number in cursors for each in _ancestors(number, parents)}
+    older_partitions = {
+        each for partition_id in cursors for each in _ancestors(partition_id, parents)
+    }
     """Ancestors of the backfill's partitions, which precede it."""
-    behind: dict[int, int] = {}
+    row_ends: dict[int, int] = {}
     for rows in sorted(replaced.keys() - cursors.keys()):
-        later, has_earlier = [], False
-        for number in sorted(_ancestors(rows, parents)):
-            end = ends.get(number)
-            if number in cursors:
-                has_earlier = has_earlier or cursors[number] > 0
-                if end is None or cursors[number] < end:
-                    later.append(number)
-            elif number in behind or number in older:
+        later_partitions, has_earlier = [], False
+        for partition_id in sorted(_ancestors(rows, parents)):
+            end = ends.get(partition_id)
+            if partition_id in cursors:
+                has_earlier = has_earlier or cursors[partition_id] > 0
+                if end is None or cursors[partition_id] < end:
+                    later_partitions.append(partition_id)
+            elif partition_id in row_ends or partition_id in older_partitions:
                 has_earlier = True
             elif end != 0:
-                later.append(number)
-        if not later:
-            behind[rows] = ends.get(rows) or 0
+                later_partitions.append(partition_id)
+        if not later_partitions:
+            row_ends[rows] = ends.get(rows) or 0
         elif has_earlier:
-            raise _mixed_rows_error(rows, later[0], cursors, ends)
-    return behind
+            raise _mixed_rows_error(rows, later_partitions[0], cursors, ends)
+    return row_ends
 
 
 def _mixed_rows_error(
@@ -98,11 +100,11 @@ def _mixed_rows_error(
     return error
 
 
-def _ancestors(number: int, parents: Mapping[int, Collection[int]]) -> set[int]:
-    found: set[int] = set()
-    pending = [number]
+def _ancestors(partition_id: int, parents: Mapping[int, Collection[int]]) -> set[int]:
+    ancestors: set[int] = set()
+    pending = [partition_id]
     while pending:
-        new = set(map(int, parents.get(pending.pop(), ()))) - found
-        found |= new
-        pending.extend(new)
-    return found
+        new_parents = set(map(int, parents.get(pending.pop(), ()))) - ancestors
+        ancestors |= new_parents
+        pending.extend(new_parents)
+    return ancestors
