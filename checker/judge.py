@@ -335,7 +335,7 @@ class Judge:
                 if any(offset in era.parked for era in eras) and not drained:
                     continue
                 if any(offset < era.cursor for era in eras):
-                    self.findings.note("on_lost", f"{message} was acked, but never handled")
+                    self.findings.note("lost", f"{message} was acked, but never handled")
                 elif drained:
                     self.findings.note("starvation", f"{message} was never handled")
             for partition_id, progress in partitions.items():

@@ -44,7 +44,7 @@ def _is_order_promised(message: _SentMessage, outcome: _SendOutcome, slot: Slot)
     """
     if outcome.twice:
         return not outcome.reordered and (outcome.partition_id, outcome.offset) == slot
-    return message.strict or (outcome.result == "on_stored" and not outcome.reordered)
+    return message.strict or (outcome.result == "stored" and not outcome.reordered)
 
 
 class Log:
@@ -181,24 +181,24 @@ class Log:
         for value, outcome in self._outcomes.items():
             message = self.sent_messages.get(value)
             if outcome.result in {"not done", "unknown"} and message is not None and message.strict:
-                note("on_lost", f"{value!r} was given up, although its order is strict")
+                note("lost", f"{value!r} was given up, although its order is strict")
             first_slot = self._first_slots.get(value)
             if outcome.result == "flushed" and first_slot is None:
                 note(
                     "silent loss",
                     f"{value!r} is not in the log, though a later flush raised no error",
                 )
-            if outcome.result != "on_stored":
+            if outcome.result != "stored":
                 continue
             reported_slot = (outcome.partition_id, outcome.offset)
             if first_slot is None:
-                note("on_lost", f"{value!r} was acked, but is not in the log")
+                note("lost", f"{value!r} was acked, but is not in the log")
             elif (
                 outcome.offset >= 0
                 and reported_slot != first_slot
                 and reported_slot not in self._further_slots.get(value, ())
             ):
-                note("on_lost", f"{value!r} is not at {reported_slot}")
+                note("lost", f"{value!r} is not at {reported_slot}")
         if drained:
             for value, message in self.sent_messages.items():
                 if message.strict and value not in self._outcomes:

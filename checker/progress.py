@@ -220,9 +220,9 @@ class Progress:
             if any(offset < era.start for era in self.eras.all if era.token > token):
                 continue  # a reset passed it
             if not any(
-                offset in is_handled
-                for later_eras, is_handled in self.handled_by_token.items()
-                if later_eras > token
+                offset in handled_offsets
+                for later_token, handled_offsets in self.handled_by_token.items()
+                if later_token > token
             ):
                 self._note(
                     "stale effect",
