@@ -104,7 +104,7 @@ async def _first_at(store: Store, partition: HostedPartition, at_ms: int) -> int
     """
     for _ in range(SEARCHES_MAX):
         end = partition.readable_offset
-        offset = await store.offset_at(partition, at_ms, TimeBound.LOWER)
+        offset = await store.find_offset_at(partition, at_ms, TimeBound.LOWER)
         if offset is not None:
             return offset
         if partition.readable_offset == end:
@@ -141,7 +141,7 @@ class BrokerControl:
         self._store = store
         self._broker_group = broker_group
         self._broker_id = broker_id
-        self._opening = opening
+        self._opening_name = opening
         self._folder_ownership = folder_ownership
         self._clock = clock
         self._registration = registration
@@ -201,16 +201,16 @@ class BrokerControl:
         """
         after_id = whole_number(params, "after", -1, low=-1)
         limit = whole_number(params, "limit", LISTED_MAX, low=1, high=LISTED_MAX)
-        partition_ids = self._store.state.partitions
-        if self._hosted_ids_version != partition_ids.version:
-            self._hosted_ids = sorted(set(partition_ids.ids()) - self._store.state.hosting)
-            self._hosted_ids_version = partition_ids.version
+        partitions = self._store.state.partitions
+        if self._hosted_ids_version != partitions.version:
+            self._hosted_ids = sorted(set(partitions.ids()) - self._store.state.hosting)
+            self._hosted_ids_version = partitions.version
         now_ms = self._clock.boot_ms()
         start = bisect_right(self._hosted_ids, after_id)
         page: list[PartitionStatus] = []
         group_count = 0
         for partition_id in self._hosted_ids[start : start + limit]:
-            page.append(partition_ids[partition_id].status(now_ms=now_ms))
+            page.append(partitions[partition_id].status(now_ms=now_ms))
             group_count += len(page[-1].groups)
             if group_count >= GROUPS_LISTED_MAX:
                 break
@@ -245,7 +245,7 @@ class BrokerControl:
         at_ms = parse_number(text)
         if at_ms is None or len(text) > 18:
             raise InvalidRequestError(f"at_ms must be milliseconds since 1970, not {text[:40]!r}")
-        offset = await self._store.offset_at(partition, at_ms, TimeBound(bound))
+        offset = await self._store.find_offset_at(partition, at_ms, TimeBound(bound))
         return FoundOffset(
             offset=offset,
             first_offset=partition.first_offset,
@@ -383,7 +383,7 @@ class BrokerControl:
             details={
                 "broker_group": self._broker_group,
                 "broker_id": self._broker_id,
-                "opening": self._opening,
+                "opening": self._opening_name,
                 "writable": not read_only,
                 "registration": self._registration() or "registered",
                 "partitions": len(self._store.state.partitions),

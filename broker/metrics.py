@@ -56,11 +56,11 @@ class _LagScan:
         self.lagging_groups: list[_Lagging] = []
         """A heap of the AGED_MAX (partition, group) pairs with the greatest lag."""
         self.locks = 0
-        self.scanned = 0
+        self.partition_count = 0
 
     def add(self, partition: HostedPartition, now_ms: int) -> None:
         """Add a partition to the results."""
-        self.scanned += 1
+        self.partition_count += 1
         subject = partition.facts.subject
         for group in partition.groups.values():
             labels = (("subject", subject), ("group", group.name))
@@ -95,16 +95,16 @@ class _MonotonicSum:
     """
 
     def __init__(self) -> None:
-        self.reported = 0.0
+        self.reported_sum = 0.0
         self._sum = 0.0
 
     def update(self, new_sum: float) -> float:
         """Return the value to report: it rises with the sum, and stays the same when the sum
         falls.
         """
-        self.reported += max(0.0, new_sum - self._sum)
+        self.reported_sum += max(0.0, new_sum - self._sum)
         self._sum = new_sum
-        return self.reported
+        return self.reported_sum
 
 
 def lag_of(partition: HostedPartition, group: Group) -> int:
@@ -194,7 +194,7 @@ class BrokerMetrics:
             family = f"keylane_broker_{name}_{unit}_total"
             samples = largest(samples)
             others = self._others.setdefault(family, _MonotonicSum())
-            if OTHERS in samples or others.reported:
+            if OTHERS in samples or others.reported_sum:
                 samples[OTHERS] = others.update(samples.get(OTHERS, 0))
             yield labelled(family, f"{unit.capitalize()} that {text}.", samples, counts=True)
 
@@ -250,7 +250,7 @@ class BrokerMetrics:
             largest(scan.removed_unread),
         )
         yield gauge("keylane_broker_pull_locks", "Pull locks that are held.", scan.locks)
-        group_count_without_age = max(0, len(self._store.state.partitions) - scan.scanned)
+        group_count_without_age = max(0, len(self._store.state.partitions) - scan.partition_count)
         yield gauge(
             "keylane_broker_partitions_left_out",
             "Partitions whose lag is not counted.",

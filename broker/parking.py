@@ -225,14 +225,14 @@ class Parking:
         await self._apply_changes(partition, group, [Freeze()])
         first_logical = partition.facts.partition.range_start
 
-        def is_in_range(key: ParkKey) -> bool:
+        def is_adopted_key(key: ParkKey) -> bool:
             # Loose messages go to the child with the parent's first logical partition.
             logical = logical_partition_of(key)
             if logical == NO_LOGICAL_PARTITION:
                 logical = first_logical
             return request.start <= logical < request.end
 
-        keys, next_row = build_adoption_page(group.parked, is_in_range, first=request.first)
+        keys, next_row = build_adoption_page(group.parked, is_adopted_key, first=request.first)
         return ParkedTaken(
             next_row, tuple(sorted(group.parked.retaining_ancestors))
         ), encode_parked(keys)

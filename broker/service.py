@@ -95,12 +95,12 @@ class BrokerService:
         self._folder_ownership = folder_ownership
         self._clock = clock
         self._boot_ns = clock.boot_ns
-        self._waiting = LongPolls()
+        self._long_polls = LongPolls()
         self._budget = BackgroundBudget()
         self._background_turns = asyncio.Lock()
         self._unpack_checks = UnpackChecks(store.run_read)
-        self._pulls = OpenPulls(store, self._waiting, clock)
-        store.on_change(self._waiting.wake)
+        self._pulls = OpenPulls(store, self._long_polls, clock)
+        store.on_change(self._long_polls.wake)
         self._handlers: dict[type[Any], FrameHandler] = {
             Append: self._append,
             Acquire: self._acquire,
@@ -302,7 +302,7 @@ class BrokerService:
             if ranges or is_drained or now_ms >= deadline_ms:
                 break
             due_ms = max(now_ms + 1, min(deadline_ms, in_flight.next_deadline_ms))
-            await self._waiting.wait(partition.partition_id, due_ms - now_ms)
+            await self._long_polls.wait(partition.partition_id, due_ms - now_ms)
             partition, group = self._check_owner(request)
         data = b""
         if ranges:
@@ -315,7 +315,7 @@ class BrokerService:
                 ranges = in_flight.free_from(session, ranges, end_offset=end_offset)
             except BaseException:
                 in_flight.free_from(session, ranges, end_offset=0)
-                self._waiting.wake(partition.partition_id)
+                self._long_polls.wake(partition.partition_id)
                 raise
         suspects, tries, handed_out = group.suspects.begun, group.attempts, IntervalSet(ranges)
         answer = Handed(
@@ -337,7 +337,7 @@ class BrokerService:
         partition = self._store.state.partition(request.partition_id)
         bytes_max = check_read(partition, request.offset, request.bytes_max)
         if request.wait_ms:
-            partition = await self._waiting.wait_to_read(request, self._store.state.partition)
+            partition = await self._long_polls.wait_to_read(request, self._store.state.partition)
             check_read(partition, request.offset, bytes_max)
         if request.background:
             bytes_max = await self._background_turn(bytes_max)
@@ -398,7 +398,7 @@ class BrokerService:
             if group.lock.session == SHARED:
                 group.current_in_flight().remove(ranges)
                 if group.suspects.begun:  # a message that is handled alone may be next
-                    self._waiting.wake(partition.partition_id)
+                    self._long_polls.wake(partition.partition_id)
         if request.failed:
             check_failed(request, partition)
             self._store.commit.check_room(0, is_control=True)
@@ -458,7 +458,7 @@ class BrokerService:
             group.clear_hanging()
             if group.parked is not None:
                 group.parked.clear_owner_tokens()
-        self._waiting.wake(partition.partition_id)
+        self._long_polls.wake(partition.partition_id)
         if not group.lock.is_shared and group.suspects.on_released():
             group.mark_changed()
             if (save_future := self._save(partition, group)) is not None:
@@ -468,8 +468,8 @@ class BrokerService:
     @property
     def waiting(self) -> int:
         """The number of pulls that wait for messages."""
-        return self._waiting.count
+        return self._long_polls.count
 
     def close(self) -> None:
         """Answer all waiting pulls."""
-        self._waiting.wake_all()
+        self._long_polls.wake_all()

@@ -150,7 +150,7 @@ class Judge:
         self.edits = Edits()
         self.now = 0
         self._groups: dict[str, dict[int, Progress]] = {}
-        self._lost: set[int] = set()
+        self._lost_partitions: set[int] = set()
         """Partitions whose loss an operator has accepted."""
         self._newest_begun: dict[tuple[str, str, bytes], int] = {}
         """Number of the newest message that was begun outside lost partitions since a loss was
@@ -219,7 +219,7 @@ class Judge:
         progress.on_started(
             offset, message.key, token, session, adopted=is_adopted, replaced=is_replaced
         )
-        if self._lost and message.key and message.strict:
+        if self._lost_partitions and message.key and message.strict:
             self._check_lost_order(
                 partition_id, (group, message.producer, message.key), message.number
             )
@@ -238,7 +238,7 @@ class Judge:
         key, or never.
         """
         newest = self._newest_begun.get(lane, -1)
-        if partition_id not in self._lost:
+        if partition_id not in self._lost_partitions:
             self._newest_begun[lane] = max(newest, send_number)
         elif send_number < newest:
             text = f"number {send_number} of {lane[1]} for {lane[0]!r} begun after {newest}"
@@ -312,7 +312,7 @@ class Judge:
 
     def on_lost(self, partition_id: int) -> None:
         """See `events.AcceptedLost`."""
-        self._lost.add(partition_id)
+        self._lost_partitions.add(partition_id)
         self.on_expired(partition_id, OFFSET_MAX, ())
 
     def on_recovered(self, group: str, partition_id: int, token: int, cursor: int) -> None:
@@ -339,5 +339,5 @@ class Judge:
                 elif drained:
                     self.findings.note("starvation", f"{message} was never handled")
             for partition_id, progress in partitions.items():
-                progress.close(drained=drained and partition_id not in self._lost)
+                progress.close(drained=drained and partition_id not in self._lost_partitions)
         return self.findings

@@ -72,9 +72,9 @@ class Log:
         """Keys with messages in more than one partition."""
         self._previous_in_partition: dict[Slot, Slot] = {}
         self._previous_elsewhere: dict[Slot, Slot] = {}
-        self._ranges: dict[int, range] = {}
-        self._abandoned: set[int] = set()
-        self._lost: set[int] = set()
+        self._partition_ranges: dict[int, range] = {}
+        self._abandoned_partitions: set[int] = set()
+        self._lost_partitions: set[int] = set()
         self._previous_not_lost: dict[Slot, Slot] = {}
         """By slot: the previous slot of its key outside lost partitions, if a lost slot is between
         the two.
@@ -82,20 +82,20 @@ class Log:
 
     def on_ranged(self, partition_id: int, range_start: int, range_end: int) -> None:
         """See `events.Ranged`."""
-        self._ranges[partition_id] = range(range_start, range_end)
+        self._partition_ranges[partition_id] = range(range_start, range_end)
 
     def is_covered(self, key: bytes, partition_id: int) -> bool:
         """Return whether a partition covers this key; also True if its range is unknown."""
-        covered = self._ranges.get(partition_id)
+        covered = self._partition_ranges.get(partition_id)
         return covered is None or logical_partition(key) in covered
 
     def on_abandoned(self, partition_id: int) -> None:
         """See `events.Abandoned`."""
-        self._abandoned.add(partition_id)
+        self._abandoned_partitions.add(partition_id)
 
     def on_lost(self, partition_id: int) -> None:
         """See `events.AcceptedLost`."""
-        self._lost.add(partition_id)
+        self._lost_partitions.add(partition_id)
 
     def on_sent(self, value: Value, key: bytes, producer: str, number: int, strict: bool) -> None:
         """See `events.Sent`."""
@@ -218,13 +218,13 @@ class Log:
         for lane in lanes.values():
             lane.sort()
             for (_, earlier), (_, later) in pairwise(lane):
-                if earlier[0] != later[0] and earlier[0] not in self._abandoned:
+                if earlier[0] != later[0] and earlier[0] not in self._abandoned_partitions:
                     self._previous_elsewhere[later] = earlier
-            not_lost = [slot for _, slot in lane if slot[0] not in self._lost]
+            not_lost = [slot for _, slot in lane if slot[0] not in self._lost_partitions]
             if len(not_lost) == len(lane):
                 continue
             for earlier, later in pairwise(not_lost):
-                if earlier[0] != later[0] and earlier[0] not in self._abandoned:
+                if earlier[0] != later[0] and earlier[0] not in self._abandoned_partitions:
                     self._previous_not_lost[later] = earlier
 
     def predecessors(self, slot: Slot) -> tuple[Slot, ...]:

@@ -66,7 +66,7 @@ from ..arrow.selection import (
 from ..protocol.address import parse_addresses
 from ..protocol.errors import ConfigError, KeylaneError
 from ..protocol.ids import MAX_I64, Subject, check_name
-from ..protocol.reading.instants import instant_ms
+from ..protocol.reading.instants import parse_instant_ms
 from ..protocol.text import parse_number
 from .shared_options import NAMES as SECURITY_NAMES
 from .shared_options import advice, parse_path, parse_secured, parse_token_path
@@ -255,7 +255,7 @@ def _parse_point(given: object, now_ms: int) -> Point:
             f'an offset counts the messages of one partition: {{"<partition id>": {text[:20]}}}'
         )
     try:
-        return StoredAt(instant_ms(text, now_ms=now_ms))
+        return StoredAt(parse_instant_ms(text, now_ms=now_ms))
     except KeylaneError as error:
         raise ValueError(
             f"{error.message}; or earliest, latest, group:NAME, or offsets by partition id as JSON"

@@ -92,8 +92,8 @@ class CapabilityJudge:
         self._newest = NewestNews()
         self._news: AccessNews | None = None
         self._clock_offset_ms = 0
-        self._verified: OrderedDict[str, Capability] = OrderedDict()
-        self._refreshing: asyncio.Task[None] | None = None
+        self._verified_capabilities: OrderedDict[str, Capability] = OrderedDict()
+        self._refresh_task: asyncio.Task[None] | None = None
         self._refreshed_at_ms = -ASK_AGAIN_MS
         self.version = 0
         """Incremented when verified capabilities may have become invalid."""
@@ -123,7 +123,7 @@ class CapabilityJudge:
             news.floor,
             news.cluster,
         ):
-            self._verified.clear()
+            self._verified_capabilities.clear()
             self.version += 1
         self._news = news
         if self.subject_bytes != news.subject_bytes:
@@ -159,12 +159,12 @@ class CapabilityJudge:
         Raises:
             UnauthenticatedError, CapabilityEndedError
         """
-        capability = self._verified.get(text)
+        capability = self._verified_capabilities.get(text)
         if capability is None:
             capability = await self._verify(text)
-            self._verified[text] = capability
-            if len(self._verified) > CACHED_MAX:
-                self._verified.popitem(last=False)
+            self._verified_capabilities[text] = capability
+            if len(self._verified_capabilities) > CACHED_MAX:
+                self._verified_capabilities.popitem(last=False)
         self.check(capability)
         return capability
 
@@ -188,11 +188,11 @@ class CapabilityJudge:
         """Request news from a metaserver, at most every ASK_AGAIN_MS; concurrent callers share a
         request. If it fails, the current news stay in force.
         """
-        if self._refreshing is None:
+        if self._refresh_task is None:
             if self._boot_ms() - self._refreshed_at_ms < ASK_AGAIN_MS:
                 return
-            self._refreshing = asyncio.create_task(self._request_news())
-        await shield(self._refreshing)
+            self._refresh_task = asyncio.create_task(self._request_news())
+        await shield(self._refresh_task)
 
     async def _request_news(self) -> None:
         try:
@@ -201,7 +201,7 @@ class CapabilityJudge:
             pass  # the current news stay in force
         finally:
             self._refreshed_at_ms = self._boot_ms()
-            self._refreshing = None
+            self._refresh_task = None
 
     # ── HTTP requests, connections
     # ────────────────────────────────────────────────────────────────────

@@ -20,14 +20,14 @@ class LongPolls:
     """Keeps the waiting pulls and reads by partition, and wakes them."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, dict[Hashable, Callable[[], object]]] = {}
+        self._callbacks: dict[int, dict[Hashable, Callable[[], object]]] = {}
         """Partition id → waiting call, in the order of arrival → its wake-up callback."""
         self._closed = False
 
     @property
     def count(self) -> int:
         """The number of waiting pulls and reads."""
-        return sum(map(len, self._waiting.values()))
+        return sum(map(len, self._callbacks.values()))
 
     def add_listener(
         self, partition_id: int, key: Hashable, callback: Callable[[], object]
@@ -35,16 +35,16 @@ class LongPolls:
         """Call `callback` once, when the partition is woken, unless `remove_listener` is called
         with `key` before. The callback must not raise.
         """
-        callbacks = self._waiting.get(partition_id)
+        callbacks = self._callbacks.get(partition_id)
         if callbacks is None:
-            callbacks = self._waiting[partition_id] = {}
+            callbacks = self._callbacks[partition_id] = {}
         callbacks[key] = callback
 
     def remove_listener(self, partition_id: int, key: Hashable) -> None:
         """Remove a callback that was passed to `add_listener`, if it has not been called."""
-        callbacks = self._waiting.get(partition_id, {})
+        callbacks = self._callbacks.get(partition_id, {})
         if callbacks.pop(key, None) is not None and not callbacks:
-            del self._waiting[partition_id]
+            del self._callbacks[partition_id]
 
     async def wait(self, partition_id: int, wait_ms: int) -> None:
         """Wait until the partition is woken, for at most `wait_ms` milliseconds."""
@@ -91,7 +91,7 @@ class LongPolls:
 
     def wake(self, partition_id: int) -> None:
         """End all waits on a partition."""
-        callbacks = self._waiting.pop(partition_id, None)
+        callbacks = self._callbacks.pop(partition_id, None)
         if callbacks is not None:
             for callback in callbacks.values():
                 callback()
@@ -99,7 +99,7 @@ class LongPolls:
     def wake_all(self) -> None:
         """End all waits. Later ones return immediately."""
         self._closed = True
-        for partition_id in list(self._waiting):
+        for partition_id in list(self._callbacks):
             self.wake(partition_id)
 
 

@@ -192,30 +192,30 @@ class Producers(dict[int, ProducerState]):
     separately, because they are evicted first.
     """
 
-    __slots__ = ("_keyed",)
+    __slots__ = ("_keyed_ids",)
 
     def __init__(self, states: Mapping[int, ProducerState] | None = None) -> None:
         super().__init__(states or {})
-        self._keyed = {producer_id: None for producer_id in self if producer_id >= KEYED_IDS}
+        self._keyed_ids = {producer_id: None for producer_id in self if producer_id >= KEYED_IDS}
         """The ids of idempotency keys, in the same order."""
 
     def __setitem__(self, producer_id: int, state: ProducerState) -> None:
         super().__setitem__(producer_id, state)
         if producer_id >= KEYED_IDS:
-            self._keyed[producer_id] = None
+            self._keyed_ids[producer_id] = None
 
     def remove_state(self, producer_id: int) -> ProducerState | None:
         """Remove a producer if it is present, and return its state or None."""
         if producer_id >= KEYED_IDS:
-            self._keyed.pop(producer_id, None)
+            self._keyed_ids.pop(producer_id, None)
         return self.pop(producer_id, None)
 
     def remove_oldest(self) -> tuple[int, ProducerState]:
         """Remove the oldest idempotency key or, if there are none, the oldest producer, and return
         its id and state.
         """
-        oldest = next(iter(self._keyed or self))
-        self._keyed.pop(oldest, None)
+        oldest = next(iter(self._keyed_ids or self))
+        self._keyed_ids.pop(oldest, None)
         return oldest, self.pop(oldest)
 
 

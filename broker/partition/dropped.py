@@ -35,7 +35,7 @@ class DroppedPartitions:
 
     def __init__(self) -> None:
         self._ids = IntervalSet()
-        self._pending: dict[int, DroppedBody] = {}
+        self._pending_bodies: dict[int, DroppedBody] = {}
         """Partition id → its record, for dropped partitions whose record is not durable yet."""
         self._ranges_after_merge = 0
         """The number of ranges after the last merge, which may be high because hosted partitions
@@ -48,10 +48,10 @@ class DroppedPartitions:
 
     def __contains__(self, partition_id: object) -> bool:
         assert isinstance(partition_id, int)
-        return partition_id in self._pending or partition_id in self._ids
+        return partition_id in self._pending_bodies or partition_id in self._ids
 
     def __bool__(self) -> bool:
-        return bool(self._pending or len(self._ids))
+        return bool(self._pending_bodies or len(self._ids))
 
     def copy_durable(self) -> DroppedPartitions:
         """Return a copy with only the durably dropped ids. Data of these partitions may be
@@ -68,11 +68,11 @@ class DroppedPartitions:
 
     def add_pending(self, partition_id: int, body: DroppedBody) -> None:
         """Add a partition whose record is about to be written."""
-        self._pending[partition_id] = body
+        self._pending_bodies[partition_id] = body
 
     def remove_pending(self, partition_id: int) -> None:
         """Undo `add_pending`, because the record could not be written."""
-        self._pending.pop(partition_id, None)
+        self._pending_bodies.pop(partition_id, None)
 
     def add(self, body: DroppedBody) -> None:
         """Apply a durable record."""
@@ -80,7 +80,7 @@ class DroppedPartitions:
         for start, end in body.ranges:
             self._ids.add(start, end)
             if end == start + 1:
-                self._pending.pop(start, None)
+                self._pending_bodies.pop(start, None)
         for name, last_id in body.subjects.items():
             self.subjects[name] = max(last_id, self.subjects.pop(name, 0))
         while len(self.subjects) > SUBJECTS_MAX:
@@ -111,7 +111,7 @@ class DroppedPartitions:
             kept_ids: at least the partitions that were added since then, in any order.
         """
         range_merge.keep_apart(kept_ids)
-        range_merge.keep_apart(self._pending)
+        range_merge.keep_apart(self._pending_bodies)
         merged_ids = IntervalSet()
         for start, end in merge(
             self._ids, range_merge.mergeable_gaps()
@@ -123,7 +123,7 @@ class DroppedPartitions:
     def record_bodies(self) -> Iterator[DroppedBody]:
         """Yield records of all ids and subjects, including those that are about to be written."""
         ids, subjects = IntervalSet(self._ids), dict(self.subjects)
-        for body in self._pending.values():
+        for body in self._pending_bodies.values():
             for start, end in body.ranges:
                 ids.add(start, end)
             subjects |= body.subjects

@@ -65,7 +65,7 @@ class FailureRuns:
         "_failure_times",
         "_end",
         "_faults",
-        "_head",
+        "_head_index",
         "_next_try_times",
         "_parked_times",
         "_starts",
@@ -77,14 +77,14 @@ class FailureRuns:
         self._failure_times = array("q")
         self._faults = array("q")
         self._next_try_times = array("q")
-        self._head = 0
+        self._head_index = 0
         """The index of the first row; the ones before it are removed."""
         self._end = 0
         """The offset after the last run."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        return len(self._starts) - self._head
+        return len(self._starts) - self._head_index
 
     @property
     def end(self) -> int:
@@ -103,7 +103,7 @@ class FailureRuns:
 
     def _mark_in_row(self, row: int) -> Mark:
         """Return the facts in a row, or UNKNOWN if it is before the first one."""
-        if row < self._head:
+        if row < self._head_index:
             return UNKNOWN
         return Mark(
             self._parked_times[row],
@@ -116,13 +116,13 @@ class FailureRuns:
         """Return the facts about one message."""
         if offset >= self._end:
             return UNKNOWN
-        return self._mark_in_row(bisect_right(self._starts, offset, self._head) - 1)
+        return self._mark_in_row(bisect_right(self._starts, offset, self._head_index) - 1)
 
     def marks_in(self, start: int, end: int) -> list[MarkedRange]:
         """Return the facts about `[start, end)`, as contiguous ranges."""
         low, limit = start, min(end, self._end)
         marked_ranges: list[MarkedRange] = []
-        row = bisect_right(self._starts, start, self._head) - 1
+        row = bisect_right(self._starts, start, self._head_index) - 1
         while low < limit:
             next_row = row + 1
             high = self._starts[next_row] if next_row < len(self._starts) else limit
@@ -134,7 +134,7 @@ class FailureRuns:
 
     def rows(self, first: int, count: int) -> Iterator[MarkedRange]:
         """Yield up to `count` rows, beginning with the `first`th, as contiguous ranges."""
-        begin = self._head + first
+        begin = self._head_index + first
         for row in range(begin, min(begin + count, len(self._starts))):
             is_last = row + 1 == len(self._starts)
             end = self._end if is_last else self._starts[row + 1]
@@ -148,7 +148,7 @@ class FailureRuns:
             parked: the parked messages. If a row only covers a gap between them after the change,
                 its next try is removed.
         """
-        first_row = bisect_left(self._starts, start, self._head)
+        first_row = bisect_left(self._starts, start, self._head_index)
         end_row = bisect_left(self._starts, end, first_row)
         new_rows: list[tuple[int, Mark]] = []
         if mark != self._mark_in_row(first_row - 1):
@@ -168,42 +168,47 @@ class FailureRuns:
                 self.set_mark(end, self._end if next_parked is None else next_parked, UNKNOWN)
 
     def _splice(self, first_row: int, end_row: int, new_rows: list[tuple[int, Mark]]) -> None:
-        if first_row == self._head and len(new_rows) <= end_row - first_row:
+        if first_row == self._head_index and len(new_rows) <= end_row - first_row:
             # At the front, overwrite the last of the replaced rows.
-            self._head = first_row = end_row - len(new_rows)
+            self._head_index = first_row = end_row - len(new_rows)
         rows = [(start, *mark) for start, mark in new_rows]
         for index, column in enumerate(self._columns):
             column[first_row:end_row] = array("q", [row[index] for row in rows])
-        if self._head >= COMPACT_MIN_ROWS and 2 * self._head > len(self._starts):
+        if self._head_index >= COMPACT_MIN_ROWS and 2 * self._head_index > len(self._starts):
             for column in self._columns:
-                del column[: self._head]
-            self._head = 0
+                del column[: self._head_index]
+            self._head_index = 0
 
     def clear_marks(self, start: int, end: int, parked: OffsetRuns) -> None:
         """Forget the facts about `[start, end)`, which has no `parked` message any more, and about
         the gap around it.
         """
         low, high = parked.gap_around(start, end)
-        low = min(start, self._starts[self._head]) if low is None and self else low or start
+        low = min(start, self._starts[self._head_index]) if low is None and self else low or start
         high = self._end if high is None else high
         if low < high:
             self.set_mark(low, high, UNKNOWN)
 
     def clear_next_tries(self) -> NextTries:
         """Forget the times of the next tries, and return them."""
-        starts, next_times = self._starts[self._head :], self._next_try_times[self._head :]
+        starts, next_times = (
+            self._starts[self._head_index :],
+            self._next_try_times[self._head_index :],
+        )
         self._next_try_times = array("q", bytes(8 * len(self._starts)))
         return NextTries(starts, next_times, self._end)
 
     @property
     def next_ms(self) -> int | None:
         """The earliest known time of a next try, in milliseconds since 1970, or None."""
-        return min((at_ms for at_ms in self._next_try_times[self._head :] if at_ms), default=None)
+        return min(
+            (at_ms for at_ms in self._next_try_times[self._head_index :] if at_ms), default=None
+        )
 
     @property
     def faults(self) -> set[int]:
         """The numbers of the faults in the rows."""
-        return set(self._faults[self._head :])
+        return set(self._faults[self._head_index :])
 
     def renumber_faults(self, new_numbers: dict[int, int]) -> None:
         """Replace the numbers of some faults."""
@@ -228,18 +233,18 @@ class FailureRuns:
                 mark = _merge_marks(mark, rows[index][2])
                 index += 1
             merged_rows.append((start, mark))
-        self._splice(self._head, self._head + half, merged_rows)
+        self._splice(self._head_index, self._head_index + half, merged_rows)
         if len(self) > row_count - row_count // 8:
             quarter = len(self) // 4
-            start = self._starts[self._head]
-            self._splice(self._head, self._head + quarter, [(start, UNKNOWN)])
+            start = self._starts[self._head_index]
+            self._splice(self._head_index, self._head_index + quarter, [(start, UNKNOWN)])
 
     def pack(self) -> tuple[bytes, bytes, bytes, bytes, bytes]:
         """Return the columns as bytes, 8 per row: the first offset, the time of parking, that of
         the last failure, the fault, and the time of the next try.
         """
         starts, parked_times, failure_times, faults, next_tries = (
-            column[self._head :].tobytes() for column in self._columns
+            column[self._head_index :].tobytes() for column in self._columns
         )
         return starts, parked_times, failure_times, faults, next_tries
 

@@ -59,7 +59,7 @@ class InFlight:
 
     __slots__ = (
         "_next_deadline_ms",
-        "_unreleased",
+        "_unreleased_ranges",
         "_sessions",
         "_ranges",
         "_late_ranges",
@@ -85,7 +85,7 @@ class InFlight:
         self._late_ranges: dict[str, list[Range]] = {}
         """Session → its messages that reached a deadline, until it makes another call or expires.
         """
-        self._unreleased: list[Range] = []
+        self._unreleased_ranges: list[Range] = []
         """The messages that expired sessions had in flight, until `pop_unreleased` is called."""
         self._redriving_session = ""
         """The session that redrives the parked messages."""
@@ -233,7 +233,7 @@ class InFlight:
         expired_sessions = self._remove_expired_sessions(now_ms)
         for entry in self._ranges:
             if entry.session in expired_sessions:
-                self._unreleased.append((entry.start, entry.end))
+                self._unreleased_ranges.append((entry.start, entry.end))
             elif entry.until_ms <= now_ms:
                 self._late_ranges.setdefault(entry.session, []).append((entry.start, entry.end))
         freed_ranges = [
@@ -270,12 +270,12 @@ class InFlight:
         }
         for session in expired_sessions:
             del self._sessions[session]
-            self._unreleased += self._late_ranges.pop(session, ())
+            self._unreleased_ranges += self._late_ranges.pop(session, ())
         return expired_sessions
 
     def pop_unreleased(self) -> list[Range]:
         """Return, once, the messages that sessions had in flight when they expired."""
-        unreleased, self._unreleased = self._unreleased, []
+        unreleased, self._unreleased_ranges = self._unreleased_ranges, []
         return unreleased
 
     def add_session(self, session: str, *, ttl_ms: int, now_ms: int) -> None:

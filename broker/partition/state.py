@@ -36,7 +36,7 @@ class BrokerState:
 
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.partitions = PartitionTable(now_ms)
-        self._warm = self.partitions.warm
+        self._warm_partitions = self.partitions.warm
         self.hosting: set[int] = set()
         """The partitions whose facts are not durable yet. They are not listed."""
         self.orphans: dict[int, int] = {}
@@ -55,7 +55,7 @@ class BrokerState:
 
     def partition(self, partition_id: int) -> HostedPartition:
         """Return the partition with this id, or raise PartitionUnknownError or CorruptLogError."""
-        partition = self._warm.get(partition_id) or self.partitions.get(partition_id)
+        partition = self._warm_partitions.get(partition_id) or self.partitions.get(partition_id)
         if partition is None:
             self.check_no_orphan(partition_id)
             raise PartitionUnknownError(partition_id=partition_id)

@@ -293,7 +293,7 @@ class RetentionLoop:
 
     async def _remove(self, segments: list[SealedSegment], wanted: int, disk: DiskUse) -> int:
         """Remove the segments below `wanted` that nobody needs, and return their number."""
-        self._first_offsets.changed.clear()
+        self._first_offsets.changed_ids.clear()
         self._unregistered_ids = []
         self._hidden_subjects = {}
         self._held_ids = []
@@ -355,7 +355,7 @@ class RetentionLoop:
             if not await self._run_read(release_reserve, self._files):
                 raise
             await self._first_offsets.flush()
-        removed_unread, self._first_offsets.removed = self._first_offsets.removed, {}
+        removed_unread, self._first_offsets.removed_unread = self._first_offsets.removed_unread, {}
         for (subject, group), (messages, partitions) in sorted(removed_unread.items()):
             log.warning(
                 "retention removes %s of %s that group %s has not read, in %s",
@@ -371,8 +371,8 @@ class RetentionLoop:
         """
         first_offsets = self._first_offsets
         pending_offsets = await self._first_offsets_at(position)
-        while changed_ids := first_offsets.changed:
-            first_offsets.changed = set()
+        while changed_ids := first_offsets.changed_ids:
+            first_offsets.changed_ids = set()
             floor = await self._find_floor(position, list(changed_ids))
             allowed = (
                 self._allowed_position(segments, position, floor) if floor is not None else position
@@ -380,7 +380,7 @@ class RetentionLoop:
             if allowed < position:
                 position = allowed
                 pending_offsets = await self._first_offsets_at(position)
-        first_offsets.pending = pending_offsets
+        first_offsets.pending_offsets = pending_offsets
         return position
 
     async def _first_offsets_at(self, position: int) -> dict[int, int]:
@@ -547,7 +547,7 @@ class RetentionLoop:
 
     # ── removing ──────────────────────────────────────────────────────────────────────────────────
     async def _raise_first_offsets(self) -> None:
-        partition_ids = list(self._first_offsets.pending)
+        partition_ids = list(self._first_offsets.pending_offsets)
         for start in range(0, len(partition_ids), SLICE):
             for partition_id in partition_ids[start : start + SLICE]:
                 self._first_offsets.raise_pending(partition_id)

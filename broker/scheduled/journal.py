@@ -298,7 +298,7 @@ class JournalWriter:
         """
         self._journal = journal
         self._run_blocking = run_blocking
-        self._written = on_written
+        self._on_written = on_written
         self._queue: deque[_PendingWrite] = deque()
         self._failure = ""
         """Why writes are refused; "" if they are accepted."""
@@ -363,7 +363,7 @@ class JournalWriter:
             for write in batch:
                 write.on_durable(place)
                 write.done.set_result(None)
-            self._written()
+            self._on_written()
         self._task = None
 
     def _fail(self, batch: Sequence[_PendingWrite], error: KeylaneError) -> None:

@@ -149,17 +149,17 @@ class ScheduleIndex:
         """Subject → its due messages, by delivery time."""
         self._busy: set[str] = set()
         """The subjects with a delivery in progress; the next one must wait."""
-        self._settling: dict[bytes | str, set[int]] = {}
+        self._settling_segments: dict[bytes | str, set[int]] = {}
         """Canceled message or stored delivery whose record is not durable yet → the segments with
         its earlier records.
         """
-        self._settled: OrderedDict[bytes, _Settled] = OrderedDict()
+        self._settled_messages: OrderedDict[bytes, _Settled] = OrderedDict()
         """Message id → outcome, in the order of the records in the journal."""
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────
     def knows(self, scheduled_id: bytes) -> bool:
         """Return True if a message waits, is being delivered, or was settled recently."""
-        return scheduled_id in self.entries or scheduled_id in self._settled
+        return scheduled_id in self.entries or scheduled_id in self._settled_messages
 
     def add(self, record: ScheduledMessageRecord, place: Place) -> None:
         """Add a message, or update the place of its record."""
@@ -172,7 +172,7 @@ class ScheduleIndex:
         )
         if isinstance(record, ScheduledForSubject):
             entry.subject_id = record.subject_id
-        self._settled.pop(record.scheduled_id, None)
+        self._settled_messages.pop(record.scheduled_id, None)
         self.entries[entry.scheduled_id] = entry
         self._change_amount(entry.subject, 1, entry.size)
         self._schedule_entry(entry)
@@ -226,9 +226,9 @@ class ScheduleIndex:
             if entry.in_delivery:
                 raise BusyError(Reason.SCHEDULED_TAKEN, scheduled_id=scheduled_id.hex())
             entry.in_delivery = True
-            self._settling[scheduled_id] = {entry.place.segment}
+            self._settling_segments[scheduled_id] = {entry.place.segment}
             return None
-        settled = self._settled.get(scheduled_id)
+        settled = self._settled_messages.get(scheduled_id)
         if settled is None:
             raise NotFoundError(Reason.SCHEDULED_UNKNOWN, scheduled_id=scheduled_id.hex())
         return settled.outcome
@@ -240,17 +240,17 @@ class ScheduleIndex:
 
     def on_canceled(self, scheduled_id: bytes, segment: int) -> None:
         """Settle a message whose cancel became durable in this segment."""
-        self._settling.pop(scheduled_id, None)
+        self._settling_segments.pop(scheduled_id, None)
         self._settle(scheduled_id, CancelOutcome.CANCELED, segment)
 
     def _settle(self, scheduled_id: bytes, outcome: CancelOutcome, segment: int) -> None:
         entry = self.entries.pop(scheduled_id, None)
         if entry is not None:
             self._change_amount(entry.subject, -1, -entry.size)
-        self._settled[scheduled_id] = _Settled(outcome, segment)
-        self._settled.move_to_end(scheduled_id)
-        if len(self._settled) > SETTLED_MAX:
-            self._settled.popitem(last=False)
+        self._settled_messages[scheduled_id] = _Settled(outcome, segment)
+        self._settled_messages.move_to_end(scheduled_id)
+        if len(self._settled_messages) > SETTLED_MAX:
+            self._settled_messages.popitem(last=False)
 
     # ── deliveries ────────────────────────────────────────────────────────────────────────────────
     def take_due(self, now_ms: int, boot_ms: int = 0) -> list[list[ScheduledEntry]]:
@@ -329,21 +329,21 @@ class ScheduleIndex:
             self._remove_delivery(name)
             present_ids = [each for each in delivery.scheduled_ids if each in self.entries]
             segments = {self.entries[each].place.segment for each in present_ids}
-            self._settling[name] = segments | {delivery.segment}
+            self._settling_segments[name] = segments | {delivery.segment}
             for scheduled_id in delivery.scheduled_ids:
                 self._settle(scheduled_id, CancelOutcome.DELIVERED, NOT_DURABLE)
 
     def on_delivered(self, record: Delivered, segment: int) -> None:
         """Record that the outcome of a delivery is durable in this segment."""
-        self._settling.pop(record.delivery, None)
+        self._settling_segments.pop(record.delivery, None)
         self._update_settled(record.scheduled_ids, segment)
 
     def _update_settled(self, scheduled_ids: Iterable[bytes], segment: int) -> None:
         """Update the segment with the outcome of settled messages, except forgotten ones."""
         for scheduled_id in scheduled_ids:
-            if (settled := self._settled.get(scheduled_id)) is not None:
-                self._settled[scheduled_id] = settled._replace(segment=segment)
-                self._settled.move_to_end(scheduled_id)
+            if (settled := self._settled_messages.get(scheduled_id)) is not None:
+                self._settled_messages[scheduled_id] = settled._replace(segment=segment)
+                self._settled_messages.move_to_end(scheduled_id)
 
     def requeue(self, scheduled_ids: Iterable[bytes], retry_at_ms: int | None = None) -> None:
         """
@@ -355,7 +355,7 @@ class ScheduleIndex:
         for scheduled_id in scheduled_ids:
             if (name := self._delivery_of.get(scheduled_id)) is not None:
                 self._remove_delivery(name)
-            self._settling.pop(scheduled_id, None)
+            self._settling_segments.pop(scheduled_id, None)
             entry = self.entries.get(scheduled_id)
             if entry is not None:
                 entry.retry_at_ms = entry.retry_at_ms if retry_at_ms is None else retry_at_ms
@@ -370,12 +370,12 @@ class ScheduleIndex:
                 self._remove_delivery(name)
             entry = self.entries.get(scheduled_id)
             if entry is not None:
-                self._settling[scheduled_id] = {entry.place.segment}
+                self._settling_segments[scheduled_id] = {entry.place.segment}
 
     def on_dropped(self, scheduled_ids: Iterable[bytes], segment: int) -> None:
         """Settle messages whose drop became durable in this segment."""
         for scheduled_id in scheduled_ids:
-            self._settling.pop(scheduled_id, None)
+            self._settling_segments.pop(scheduled_id, None)
             self._settle(scheduled_id, CancelOutcome.DROPPED, segment)
 
     def _remove_delivery(self, name: str) -> None:
@@ -459,7 +459,7 @@ class ScheduleIndex:
     @property
     def journal_bytes(self) -> int:
         """The approximate size of the needed records in the journal, in bytes."""
-        return self.bytes + SETTLED_BYTES * len(self._settled)
+        return self.bytes + SETTLED_BYTES * len(self._settled_messages)
 
     def select_needed(self, records: Iterable[Record], segment: int) -> list[Record]:
         """Return the records of a segment that must be rewritten before the segment is removed."""
@@ -480,7 +480,7 @@ class ScheduleIndex:
     def _is_needed(self, record: ScheduledMessageRecord | Taken | Canceled, segment: int) -> bool:
         if isinstance(record, ScheduledMessageRecord):
             entry = self.entries.get(record.scheduled_id)
-            is_canceling = record.scheduled_id in self._settling
+            is_canceling = record.scheduled_id in self._settling_segments
             return entry is not None and entry.place.segment == segment and not is_canceling
         if isinstance(record, Taken):
             delivery = self.deliveries.get(record.delivery)
@@ -494,12 +494,13 @@ class ScheduleIndex:
         return tuple(
             each
             for each in scheduled_ids
-            if (settled := self._settled.get(each)) is not None and settled.segment == segment
+            if (settled := self._settled_messages.get(each)) is not None
+            and settled.segment == segment
         )
 
     def is_settling(self, segment: int) -> bool:
         """Return True if this segment has records of messages whose outcome is not durable yet."""
-        return any(segment in segments for segments in self._settling.values())
+        return any(segment in segments for segments in self._settling_segments.values())
 
     @property
     def next_due_ms(self) -> int | None:

@@ -113,11 +113,11 @@ class Scheduler:
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._writer = JournalWriter(journal, run_blocking, on_written=self._start_compaction)
-        self._writing: dict[bytes, _PendingMessage] = {}
+        self._pending_messages: dict[bytes, _PendingMessage] = {}
         """Message id → a message that is being written."""
-        self._writing_shares: dict[str, ScheduledAmount] = {}
+        self._pending_amounts: dict[str, ScheduledAmount] = {}
         """Subject → the amount of its messages that are being written."""
-        self._canceling: dict[bytes, asyncio.Future[None]] = {}
+        self._cancel_futures: dict[bytes, asyncio.Future[None]] = {}
         """Message id → a cancel or drop that is being written."""
         self._wake = asyncio.Event()
         self._delivery_done = asyncio.Event()
@@ -129,7 +129,7 @@ class Scheduler:
         self._compaction: asyncio.Task[None] | None = None
         self.limits: Callable[[], Mapping[str, int]] = dict
         """Returns subject or pattern → the limit in bytes for all matching subjects."""
-        self.delivered = self.dropped = 0
+        self.delivered_count = self.dropped_count = 0
         """The numbers of messages that were delivered or dropped since the start."""
 
     @classmethod
@@ -176,8 +176,8 @@ class Scheduler:
             "count": len(self._schedule_index.entries),
             "bytes": self._schedule_index.bytes,
             "next_ms": self._schedule_index.next_due_ms,
-            "delivered": self.delivered,
-            "dropped": self.dropped,
+            "delivered": self.delivered_count,
+            "dropped": self.dropped_count,
             "problem": self.problem,
             "calendar": self.calendar.problem,
             "late": dict(list(self._problems.items())[:10]),
@@ -200,13 +200,16 @@ class Scheduler:
         """Return the subject of a message that waits or is being written, or None if there is no
         such message.
         """
-        message = self._schedule_index.entries.get(scheduled_id) or self._writing.get(scheduled_id)
+        message = self._schedule_index.entries.get(scheduled_id) or self._pending_messages.get(
+            scheduled_id
+        )
         return None if message is None else message.subject
 
     def knows_all(self, scheduled_ids: Iterable[bytes]) -> bool:
         """Return True if all these messages are already stored, settled, or being written."""
         return all(
-            each in self._writing or self._schedule_index.knows(each) for each in scheduled_ids
+            each in self._pending_messages or self._schedule_index.knows(each)
+            for each in scheduled_ids
         )
 
     async def schedule(self, messages: Sequence[ScheduledMessageRecord]) -> list[bool]:
@@ -221,13 +224,13 @@ class Scheduler:
             OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing is stored.
             StorageError: the fate says whether they are stored.
         """
-        writes = [self._writing.get(message.scheduled_id) for message in messages]
-        known_ids = [
+        writes = [self._pending_messages.get(message.scheduled_id) for message in messages]
+        are_known = [
             write is not None or self._schedule_index.knows(message.scheduled_id)
             for message, write in zip(messages, writes, strict=True)
         ]
         new_messages = [
-            message for message, is_known in zip(messages, known_ids, strict=True) if not is_known
+            message for message, is_known in zip(messages, are_known, strict=True) if not is_known
         ]
         if new_messages:
             self._writer.check()
@@ -236,7 +239,7 @@ class Scheduler:
         for write in writes:
             if write is not None:
                 await shield(write.done)
-        return known_ids
+        return are_known
 
     def _check_limits(self, messages: Sequence[ScheduledMessageRecord]) -> None:
         """
@@ -248,10 +251,10 @@ class Scheduler:
         subject = messages[0].subject
         size = sum(message.size for message in messages)
         total = ScheduledAmount(len(self._schedule_index.entries), self._schedule_index.bytes)
-        for amounts_being_written in self._writing_shares.values():
+        for amounts_being_written in self._pending_amounts.values():
             total = total.add(*amounts_being_written)
         of_subject = self._schedule_index.subject_amount(subject).add(
-            *self._writing_shares.get(subject, ScheduledAmount())
+            *self._pending_amounts.get(subject, ScheduledAmount())
         )
         requested_amount = ScheduledAmount(len(messages), size)
         limits = ScheduledAmount(self._count_max, self._bytes_max)
@@ -262,14 +265,14 @@ class Scheduler:
             subject,
             size,
             self._schedule_index.names.bytes_of,
-            self._writing_shares,
+            self._pending_amounts,
             self.limits(),
             broker_group=self._broker_group,
         )
 
     async def _add_writing(self, messages: Sequence[ScheduledMessageRecord]) -> None:
         size = sum(message.size for message in messages)
-        subject, shares = messages[0].subject, self._writing_shares
+        subject, shares = messages[0].subject, self._pending_amounts
 
         def add_to_share(count: int, size: int) -> None:
             share = shares[subject] = shares.get(subject, ScheduledAmount()).add(count, size)
@@ -279,7 +282,7 @@ class Scheduler:
         def remove_pending() -> None:
             add_to_share(-len(messages), -size)
             for message in messages:
-                del self._writing[message.scheduled_id]
+                del self._pending_messages[message.scheduled_id]
 
         def on_durable(place: Place) -> None:
             remove_pending()
@@ -290,7 +293,7 @@ class Scheduler:
         done = self._writer.submit(messages, on_durable=on_durable, undo=remove_pending)
         add_to_share(len(messages), size)
         for message in messages:
-            self._writing[message.scheduled_id] = _PendingMessage(subject, done)
+            self._pending_messages[message.scheduled_id] = _PendingMessage(subject, done)
         await shield(done)
 
     async def cancel(self, scheduled_id: bytes) -> CancelOutcome:
@@ -304,28 +307,28 @@ class Scheduler:
             StorageError: the fate says whether it is canceled.
         """
         self._writer.check()
-        if (write := self._writing.get(scheduled_id)) is not None:
+        if (write := self._pending_messages.get(scheduled_id)) is not None:
             await shield(write.done)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DELIVERY_S):
                 while self._schedule_index.is_in_delivery(scheduled_id):
-                    cancel_future = self._canceling.get(scheduled_id)
+                    cancel_future = self._cancel_futures.get(scheduled_id)
                     await (shield(cancel_future) if cancel_future else self._delivery_done.wait())
         outcome = self._schedule_index.cancel(scheduled_id)
         if outcome is not None:
             return outcome
 
         def on_durable(place: Place) -> None:
-            del self._canceling[scheduled_id]
+            del self._cancel_futures[scheduled_id]
             self._schedule_index.on_canceled(scheduled_id, place.segment)
 
         def undo() -> None:
-            del self._canceling[scheduled_id]
+            del self._cancel_futures[scheduled_id]
             self._schedule_index.requeue([scheduled_id])
             self._wake.set()
 
         done = self._writer.submit([Canceled(scheduled_id)], on_durable=on_durable, undo=undo)
-        self._canceling[scheduled_id] = done
+        self._cancel_futures[scheduled_id] = done
         await shield(done)
         return CancelOutcome.CANCELED
 
@@ -531,7 +534,7 @@ class Scheduler:
                 self._release_subject(delivery.subject)
                 await asyncio.sleep(pauses.next_ms() / 1000)
         self._schedule_index.end_delivery(delivery.name)
-        self.delivered += len(messages)
+        self.delivered_count += len(messages)
         self._pauses.pop(delivery.subject, None)
         self._problems.pop(delivery.subject, None)
         self._release_subject(delivery.subject)
@@ -558,7 +561,7 @@ class Scheduler:
 
         def remove_pending() -> None:
             for scheduled_id in ids:
-                del self._canceling[scheduled_id]
+                del self._cancel_futures[scheduled_id]
 
         def on_durable(place: Place) -> None:
             remove_pending()
@@ -570,13 +573,13 @@ class Scheduler:
 
         self._schedule_index.begin_drop(ids)
         done = self._writer.submit([DroppedMessages(ids)], on_durable=on_durable, undo=undo)
-        self._canceling |= dict.fromkeys(ids, done)
+        self._cancel_futures |= dict.fromkeys(ids, done)
         try:
             await shield(done)
         except KeylaneError as error:
             self._log_problem(subject, error)
         else:
-            self.dropped += len(ids)
+            self.dropped_count += len(ids)
             self._problems.pop(subject, None)
             log.error(
                 "%s of %s dropped, never to be delivered: %s: %s",

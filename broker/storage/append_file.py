@@ -42,7 +42,7 @@ class RealAppendFile:
         self._path = path
         self._descriptor = descriptor
         self.size = os.fstat(descriptor).st_size
-        self._allocated = self.size
+        self._allocated_bytes = self.size
         """The file size on the disk, including reserved bytes."""
 
     def append(self, buffers: Sequence[Buffer]) -> None:
@@ -62,7 +62,7 @@ class RealAppendFile:
     @property
     def reserved(self) -> int:
         """See `AppendFile.reserved`."""
-        return max(self._allocated - self.size, 0)
+        return max(self._allocated_bytes - self.size, 0)
 
     def reserve(self, length: int) -> None:
         """See `AppendFile.reserve`."""
@@ -71,7 +71,9 @@ class RealAppendFile:
         except OSError as error:
             raise disk_error("allocate", self._path, error) from error
         finally:
-            self._allocated = os.fstat(self._descriptor).st_size  # a full disk may reserve some
+            self._allocated_bytes = os.fstat(
+                self._descriptor
+            ).st_size  # a full disk may reserve some
 
     def fdatasync(self) -> None:
         """See `AppendFile.fdatasync`."""
@@ -100,7 +102,7 @@ class RealAppendFile:
         """See `AppendFile.truncate`."""
         try:
             os.ftruncate(self._descriptor, size)
-            self.size = self._allocated = size
+            self.size = self._allocated_bytes = size
             os.fsync(self._descriptor)
         except OSError as error:
             raise FlushFailedError(

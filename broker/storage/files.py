@@ -284,7 +284,7 @@ class RealFiles:
         self._make_append_file: Callable[[str, int], RealAppendFile] = RealAppendFile
         self._lock_descriptor = -1
         self._cache_lock = threading.Lock()
-        self._cached: OrderedDict[str, list[int]] = OrderedDict()
+        self._cached_descriptors: OrderedDict[str, list[int]] = OrderedDict()
         """Path → [descriptor, number of threads that are reading], least recently used first."""
 
     def name(self) -> str:
@@ -407,29 +407,29 @@ class RealFiles:
     def _descriptor(self, path: str) -> Iterator[int]:
         """Provide a cached descriptor for reading; it is not closed while it is in use."""
         with self._cache_lock:
-            cached = self._cached.get(path)
+            cached = self._cached_descriptors.get(path)
             if cached is None:
                 cached = [os.open(self._path(path), os.O_RDONLY), 0]
-                self._cached[path] = cached
+                self._cached_descriptors[path] = cached
                 self._evict()
             else:
-                self._cached.move_to_end(path)
+                self._cached_descriptors.move_to_end(path)
             cached[1] += 1
         try:
             yield cached[0]
         finally:
             with self._cache_lock:
                 cached[1] -= 1
-                if not cached[1] and self._cached.get(path) is not cached:
+                if not cached[1] and self._cached_descriptors.get(path) is not cached:
                     os.close(cached[0])
 
     def _evict(self) -> None:
-        excess = len(self._cached) - READ_FILES_MAX
-        for path in list(self._cached)[: max(excess, 0)]:
+        excess = len(self._cached_descriptors) - READ_FILES_MAX
+        for path in list(self._cached_descriptors)[: max(excess, 0)]:
             self._drop_cached(path)
 
     def _drop_cached(self, path: str) -> None:
-        cached = self._cached.pop(path, None)
+        cached = self._cached_descriptors.pop(path, None)
         if cached is not None and not cached[1]:
             os.close(cached[0])
 
@@ -506,7 +506,7 @@ class RealFiles:
     def close(self) -> None:
         """See `Files.close`."""
         with self._cache_lock:
-            for path in list(self._cached):
+            for path in list(self._cached_descriptors):
                 self._drop_cached(path)
         if self._lock_descriptor >= 0:
             os.close(self._lock_descriptor)

@@ -119,7 +119,7 @@ class Snapshots:
         self._files = files
         self._kinds: dict[int, int] = {}
         """The number of a file whose header is whole → its kind."""
-        self._next = 1
+        self._next_number = 1
         self._full_bytes = 0
         self._incremental_bytes = 0
 
@@ -133,7 +133,7 @@ class Snapshots:
             DataFolderError: a newer broker wrote a snapshot.
         """
         numbers = self._list_numbers()
-        self._next = max(numbers, default=0) + 1
+        self._next_number = max(numbers, default=0) + 1
         headers = {number: self._read_header(number) for number in numbers}
         self._kinds = {
             number: header[0] for number, header in headers.items() if header is not None
@@ -218,9 +218,11 @@ class Snapshots:
     # ── writing ───────────────────────────────────────────────────────────────────────────────────
     def is_full_due(self) -> bool:
         """Return True if the next snapshot must be a full one."""
-        last = self._next - 1
+        last = self._next_number - 1
         full = max((number for number, kind in self._kinds.items() if kind == FULL), default=None)
-        if full is None or any(number not in self._kinds for number in range(full, self._next)):
+        if full is None or any(
+            number not in self._kinds for number in range(full, self._next_number)
+        ):
             return True
         is_large = self._incremental_bytes > self._full_bytes + (1 << 20)
         return is_large or last - full >= INCREMENTAL_MAX
@@ -235,12 +237,12 @@ class Snapshots:
             StorageError: the snapshot was not written; earlier snapshots are unchanged.
         """
         kind = FULL if full else INCREMENTAL
-        number = self._next
+        number = self._next_number
         header = _encode_header(chunks, kind=kind, clean=clean, position=position, extra=extra)
         pieces: list[Buffer] = [header, *chunks]
         self._files.make_folder(FOLDER)
         replace_file(self._files, _path(number), *pieces)
-        self._next = number + 1
+        self._next_number = number + 1
         self._kinds[number] = kind
         size = sum(map(len, pieces))
         if full:
@@ -252,10 +254,10 @@ class Snapshots:
 
     def _remove_old(self) -> None:
         """Remove all snapshots before the second newest full one."""
-        full = sorted(number for number, kind in self._kinds.items() if kind == FULL)
-        first_kept = full[-2] if len(full) > 1 else full[-1]
+        full_snapshots = sorted(number for number, kind in self._kinds.items() if kind == FULL)
+        first_kept_number = full_snapshots[-2] if len(full_snapshots) > 1 else full_snapshots[-1]
         for number in self._list_numbers():
-            if number < first_kept:
+            if number < first_kept_number:
                 self._kinds.pop(number, None)
                 self._files.remove(_path(number))
 

@@ -158,7 +158,7 @@ def mark_groups_incomplete(store: Store) -> None:
 def _register_group(store: Store, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
     """Add a group to the partition, with its progress at the first offset, and make it durable."""
     # Retention may be about to decide without this group.
-    store.first_offsets.changed.add(partition.partition_id)
+    store.first_offsets.changed_ids.add(partition.partition_id)
     group.acked = AckedOffsets(partition.first_offset)
     group.mark_changed()
     partition.groups[group.name] = group
@@ -247,7 +247,7 @@ def _submit_cursor(
 ) -> asyncio.Future[None]:
     """Set the cursor, and forget failed attempts and suspects, in memory and durably."""
     # The group may need older messages than before.
-    store.first_offsets.changed.add(partition.partition_id)
+    store.first_offsets.changed_ids.add(partition.partition_id)
     previous = group.acked, group.attempts, group.suspects
     group.acked = AckedOffsets(cursor)
     group.attempts = {}

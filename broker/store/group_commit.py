@@ -84,7 +84,7 @@ class AdmissionQueue:
     def __init__(self, waiting_max: int, fits: Callable[[int], bool]) -> None:
         self._waiting_max = waiting_max
         self._fits = fits
-        self._waiting: OrderedDict[asyncio.Future[None], int] = OrderedDict()
+        self._waiting_appends: OrderedDict[asyncio.Future[None], int] = OrderedDict()
         """The future of a waiting append → the append's bytes, in the order of arrival."""
         self.empty = True
         """True if no append waits or is being decided: one that fits need not wait."""
@@ -94,7 +94,7 @@ class AdmissionQueue:
     @property
     def waiting(self) -> int:
         """The number of waiting appends."""
-        return len(self._waiting)
+        return len(self._waiting_appends)
 
     @asynccontextmanager
     async def admission(self, length: int) -> AsyncIterator[None]:
@@ -105,10 +105,10 @@ class AdmissionQueue:
         Raises:
             OverloadedError: too many appends wait, or this one has waited WAIT_MS.
         """
-        if len(self._waiting) >= self._waiting_max:
+        if len(self._waiting_appends) >= self._waiting_max:
             raise OverloadedError("too many appends wait for the disk", limit=self._waiting_max)
         admission_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[admission_future] = length
+        self._waiting_appends[admission_future] = length
         self.empty = False
         try:
             async with asyncio.timeout(WAIT_MS / 1000):
@@ -129,19 +129,19 @@ class AdmissionQueue:
 
     def _remove(self, admission_future: asyncio.Future[None], length: int) -> None:
         """Remove an append from the queue, or release the room reserved for it."""
-        if self._waiting.pop(admission_future, None) is None:
+        if self._waiting_appends.pop(admission_future, None) is None:
             self.reserved_bytes -= length
-        self.empty = not self._waiting and not self.reserved_bytes
+        self.empty = not self._waiting_appends and not self.reserved_bytes
 
     def admit(self, *, force: bool = False) -> None:
         """Admit the waiting appends that fit; with `force`, all of them, so that they are
         refused by `check_room`.
         """
-        while self._waiting:
-            admission_future, length = next(iter(self._waiting.items()))
+        while self._waiting_appends:
+            admission_future, length = next(iter(self._waiting_appends.items()))
             if not (force or self._fits(length)):
                 return
-            del self._waiting[admission_future]
+            del self._waiting_appends[admission_future]
             self.reserved_bytes += length
             if not admission_future.done():
                 admission_future.set_result(None)
@@ -189,7 +189,7 @@ class Entry:
         "position",
         "record",
         "size_bytes",
-        "stamped",
+        "stamped_header",
         "undo",
     )
 
@@ -212,7 +212,7 @@ class Entry:
         self.appended_at_ms = appended_at_ms
         self.position = -1
         """The position in the log, once the record is part of a commit."""
-        self.stamped: bytearray = _NOTHING
+        self.stamped_header: bytearray = _NOTHING
         """The header as it is in the log, once the record is part of a commit."""
         self.on_durable = on_durable
         """A function that is called when the record is durable, before `on_done`."""
@@ -526,7 +526,7 @@ class GroupCommit:
             if not length:
                 continue
             remaining_bytes -= length
-            entry.position, entry.stamped = plan.add(
+            entry.position, entry.stamped_header = plan.add(
                 entry.record, base_offset=entry.base_offset, appended_at_ms=entry.appended_at_ms
             )
             if entry.count:
@@ -542,7 +542,7 @@ class GroupCommit:
             entry = deferred.make_entry()
             del self._deferred_records[key]
             if entry.record:
-                entry.position, entry.stamped = plan.add(
+                entry.position, entry.stamped_header = plan.add(
                     entry.record, base_offset=entry.base_offset, appended_at_ms=entry.appended_at_ms
                 )
                 self.queued_bytes += entry.size_bytes

@@ -50,22 +50,22 @@ class FirstOffsets:
     ) -> None:
         self._state = state
         self._save = save
-        self.changed: set[int] = set()
+        self.changed_ids: set[int] = set()
         """Ids of partitions that may need older messages since this set was last emptied, because a
         group was registered or reset, or a hold was set.
         """
-        self.pending: dict[int, int] = {}
+        self.pending_offsets: dict[int, int] = {}
         """Partition id → the first offset that is decided and not set yet."""
-        self.removed: dict[tuple[str, str], tuple[int, int]] = {}
+        self.removed_unread: dict[tuple[str, str], tuple[int, int]] = {}
         """(subject, group) → (number of messages removed unread, number of partitions), since this
         dictionary was last emptied.
         """
-        self._unsaved: dict[tuple[int, str], tuple[HostedPartition, Group]] = {}
+        self._unsaved_groups: dict[tuple[int, str], tuple[HostedPartition, Group]] = {}
         """Groups whose progress, or count of messages removed unread, may not be durable."""
 
     def raise_pending(self, partition_id: int) -> None:
         """Raise a partition's first offset to the pending one, if any."""
-        first = self.pending.pop(partition_id, 0)
+        first = self.pending_offsets.pop(partition_id, 0)
         partition = self._state.partitions.get(partition_id) if first else None
         if partition is None or first <= partition.first_offset:
             return
@@ -75,12 +75,12 @@ class FirstOffsets:
             unread_count = group.acked.unacked(previous, first)
             group.ack_removed(first)
             if group.has_unsaved_progress:
-                self._unsaved[partition_id, group.name] = partition, group
+                self._unsaved_groups[partition_id, group.name] = partition, group
             if unread_count:
                 group.removed_unread += unread_count
                 key = partition.facts.subject, group.name
-                messages, partitions = self.removed.get(key, (0, 0))
-                self.removed[key] = messages + unread_count, partitions + 1
+                messages, partitions = self.removed_unread.get(key, (0, 0))
+                self.removed_unread[key] = messages + unread_count, partitions + 1
 
     async def flush(self) -> None:
         """
@@ -90,7 +90,7 @@ class FirstOffsets:
             StorageError, BrokerReadOnlyError: some progress is not durable; the next call tries
                 again.
         """
-        unsaved = list(self._unsaved.items())
+        unsaved = list(self._unsaved_groups.items())
         await asyncio.gather(
             *(
                 self._save(partition, group)
@@ -99,7 +99,7 @@ class FirstOffsets:
             )
         )
         for key, _ in unsaved:
-            del self._unsaved[key]
+            del self._unsaved_groups[key]
 
 
 def correct_first_offsets(
@@ -180,7 +180,7 @@ class MessageHolds:
         self._end_expired(partition)
         write_future = self._write_hold(partition, body)
         # Retention may be deciding without this hold.
-        self._first_offsets.changed.add(partition.partition_id)
+        self._first_offsets.changed_ids.add(partition.partition_id)
         self._renew_hold(partition, body)
         return write_future
 

@@ -45,7 +45,7 @@ class _StateAndIndex:
     def __init__(self, replay: Replay, dispatch: Dispatch) -> None:
         self._replay = replay
         self._dispatch = dispatch
-        self.unexplained: Hole | None = None
+        self.unexplained_hole: Hole | None = None
         """The newest hole that has unknown records."""
 
     def record(self, header: Header, body: memoryview) -> None:
@@ -56,7 +56,7 @@ class _StateAndIndex:
         self._replay.hole(hole)
         self._dispatch.hole(hole)
         if not hole.explained:
-            self.unexplained = hole
+            self.unexplained_hole = hole
 
 
 def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedState:
@@ -100,8 +100,8 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedS
     recovered = recover_log(files, visitor, start=start, durable=snapshot.position)
     dispatch.flush()
     replay.finish()
-    if visitor.unexplained is not None:
-        _mark_missing_offsets_lost(state, queues, hole=visitor.unexplained)
+    if visitor.unexplained_hole is not None:
+        _mark_missing_offsets_lost(state, queues, hole=visitor.unexplained_hole)
     if state.retained < first:
         correct_first_offsets(state, queues, first_position=first)
     for problem in describe_damage(state):

@@ -76,7 +76,7 @@ def change_parked(
             group.acked = _remove_acked(group.acked, newly_acked)
             group.mark_changed()  # a durable CURSOR may count these messages as acked
         # The group may need older messages than before.
-        store.first_offsets.changed.add(partition.partition_id)
+        store.first_offsets.changed_ids.add(partition.partition_id)
 
     def on_durable(_entry: Entry) -> None:
         group.pending_park_changes -= 1

@@ -73,9 +73,9 @@ class Replay:
         self._start = start
         self._hole_position = -1
         """The start of the newest hole."""
-        self._unexplained: Hole | None = None
+        self._unexplained_hole: Hole | None = None
         """The newest hole that has unknown records."""
-        self._complete: set[int] = set()
+        self._complete_ids: set[int] = set()
         """Ids of the partitions that did not lose their ends in that hole."""
         self._known_fences: set[tuple[int, str]] = set()
         """(partition id, group) of groups that have a record of their fence after that hole."""
@@ -130,7 +130,7 @@ class Replay:
                 partition, partition.next_offset, header.base_offset, position=position
             )
             partition.next_offset = partition.readable_offset = header.base_offset
-        self._complete.add(partition.partition_id)
+        self._complete_ids.add(partition.partition_id)
 
     def _apply_append(self, partition: HostedPartition, header: Header) -> None:
         partition.apply_append(
@@ -173,7 +173,7 @@ class Replay:
         if restored.lost:
             self._state.damaged.add(header.partition_id)
         self._state.orphans.pop(header.partition_id, None)
-        self._complete.add(header.partition_id)
+        self._complete_ids.add(header.partition_id)
 
     def _count_producers(self, header: Header, producer_range: ProducerRange, count: int) -> None:
         """Count the producers of a partition that is restored from STATE records, and forget the
@@ -269,8 +269,8 @@ class Replay:
         if not hole.explained or start == hole.start:
             self._state.add_problem(text, count_max=HOLES_MAX)
         if not hole.explained and hole.end > self._start:
-            self._unexplained = hole
-            self._complete.clear()
+            self._unexplained_hole = hole
+            self._complete_ids.clear()
             self._known_fences.clear()
         for header, body in hole.lost_records:
             if header.kind == Kind.MESSAGES:
@@ -333,11 +333,11 @@ class Replay:
                 partition, partition.next_offset, END_UNKNOWN, position=position
             )
             self._state.add_problem(f"some producers of partition {partition_id} are lost")
-        if self._unexplained is None:
+        if self._unexplained_hole is None:
             return
         for partition_id, partition in self._state.partitions.items():
-            if partition_id not in self._complete and not partition.sealed:
-                position = self._unexplained.start
+            if partition_id not in self._complete_ids and not partition.sealed:
+                position = self._unexplained_hole.start
                 self._state.add_lost_range(
                     partition, partition.next_offset, END_UNKNOWN, position=position
                 )

@@ -265,7 +265,7 @@ class Store:
             entry.partition_id,
             entry.base_offset,
             next_offset,
-            header=entry.stamped,
+            header=entry.stamped_header,
             body=memoryview(entry.record)[HEADER_BYTES:],
         )
         self._wake(entry.partition_id)
@@ -399,7 +399,7 @@ class Store:
         self.state.mark_dirty(partition)
         is_new = group.name not in partition.groups
         if is_new:
-            self.first_offsets.changed.add(partition.partition_id)
+            self.first_offsets.changed_ids.add(partition.partition_id)
         body = FenceBody(group.name, token, session)
         partition.groups[group.name] = group
         undo: Callable[[], object] = partition.apply_fence(body)
@@ -539,7 +539,7 @@ class Store:
         """
         return self._cache.read(partition.partition_id, offset, bytes_max=bytes_max)
 
-    async def offset_at(
+    async def find_offset_at(
         self, partition: HostedPartition, at_ms: int, bound: TimeBound
     ) -> int | None:
         """

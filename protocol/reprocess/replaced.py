@@ -33,17 +33,17 @@ def replaced_by_rows(parents: Mapping[int, Collection[int]]) -> dict[int, frozen
     Args:
         parents: parents by partition id.
     """
-    replaced: dict[int, frozenset[int]] = {}
+    replaced_ids: dict[int, frozenset[int]] = {}
     for siblings in parents.values():
         for parent in siblings if len(siblings) > 1 else ():
             sources = frozenset(map(int, siblings)) & frozenset(map(int, parents.get(parent, ())))
             if sources:
-                replaced[int(parent)] = replaced.get(int(parent), frozenset()) | sources
-    return replaced
+                replaced_ids[int(parent)] = replaced_ids.get(int(parent), frozenset()) | sources
+    return replaced_ids
 
 
 def ends_behind_rows(
-    replaced: Mapping[int, Collection[int]],
+    replaced_ids: Mapping[int, Collection[int]],
     parents: Mapping[int, Collection[int]],
     ends: Mapping[int, int | None],
     cursors: Mapping[int, int],
@@ -53,7 +53,7 @@ def ends_behind_rows(
     partition id.
 
     Args:
-        replaced: result of `replaced_by_rows`.
+        replaced_ids: result of `replaced_by_rows`.
         parents: parents by partition id.
         ends: end offset by partition id; None: it is open, or its end is not known.
         cursors: offset at which the backfill ended, by partition id, for each partition that had
@@ -67,7 +67,7 @@ def ends_behind_rows(
     }
     """Ancestors of the backfill's partitions, which precede it."""
     row_ends: dict[int, int] = {}
-    for rows in sorted(replaced.keys() - cursors.keys()):
+    for rows in sorted(replaced_ids.keys() - cursors.keys()):
         later_partitions, has_earlier = [], False
         for partition_id in sorted(_ancestors(rows, parents)):
             end = ends.get(partition_id)

@@ -49,8 +49,8 @@ class FileConsumeQueues:
         self._checkpoint_position = self._position
         """The position of the last checkpoint."""
         self._full_frame_due = False
-        """True if the next frame must contain all partitions, not only those in `_changed`."""
-        self._changed: set[int] = set()
+        """True if the next frame must contain all partitions, not only those in `_changed_ids`."""
+        self._changed_ids: set[int] = set()
         """The partitions that have changed since the journal's last frame."""
         self._first_block: int | None = None
         """The number of the first block to keep; the next checkpoint removes earlier ones."""
@@ -86,7 +86,7 @@ class FileConsumeQueues:
                 tail += pack_unit(base_offset, position, at_ms, length, count)
                 queue.next_offset = base_offset + count
                 queue.last_ms = at_ms
-                self._changed.add(partition_id)
+                self._changed_ids.add(partition_id)
                 if len(tail) >= UNITS_BYTES:
                     self._write_blocks(partition_id, queue)
             last_units = units[-1][1]
@@ -231,13 +231,13 @@ class FileConsumeQueues:
                 ):
                     with self._lock:
                         del self._queues[partition_id]
-                        self._changed.discard(partition_id)
+                        self._changed_ids.discard(partition_id)
                     continue
                 first = self._find_first_offset_at(partition_id, queue, position)
                 if first > queue.first_offset:
                     with self._lock:
                         self._drop_before(queue, first)
-                        self._changed.add(partition_id)
+                        self._changed_ids.add(partition_id)
                     new_first_offsets.append((partition_id, first))
             yield new_first_offsets
         first_blocks = [
@@ -284,7 +284,7 @@ class FileConsumeQueues:
         """See `ConsumeQueues.truncate`."""
         if not position:
             self._queues.clear()
-            self._changed.clear()
+            self._changed_ids.clear()
             self._journal.clear()
             self._blocks.cut(0)
             self._position = self._checkpoint_position = 0
@@ -338,19 +338,21 @@ class FileConsumeQueues:
         with self._checkpoint_lock:
             with self._lock:
                 self._position = position = max(position, self._position)
-                full = self._full_frame_due or self._journal.is_full_due
-                if position == self._checkpoint_position and not self._changed and not full:
+                is_full = self._full_frame_due or self._journal.is_full_due
+                if position == self._checkpoint_position and not self._changed_ids and not is_full:
                     return
-                parts: list[Buffer] = []
-                for partition_id in self._queues if full else self._changed:
+                encoded_parts: list[Buffer] = []
+                for partition_id in self._queues if is_full else self._changed_ids:
                     queue = self._queues[partition_id]
-                    parts += encode_part(partition_id, queue, full=full or queue.must_rewrite)
+                    encoded_parts += encode_part(
+                        partition_id, queue, full=is_full or queue.must_rewrite
+                    )
                     queue.mark_saved()
-                self._changed.clear()
+                self._changed_ids.clear()
                 end, first_block = self._blocks.end, self._first_block
                 self._full_frame_due = True
             self._blocks.sync()
-            self._journal.write(parts, position=position, end=end, full=full)
+            self._journal.write(encoded_parts, position=position, end=end, full=is_full)
             self._full_frame_due = False
             self._checkpoint_position = position
             if first_block is not None:

@@ -71,7 +71,7 @@ class RocksConsumeQueues:
     ) -> None:
         self._tables = RocksTables(path, read_only=read_only, reach=reach)
         self._ends: dict[int, End] = {}
-        self._waiting = WaitingUnits()
+        self._waiting_units = WaitingUnits()
         self._lock = threading.Lock()
         """Held while `dispatch` or `checkpoint` write the position."""
 
@@ -109,7 +109,7 @@ class RocksConsumeQueues:
             self._write_waiting()
             self._write(rows, new_partitions)
         except DiskFullError:
-            self._waiting.add(rows, new_partitions)
+            self._waiting_units.add(rows, new_partitions)
             raise
         finally:
             if len(self._ends) + len(ends) > ENDS_MAX:
@@ -120,10 +120,10 @@ class RocksConsumeQueues:
         """Write the units that wait because the disk was full."""
         if self._tables.needs_reopen:
             self._tables.reopen()
-        waiting_units = self._waiting
+        waiting_units = self._waiting_units
         if waiting_units.rows:
             self._write(waiting_units.rows, waiting_units.new)
-            self._waiting = WaitingUnits()
+            self._waiting_units = WaitingUnits()
 
     def _write(self, rows: Sequence[tuple[int, Unit]], new_partitions: set[int]) -> None:
         """Write units, their partitions' ends and the log position in one batch."""
@@ -149,7 +149,7 @@ class RocksConsumeQueues:
         """Return the ends of partitions, None for new ones, from the cache or the tables."""
         cached_ends = self._ends
         ends: dict[int, End | None] = {
-            partition_id: cached_ends.get(partition_id) or self._waiting.end(partition_id)
+            partition_id: cached_ends.get(partition_id) or self._waiting_units.end(partition_id)
             for partition_id in partition_ids
         }
         missing_ids = [partition_id for partition_id, end in ends.items() if end is None]
@@ -161,7 +161,7 @@ class RocksConsumeQueues:
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """See `ConsumeQueues.find`."""
         # Read this before the tables: units that are written meanwhile are then in both.
-        waiting_units = self._waiting.units_of(partition_id)
+        waiting_units = self._waiting_units.units_of(partition_id)
         found: list[Unit] = []
         with self._reading():
             bounds = self._tables.bounds(partition_id)
@@ -201,7 +201,7 @@ class RocksConsumeQueues:
 
     def find_by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
         """See `ConsumeQueues.find_by_time`."""
-        waiting_units = self._waiting.units_of(partition_id)
+        waiting_units = self._waiting_units.units_of(partition_id)
         if bound is TimeBound.UPPER:
             newest_unit = next(
                 (unit for unit in reversed(waiting_units) if unit.appended_at_ms <= at_ms), None
@@ -231,7 +231,7 @@ class RocksConsumeQueues:
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
         """See `ConsumeQueues.bounds`."""
-        waiting_units = self._waiting.units_of(partition_id)
+        waiting_units = self._waiting_units.units_of(partition_id)
         with self._reading():
             bounds = self._tables.bounds(partition_id)
         if not waiting_units:
@@ -244,7 +244,7 @@ class RocksConsumeQueues:
         """See `ConsumeQueues.partitions`."""
         with self._reading():
             ids = [partition_id for partition_id, *_ in self._tables.all_bounds()]
-        return sorted({*ids, *self._waiting.ids()})
+        return sorted({*ids, *self._waiting_units.ids()})
 
     # ── forgetting ────────────────────────────────────────────────────────────────────────────────
     def first_offsets_at(self, position: int) -> Iterator[list[tuple[int, int]]]:
@@ -252,7 +252,7 @@ class RocksConsumeQueues:
         start: int | None = 0
         while start is not None:
             with self._reading():
-                changes, start = self._next_behind(start, position)
+                changes, start = self._find_first_offset_changes(start, position)
             yield _changed_firsts(changes)
 
     def retain(
@@ -265,7 +265,7 @@ class RocksConsumeQueues:
         start: int | None = 0
         while start is not None:
             with library_errors():
-                changes, start = self._next_behind(start, position)
+                changes, start = self._find_first_offset_changes(start, position)
                 batch = WriteBatch(raw_mode=True)
                 for partition_id, first, new_first, new_position in changes:
                     self._delete(batch, partition_id, first, new_first)
@@ -290,7 +290,7 @@ class RocksConsumeQueues:
                 self._tables.write(batch)
             yield []
 
-    def _next_behind(
+    def _find_first_offset_changes(
         self, start: int, position: int
     ) -> tuple[list[tuple[int, int, int, int]], int | None]:
         """
@@ -389,7 +389,7 @@ class RocksConsumeQueues:
 
     def checkpoint(self, position: int) -> None:
         """See `ConsumeQueues.checkpoint`."""
-        if self._waiting.rows:
+        if self._waiting_units.rows:
             raise DiskFullError("units of the index wait for free disk space")
         with self._reading():
             with self._lock:

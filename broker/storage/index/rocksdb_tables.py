@@ -51,7 +51,7 @@ class SharedLock:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._readers = 0
         self._writer = False
         """True if a thread holds the lock exclusively, or waits for readers in order to do so."""
@@ -61,33 +61,33 @@ class SharedLock:
         """Hold the lock together with other readers; threads that want it exclusively
         come first.
         """
-        with self._changed:
+        with self._condition:
             while self._writer:
-                self._changed.wait()
+                self._condition.wait()
             self._readers += 1
         try:
             yield
         finally:
-            with self._changed:
+            with self._condition:
                 self._readers -= 1
                 if not self._readers:
-                    self._changed.notify_all()
+                    self._condition.notify_all()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the lock exclusively, after all readers have released it."""
-        with self._changed:
+        with self._condition:
             while self._writer:
-                self._changed.wait()
+                self._condition.wait()
             self._writer = True
             while self._readers:
-                self._changed.wait()
+                self._condition.wait()
         try:
             yield
         finally:
-            with self._changed:
+            with self._condition:
                 self._writer = False
-                self._changed.notify_all()
+                self._condition.notify_all()
 
 
 log = logging.getLogger("keylane.broker")

@@ -124,7 +124,7 @@ class CommitLog:
         self._segment_bytes = segment_bytes
         self._bases = list(bases) or [end]
         """Replaced, never modified: readers in other threads use the list."""
-        self._undeleted: int | None = None
+        self._undeleted_base: int | None = None
         """The base of a removed segment whose files may still exist. It is no longer read."""
         self.end = end
         """The position after the last durable record, where the log ends at the earliest after a
@@ -143,7 +143,7 @@ class CommitLog:
     @property
     def has_undeleted(self) -> bool:
         """True if the files of a removed segment may still exist, because deleting them failed."""
-        return self._undeleted is not None
+        return self._undeleted_base is not None
 
     @property
     def bases(self) -> list[int]:
@@ -345,7 +345,7 @@ class CommitLog:
         """
         self.delete_leftovers()
         assert len(self._bases) > 1
-        self._undeleted = self._bases[0]
+        self._undeleted_base = self._bases[0]
         self._bases = self._bases[1:]
         self.delete_leftovers()
 
@@ -357,10 +357,10 @@ class CommitLog:
         Raises:
             StorageError: the files may still exist; the next call tries again.
         """
-        if self._undeleted is not None:
-            self._remove_files(self._undeleted)
+        if self._undeleted_base is not None:
+            self._remove_files(self._undeleted_base)
             self._files.sync_folder(FOLDER)
-            self._undeleted = None
+            self._undeleted_base = None
 
     def _remove_files(self, base: int) -> None:
         for path in (trail_path(base), segment_path(base)):

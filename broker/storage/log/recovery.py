@@ -132,7 +132,9 @@ class _Scan:
         """The current position."""
         self._barrier = 0
         """The position of the newest record with BARRIER: every byte before it was durable."""
-        self._durable = max([durable, *(durable_end(files, base) for base in self._trails[-1:])])
+        self._durable_end = max(
+            [durable, *(durable_end(files, base) for base in self._trails[-1:])]
+        )
         """The position up to which the trail or a snapshot proves the log durable."""
         self._cursors = {base: TrailCursor(files, base) for base in self._trails}
 
@@ -157,7 +159,7 @@ class _Scan:
         """Raise DataFolderError if the log is missing, or if its last file begins beyond any end
         that the log ever had.
         """
-        reached_end = max(self._position, self._durable)
+        reached_end = max(self._position, self._durable_end)
         if not self._bases and not self._trails and reached_end:
             raise DataFolderError(
                 f"{self._files.name()}/{FOLDER} has no segments, but according to a snapshot the "
@@ -166,9 +168,13 @@ class _Scan:
             )
         if len(self._bases) < 2:
             return
-        previous, last_base = self._bases[-2:]
-        end = previous + (self._files.size(segment_path(previous)) or 0)
-        if end < last_base and self._durable < last_base and self._first_intact(last_base) is None:
+        previous_base, last_base = self._bases[-2:]
+        end = previous_base + (self._files.size(segment_path(previous_base)) or 0)
+        if (
+            end < last_base
+            and self._durable_end < last_base
+            and self._first_intact(last_base) is None
+        ):
             raise DataFolderError(
                 f"{self._files.name()}/{segment_path(last_base)} does not belong to the log, which "
                 f"ends at position {end}: move the file away",
@@ -204,14 +210,14 @@ class _Scan:
         # write, and are cut.
         while (problem := self._read_records(base, end)) is not None:
             intact = self._next_intact(base)
-            if intact is not None and (intact < self._durable or self._barrier_follows(base)):
+            if intact is not None and (intact < self._durable_end or self._barrier_follows(base)):
                 self._report_hole(intact, problem)
-            elif self._position < self._durable:
+            elif self._position < self._durable_end:
                 break
             else:
                 return self._build_result(end)
-        if self._position < self._durable:
-            self._report_hole(self._durable, problem or "the end is missing")
+        if self._position < self._durable_end:
+            self._report_hole(self._durable_end, problem or "the end is missing")
         if self._position > end or not self._bases:
             self._bases.append(self._position)
         return self._build_result(end)
@@ -231,7 +237,7 @@ class _Scan:
             end=self._position,
             cut_bytes=written_position - self._position,
             reserved_bytes=max(0, end - written_position),
-            maybe_unsynced_from=max(self._durable, self._barrier),
+            maybe_unsynced_from=max(self._durable_end, self._barrier),
         )
 
     def _read_records(self, base: int, end: int) -> str | None:

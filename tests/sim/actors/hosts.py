@@ -431,7 +431,7 @@ class BrokerHost(Host):
 
         def watched(partition_id: int) -> None:
             partition = store.state.partitions.get(partition_id)
-            first = store.first_offsets.pending.get(partition_id, 0)
+            first = store.first_offsets.pending_offsets.get(partition_id, 0)
             if partition is not None and partition.first_offset < first:
                 self.removed.note(store, partition_id, partition.first_offset, first)
                 by_age = partition.facts.retention is Retention.TIME

@@ -7,7 +7,7 @@ import pytest
 from keylane.protocol.errors import InvalidRequestError, Reason
 from keylane.protocol.http.posted import posted_messages
 from keylane.protocol.ids import partition_number
-from keylane.protocol.reading.instants import ago_ms
+from keylane.protocol.reading.instants import parse_ago_ms
 from keylane.protocol.scheduled.deliver_at import read_instant_ms
 from keylane.protocol.text import parse_number
 from keylane.rpc.server import whole_number
@@ -45,7 +45,7 @@ def test_parameter_is_refused_when_it_is_no_plain_number(text: str) -> None:
         whole_number({"limit": text}, "limit", 5, low=-1)
     with raises(Reason.DELIVER_AT):
         read_instant_ms(text)
-    assert ago_ms(f"-{text}h") is None or text == ""
+    assert parse_ago_ms(f"-{text}h") is None or text == ""
     assert partition_number(f"orders.p{text}") is None
 
 

@@ -192,7 +192,7 @@ async def test_damage_met_by_a_slow_read_stays_though_the_partition_cooled():
     for partition_id in (2, 3) * 3:
         table.remove(partition_id)
         table.add(HostedPartition(facts(partition_id)))
-    assert 1 in table._cold
+    assert 1 in table._cold_images
     turn.set()
     assert "is damaged" in await reading
     del reading

@@ -115,7 +115,7 @@ class CommitWatchedBroker:
             for below in range(first):
                 with pytest.raises(OffsetOutOfRangeError):
                     await self.desk.read(below, partition_id=number)
-            assert await self.store.offset_at(partition, 0, TimeBound.LOWER) == first
+            assert await self.store.find_offset_at(partition, 0, TimeBound.LOWER) == first
         assert (await self.desk.acquire(1)).cursor == self.first(1)
         assert (await self.desk.pull(1, self.first(1)))[0].upto > self.first(1)
 
@@ -181,7 +181,7 @@ async def test_readers_while_it_works(kind, tmp_path):
                 told.append((await house.desk.read(offset))[0].upto > offset)
             except OffsetOutOfRangeError:
                 told.append("out of range")
-        assert await house.store.offset_at(partition, 0, TimeBound.LOWER) == house.first()
+        assert await house.store.find_offset_at(partition, 0, TimeBound.LOWER) == house.first()
         return result
 
     house.run_commit = look

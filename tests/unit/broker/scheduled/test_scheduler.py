@@ -169,7 +169,7 @@ async def test_subject_of_a_message_is_known_while_it_is_written():
     told = scheduler.subject_of(kept.scheduled_id)
     await writing
     assert (told, scheduler.subject_of(kept.scheduled_id)) == ("s", "s")
-    assert not scheduler._writing
+    assert not scheduler._pending_messages
     await scheduler.close()
 
 
@@ -422,7 +422,7 @@ async def test_subject_that_is_deleted_during_a_delivery_gets_nothing(before):
     async with running(scheduler, subjects):
         await scheduler.schedule([message(b"a"), message(b"b")])
         await until(lambda: scheduler.view()["count"] == 0)
-    assert (subjects.values, scheduler.dropped) == ([], 2)
+    assert (subjects.values, scheduler.dropped_count) == ([], 2)
 
 
 @pytest.mark.parametrize("before", [[], [(OutcomeUnknownError("lost"), False)]])
@@ -434,7 +434,7 @@ async def test_messages_over_the_limit_are_dropped_and_others_delivered(before):
         await scheduler.schedule([message(b"a"), large, message(b"bc")])
         await until(lambda: scheduler.view()["count"] == 0)
         assert await scheduler.cancel(large.scheduled_id) is CancelOutcome.DROPPED
-    assert (sorted(subjects.values), scheduler.dropped) == ([b"a", b"bc"], 1)
+    assert (sorted(subjects.values), scheduler.dropped_count) == ([b"a", b"bc"], 1)
 
 
 async def test_message_waits_when_its_drop_cannot_be_written():
@@ -447,7 +447,7 @@ async def test_message_waits_when_its_drop_cannot_be_written():
         await scheduler.schedule([gone])
         disk.room = 10
         await until(lambda: bool(scheduler.view()["late"]))
-        assert (scheduler.view()["count"], scheduler.dropped) == (1, 0)
+        assert (scheduler.view()["count"], scheduler.dropped_count) == (1, 0)
         disk.room = None
         assert await scheduler.cancel(gone.scheduled_id) is CancelOutcome.CANCELED
 

@@ -174,7 +174,7 @@ async def test_failed_write_takes_parked_and_acked_back(trouble: str):
     desk.disk.fail, desk.disk.room = "", 1 << 40
     assert desk.state() == before
     assert not desk.group.pending_park_changes
-    assert 1 in desk.store.first_offsets.changed
+    assert 1 in desk.store.first_offsets.changed_ids
     if trouble == "full":
         desk.clock.advance(2_000)
         await desk.change(Park(b"k", ((7, 9),), FAILURE))
