@@ -79,7 +79,7 @@ def test_records_of_the_broker_have_their_golden_bytes():
         await desk.ack(5, (0, 1))
         await register_groups_at(desk.store, desk.store.state.partition(9), ["late"], complete=True)
         desk.store.state.partition(1).groups["audit"].removed_unread = 3
-        desk.store.state.partition(1).groups["audit"].changed()
+        desk.store.state.partition(1).groups["audit"].mark_changed()
         await desk.ack(5)
         _, durable = desk.store.seal(1)
         await durable

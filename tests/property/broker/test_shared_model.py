@@ -42,7 +42,7 @@ class SharedMachine(RuleBasedStateMachine):
     @rule(session=sessions, ttl_ms=st.integers(1, 100))
     def enter(self, session: str, ttl_ms: int) -> None:
         self.lapse()
-        self.in_flight.expire(self.now_ms)
+        self.in_flight.free_expired(self.now_ms)
         self.in_flight.add_session(session, ttl_ms=ttl_ms, now_ms=self.now_ms)
         self.silent_at[session] = (ttl_ms, self.now_ms + ttl_ms)
         self.left.discard(session)
@@ -53,8 +53,8 @@ class SharedMachine(RuleBasedStateMachine):
 
     def hear(self, session: str) -> None:
         self.lapse()
-        self.in_flight.expire(self.now_ms)
-        self.in_flight.hear(session, ttl_ms=50, now_ms=self.now_ms)
+        self.in_flight.free_expired(self.now_ms)
+        self.in_flight.renew_session(session, ttl_ms=50, now_ms=self.now_ms)
         ttl_ms, silent_at = self.silent_at.get(session, (50, 0))
         if session in self.in_flight._sessions and silent_at <= self.now_ms:
             ttl_ms = self.in_flight._sessions[session].ttl_ms  # forgotten, or not yet
@@ -163,7 +163,7 @@ class SharedMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_in_flight_is_what_the_model_has(self) -> None:
-        self.in_flight.expire(self.now_ms)
+        self.in_flight.free_expired(self.now_ms)
         handed_of = {
             offset: (handed.session, handed.until_ms)
             for handed in self.in_flight.ranges

@@ -410,7 +410,7 @@ class BrokerHost(Host):
             writable=not store.commit.refusal_reason,
             problem=store.commit.refusal_reason,
             opening=opening.opening,
-            opened_after=opening.before if self._registration.problem else (),
+            opened_after=opening.earlier if self._registration.problem else (),
             log_end=store.log.end,
             hosted=len(store.state.partitions),
             untold=() if self._cleaning is None else self._cleaning.untold,
@@ -427,7 +427,7 @@ class BrokerHost(Host):
             run_read=self._blocking,
             folder_ownership=self._registration,
         )
-        rise = store.first_offsets.rise
+        rise = store.first_offsets.raise_pending
 
         def watched(partition_id: int) -> None:
             partition = store.state.partitions.get(partition_id)
@@ -439,7 +439,7 @@ class BrokerHost(Host):
                 self._record(Expired(partition_id, first, claims))
             rise(partition_id)
 
-        store.first_offsets.rise = watched  # type: ignore[method-assign]
+        store.first_offsets.raise_pending = watched  # type: ignore[method-assign]
         while True:
             await asyncio.sleep(CLEAN_S)
             with contextlib.suppress(KeylaneError):  # with the next look

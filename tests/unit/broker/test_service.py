@@ -252,7 +252,7 @@ async def test_waiting_read_is_woken_by_the_commit_and_by_no_other_news(desk):
     await desk.acquire(1)
     waiting = asyncio.create_task(desk.read(0, wait_ms=30_000))
     await turns()
-    desk.service._waiting.wake(1)
+    desk.service._long_polls.wake(1)
     await turns()
     assert not waiting.done()
     await desk.append(batch())

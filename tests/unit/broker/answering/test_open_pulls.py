@@ -290,7 +290,7 @@ async def test_pull_whose_time_is_over_when_it_was_woken_is_answered_once(desk):
     """A tick may come before the end of its time, and its turn behind its last answer."""
     call = begin(desk, answers_max=4)
     (pull,) = desk.service._pulls.open.values()
-    desk.service._callbacks.wake(1)
+    desk.service._long_polls.wake(1)
     pull._on_timeout()
     answer, _ = await call.done
     assert (answer.more, answer.upto) == (False, 0)
@@ -303,7 +303,7 @@ async def test_pull_that_was_woken_when_its_client_left_gives_nothing(desk):
     """Its turn comes behind that of the client's end, and finds it closed."""
     call = begin(desk)
     call.wait.cancel()
-    desk.service._callbacks.wake(1)
+    desk.service._long_polls.wake(1)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert call.parts == []
