@@ -182,7 +182,7 @@ async def running_broker(
         files = make_files(str(settings.data))
         stack.callback(files.close)  # called last: the lock must outlive all threads
         clock = clock or SystemClock()
-        pools = _pools(stack, settings, clock)
+        pools = _create_pools(stack, settings, clock)
         broker = serving_broker(
             files,
             settings,
@@ -191,7 +191,7 @@ async def running_broker(
             clock=clock,
             rng=rng or random.SystemRandom(),
             naming_rng=random.SystemRandom(),
-            listen=partial(_listening, settings, served_network),
+            listen=partial(_run_server, settings, served_network),
             on_claimed=partial(restrict_permissions, str(settings.data)),
         )
         running = await stack.enter_async_context(broker)
@@ -204,7 +204,7 @@ async def running_broker(
 
 
 @contextlib.asynccontextmanager
-async def _listening(
+async def _run_server(
     settings: BrokerSettings,
     served_network: ServedNetwork,
     routes: Sequence[ControlRoute],
@@ -267,7 +267,9 @@ async def serving_broker(
 
         def report() -> BrokerHeartbeat:
             is_accepted, untold = not registration.problem, retention.untold
-            return _report(folder_state, settings, address, untold=untold, is_accepted=is_accepted)
+            return _build_report(
+                folder_state, settings, address, untold=untold, is_accepted=is_accepted
+            )
 
         meta = MetaClient(network, settings.meta)
         broker_guard = _open_guard(
@@ -313,7 +315,7 @@ async def serving_broker(
             scheduled=scheduler.view,
         )
         posting = MessagePosting(peers, clock=clock, rng=rng)
-        scheduling = _scheduling(
+        scheduling = _create_scheduling(
             folder_state,
             service,
             peers,
@@ -322,8 +324,8 @@ async def serving_broker(
             random_bits=naming_rng.getrandbits,
         )
         parking = Parking(store, service, clock=clock, folder_ownership=registration)
-        metrics = _metrics(store, files, service, clock, broker_guard)
-        routes = _routes(control, posting, peers, scheduling, parking, metrics)
+        metrics = _create_metrics(store, files, service, clock, broker_guard)
+        routes = _collect_routes(control, posting, peers, scheduling, parking, metrics)
         guard = None if broker_guard is None else broker_guard.guard
         address = await stack.enter_async_context(listen(routes, service, metrics, guard))
         stack.callback(service.close)
@@ -421,7 +423,7 @@ async def _store_audit(meta: MetaClient, events: list[AuditEvent]) -> None:
     await meta.call(NOTE_AUDIT, NoteAudit(events=events))
 
 
-def _scheduling(
+def _create_scheduling(
     opened: _Folder,
     service: BrokerService,
     peers: Peers,
@@ -445,7 +447,7 @@ def _scheduling(
     return scheduling
 
 
-def _routes(
+def _collect_routes(
     control: BrokerControl,
     posting: MessagePosting,
     peers: Peers,
@@ -467,7 +469,7 @@ def _routes(
     ]
 
 
-def _metrics(
+def _create_metrics(
     store: Store,
     files: Files,
     service: BrokerService,
@@ -482,7 +484,7 @@ def _metrics(
     return metrics
 
 
-def _report(
+def _build_report(
     opened: _Folder,
     settings: BrokerSettings,
     address: str,
@@ -520,7 +522,9 @@ def _own_network(
     return network
 
 
-def _pools(stack: contextlib.AsyncExitStack, settings: BrokerSettings, clock: Clock) -> Pools:
+def _create_pools(
+    stack: contextlib.AsyncExitStack, settings: BrokerSettings, clock: Clock
+) -> Pools:
     commit = WorkerThread("commit")
     stack.callback(commit.close)
     quick: KernelQuickSync | None = None

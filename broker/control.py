@@ -170,7 +170,7 @@ class BrokerControl:
             ControlRoute(endpoints.HOLD, self.hold),
             ControlRoute(endpoints.DROP_PARTITION, self.drop),
             ControlRoute(endpoints.HEALTH, self.health),
-            *probe_routes(self._ready),
+            *probe_routes(self._check_ready),
         ]
 
     async def host(self, body: HostPartition, _params: Params) -> PartitionStatus:
@@ -357,7 +357,7 @@ class BrokerControl:
         )
         return Done()
 
-    async def _ready(self) -> Health:
+    async def _check_ready(self) -> Health:
         """Return the readiness for clients: `health`, and a metaserver must have accepted the
         broker.
         """

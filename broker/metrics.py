@@ -137,7 +137,7 @@ class BrokerMetrics:
             if scan.lagging_groups
             else {}
         )
-        return [*self._traffic(), *self._state(), *self._groups(scan, ages)]
+        return [*self._collect_traffic(), *self._collect_state(), *self._collect_groups(scan, ages)]
 
     async def _scan_partitions(self) -> _LagScan:
         scan = _LagScan()
@@ -172,10 +172,10 @@ class BrokerMetrics:
                 ages[labels] = max(ages.get(labels, 0), age_s)
         return ages
 
-    def _traffic(self) -> Iterable[Metric]:
+    def _collect_traffic(self) -> Iterable[Metric]:
         traffic = self._store.traffic
-        yield from self._flows("stored", "became durable", traffic.stored)
-        yield from self._flows("handed", "went to consumers and readers", traffic.delivered)
+        yield from self._collect_flows("stored", "became durable", traffic.stored)
+        yield from self._collect_flows("handed", "went to consumers and readers", traffic.delivered)
         yield histogram(
             "keylane_broker_append_seconds", "From an append's arrival to its ack.", traffic.appends
         )
@@ -186,7 +186,7 @@ class BrokerMetrics:
             "keylane_broker_fences_total", "Times that a partition got a new owner.", traffic.fences
         )
 
-    def _flows(self, name: str, text: str, flows: dict[str, Flow]) -> Iterable[Metric]:
+    def _collect_flows(self, name: str, text: str, flows: dict[str, Flow]) -> Iterable[Metric]:
         for unit in ("messages", "bytes", "batches"):
             samples: dict[Labels, float] = {
                 (("subject", subject),): getattr(flow, unit) for subject, flow in flows.items()
@@ -198,7 +198,7 @@ class BrokerMetrics:
                 samples[OTHERS] = others.update(samples.get(OTHERS, 0))
             yield labelled(family, f"{unit.capitalize()} that {text}.", samples, counts=True)
 
-    def _state(self) -> Iterable[Metric]:
+    def _collect_state(self) -> Iterable[Metric]:
         store = self._store
         commit = store.commit
         yield gauge(
@@ -227,7 +227,7 @@ class BrokerMetrics:
         yield gauge("keylane_broker_disk_free_bytes", "Free on its disk.", self._files.free_bytes())
         yield gauge("keylane_broker_disk_bytes", "Size of its disk.", self._files.total_bytes())
 
-    def _groups(self, scan: _LagScan, ages: dict[Labels, float]) -> Iterable[Metric]:
+    def _collect_groups(self, scan: _LagScan, ages: dict[Labels, float]) -> Iterable[Metric]:
         yield labelled(
             "keylane_group_lag_messages", "Messages that a group has not acked.", largest(scan.lag)
         )

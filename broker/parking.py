@@ -365,7 +365,7 @@ class Parking:
     async def _handle_read_edited(self, request: ReadEdited, _payload: memoryview) -> Handled:
         partition, group = self._find_group(request.partition_id, request.group)
         parked = group.get_or_create_parked(partition.partition_id)
-        edited = parked.edited(request.key, (request.source, request.offset))
+        edited = parked.find_edit(request.key, (request.source, request.offset))
         if edited is None:
             return ParkedEdited(None), b""
         return ParkedEdited(edited.properties), edited.value

@@ -110,7 +110,7 @@ class MessageReading:
                 offset, logic_start + error.first_offset, logic_start + error.next_offset
             ) from None
         start = answer.first_offset if physical == FIRST else physical
-        messages = _messages(data, partition, start=start, count=request.count)
+        messages = _decode_messages(data, partition, start=start, count=request.count)
         next_offset = start + len(messages)
         return MessagePage(
             subject=request.subject,
@@ -221,7 +221,9 @@ def _offset_after_loss(
     )
 
 
-def _messages(data: bytes, partition: Partition, *, start: int, count: int) -> list[MessageView]:
+def _decode_messages(
+    data: bytes, partition: Partition, *, start: int, count: int
+) -> list[MessageView]:
     """Return at most `count` messages of the batches, beginning at offset `start`."""
     views: list[MessageView] = []
     for position, header in batch_starts(data):

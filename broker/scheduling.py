@@ -204,7 +204,7 @@ class Scheduling:
         posted = posted_messages(body, params)
         if any(message.key for message in posted):
             raise InvalidRequestError(Reason.DELIVER_AT_KEY)
-        ids = self._ids(subject, posted, deliver_at_ms, params.get(IDEMPOTENCY_KEY))
+        ids = self._assign_ids(subject, posted, deliver_at_ms, params.get(IDEMPOTENCY_KEY))
         sent_at_ns = self._clock.wall_ns()
         messages = [
             ScheduledMessageRecord(
@@ -237,7 +237,7 @@ class Scheduling:
             ]
         )
 
-    def _ids(
+    def _assign_ids(
         self, subject: str, messages: list[PostedMessage], deliver_at_ms: int, key: str | None
     ) -> list[bytes]:
         """Return ids for the messages: random ones, or with an idempotency key the same for every

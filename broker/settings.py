@@ -135,7 +135,7 @@ class BrokerSettings(ServingSettings):
     )
 
     def __post_init__(self) -> None:
-        refuse(_problems(field_values(self)))
+        refuse(_find_problems(field_values(self)))
 
 
 _RANGES = {
@@ -156,7 +156,7 @@ _RANGES = {
 }
 
 
-def _problems(values: Mapping[str, object]) -> list[str]:
+def _find_problems(values: Mapping[str, object]) -> list[str]:
     problems = range_problems(values, _RANGES)
     if "group" in values:
         try:
@@ -195,7 +195,7 @@ def broker_settings(
     return SOURCES.read(flags, config, environment or {})
 
 
-SOURCES = SettingSources("broker", BrokerSettings, _problems)
+SOURCES = SettingSources("broker", BrokerSettings, _find_problems)
 """The sources of a broker's settings."""
 RELOADED = frozenset({"log_level", "retention_ms", "retention_bytes"}) | RELOADED_TLS
 """The settings that a running broker reloads from its file at SIGHUP. The others need a restart."""

@@ -41,7 +41,7 @@ class Edits:
         self._confirmed_values[message] = value
         self._pending_values[message].remove(value)
 
-    def problem(self, group: str, slot: Slot, value: Value, stored: Value | None) -> str:
+    def find_problem(self, group: str, slot: Slot, value: Value, stored: Value | None) -> str:
         """
         Return why a message must not be handled with this value; "" if it may.
 

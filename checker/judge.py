@@ -161,7 +161,7 @@ class Judge:
         self._expired_below: dict[int, int] = {}
         """Offset below which messages have expired, by partition."""
 
-    def progress(self, group: str, partition_id: int) -> Progress:
+    def get_progress(self, group: str, partition_id: int) -> Progress:
         """Return the progress of a group on a partition."""
         partitions = self._groups.setdefault(group, {})
         progress = partitions.get(partition_id)
@@ -188,7 +188,7 @@ class Judge:
         slot = (partition_id, offset)
         log, note_anomaly = self.log, self.findings.note
         stored_value = log.values.get(slot)
-        if problem := self.edits.problem(group, slot, value, stored_value):
+        if problem := self.edits.find_problem(group, slot, value, stored_value):
             note_anomaly("phantom", f"{value!r} handled at {partition_id}/{offset}, {problem}")
             return
         is_replaced = self.ownership.is_replaced(session)
@@ -208,7 +208,7 @@ class Judge:
         message = log.sent_messages.get(stored_value)
         if message is None:
             return  # the log has already noted it as a phantom
-        is_adopted, progress = leased_id != partition_id, self.progress(group, partition_id)
+        is_adopted, progress = leased_id != partition_id, self.get_progress(group, partition_id)
         is_misplaced = is_adopted and message.key and not log.is_covered(message.key, leased_id)
         if is_misplaced and offset not in progress.unordered:
             note_anomaly(
@@ -224,7 +224,7 @@ class Judge:
                 partition_id, (group, message.producer, message.key), message.number
             )
         for earlier_slot in log.predecessors(slot):
-            if not self.progress(group, earlier_slot[0]).is_finished(earlier_slot[1], token):
+            if not self.get_progress(group, earlier_slot[0]).is_finished(earlier_slot[1], token):
                 note_anomaly(
                     "skip",
                     f"{partition_id}/{offset} of {message.key!r} begun before "
@@ -251,7 +251,7 @@ class Judge:
     ) -> None:
         """See `events.Ended`."""
         adopted = self._leased_ids.get((group, token), partition_id) != partition_id
-        self.progress(group, partition_id).on_ended(offset, token, adopted=adopted)
+        self.get_progress(group, partition_id).on_ended(offset, token, adopted=adopted)
         self.ownership.on_dropped(session, partition_id, offset)
 
     def on_served(  # noqa: PLR0917 - the fields of an event
@@ -265,7 +265,7 @@ class Judge:
         ranges: tuple[Range, ...] = (),
     ) -> None:
         """See `events.Served`."""
-        progress = self.progress(group, partition_id)
+        progress = self.get_progress(group, partition_id)
         if kind == "acquire":
             self._leased_ids[group, token] = partition_id
         progress.on_served(kind, token, began, self.now)
@@ -282,7 +282,7 @@ class Judge:
         alone: bool = False,
     ) -> None:
         """See `events.SetAside`."""
-        progress = self.progress(group, partition_id)
+        progress = self.get_progress(group, partition_id)
         for start, end in ranges:
             for offset in range(start, end):
                 progress.on_parked(token, offset, skipped=skipped, alone=alone)
@@ -292,18 +292,18 @@ class Judge:
     ) -> None:
         """See `events.Resetting`."""
         self.edits.on_reset(group)
-        self.progress(group, partition_id).on_resetting(token, cursor, without_children=alone)
+        self.get_progress(group, partition_id).on_resetting(token, cursor, without_children=alone)
 
     def on_looked(self, *fields: Any) -> None:
         """See `events.Looked`."""
         observation = Looked(*fields)
-        progress = self.progress(observation.group, observation.partition_id)
+        progress = self.get_progress(observation.group, observation.partition_id)
         progress.observations.append(observation)
 
     def on_expired(self, partition_id: int, first_offset: int, groups: tuple[str, ...]) -> None:
         """See `events.Expired`."""
         for group in groups:
-            self.progress(group, partition_id).check_expired(first_offset)
+            self.get_progress(group, partition_id).check_expired(first_offset)
         expired_below = max(first_offset, self._expired_below.get(partition_id, 0))
         self._expired_below[partition_id] = expired_below
         for partitions in self._groups.values():
@@ -317,7 +317,7 @@ class Judge:
 
     def on_recovered(self, group: str, partition_id: int, token: int, cursor: int) -> None:
         """See `events.Recovered`."""
-        self.progress(group, partition_id).on_recovered(token, cursor)
+        self.get_progress(group, partition_id).on_recovered(token, cursor)
 
     def close(self, *, drained: bool) -> Findings:
         """Find the messages that are still owed to each group after the last event, and return all
@@ -328,7 +328,7 @@ class Judge:
                 progress = partitions.get(partition_id)
                 if offset < self._expired_below.get(partition_id, 0):
                     continue  # it was checked when retention removed it
-                eras = [] if progress is None else progress.eras.candidates()
+                eras = [] if progress is None else progress.eras.candidate_eras()
                 if any(era.is_finished(offset) for era in eras):
                     continue
                 message = f"{partition_id}/{offset} for {group!r}"

@@ -110,7 +110,7 @@ class Progress:
                 "stale effect",
                 f"{offset} begun under token {token} after the reset of {newest.token}",
             )
-        if all(offset < era.start for era in self.eras.candidates(token)):
+        if all(offset < era.start for era in self.eras.candidate_eras(token)):
             self._note(
                 "nonmonotonic", f"{offset} begun under token {token}, below the cursor of its reset"
             )
@@ -144,7 +144,7 @@ class Progress:
             or (len(eras) == 1 and offset in eras[0].finished)
         ):
             return True
-        return any(era.is_finished(offset) for era in self.eras.candidates(token))
+        return any(era.is_finished(offset) for era in self.eras.candidate_eras(token))
 
     # ── the broker ────────────────────────────────────────────────────────────────────────────────
     def on_served(self, kind: str, token: int, began: int, instant: int) -> None:
@@ -192,7 +192,7 @@ class Progress:
         """Check that the group has handled the messages below `first_offset`, which retention
         removes.
         """
-        eras = self.eras.candidates()
+        eras = self.eras.candidate_eras()
         for offset in range(self.eras.floor, first_offset):
             if not any(era.is_finished(offset) for era in eras):
                 self._note("lost", f"{offset} was removed before it was handled")
@@ -203,7 +203,7 @@ class Progress:
             self._note(
                 "nonmonotonic", f"the fence is {token} after a restart, {self._fences[-1]} before"
             )
-        previous = min(era.cursor for era in self.eras.candidates())
+        previous = min(era.cursor for era in self.eras.candidate_eras())
         if cursor < previous:
             self._note("nonmonotonic", f"the cursor is {cursor} after a restart, {previous} before")
 

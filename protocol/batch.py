@@ -490,15 +490,15 @@ def column_views(data: bytes | memoryview, header: Header, start: int = 0) -> Co
     times.frombytes(view[first : first + 8 * count])
     lengths = view[first + 8 * count : first + BYTES_PER_MESSAGE * count]
     column_start, column_bytes = first + BYTES_PER_MESSAGE * count, 4 * count
-    keys = _edges(lengths[:column_bytes], column_start, count)
-    values = _edges(lengths[column_bytes : 2 * column_bytes], keys[-1], count)
-    properties = _edges(lengths[2 * column_bytes :], values[-1], count)
+    keys = _compute_edges(lengths[:column_bytes], column_start, count)
+    values = _compute_edges(lengths[column_bytes : 2 * column_bytes], keys[-1], count)
+    properties = _compute_edges(lengths[2 * column_bytes :], values[-1], count)
     if properties[-1] != len(view):
         raise CorruptBatchError("the lengths do not add up", length=len(view), found=properties[-1])
     return Columns(times, keys, values, properties, view)
 
 
-def _edges(lengths: memoryview, start_index: int, count: int) -> Sequence[int]:
+def _compute_edges(lengths: memoryview, start_index: int, count: int) -> Sequence[int]:
     """Return the edges of a column that begins at index `start_index`. They are a range if all
     lengths are equal, which is common for numbers and hashes.
     """

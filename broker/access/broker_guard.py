@@ -53,7 +53,7 @@ class BrokerGuard:
         self._address = address
         self.guard = Guard(
             judge.identify,
-            self._targets,
+            self._find_targets,
             clock=clock,
             version=lambda: judge.version,
             judge=self,
@@ -80,7 +80,7 @@ class BrokerGuard:
         """See `CapabilityJudge.authenticate`."""
         return await self.judge.authenticate(nonce, request, self._address())
 
-    def target(self, request: Request) -> AccessTarget:
+    def find_target(self, request: Request) -> AccessTarget:
         """Return the target of a frame. Raises PartitionUnknownError."""
         if isinstance(request, Schedule):
             return AccessTarget(request.subject)
@@ -94,7 +94,7 @@ class BrokerGuard:
         subject = self._state.partition(partition_id).facts.subject
         return AccessTarget(subject, group, f"partition {partition_id}")
 
-    async def _targets(
+    async def _find_targets(
         self, endpoint: Endpoint[Any], body: Any, params: Mapping[str, str]
     ) -> Sequence[AccessTarget]:
         """Return the targets of an HTTP request."""

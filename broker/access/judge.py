@@ -212,7 +212,7 @@ class CapabilityJudge:
         Raises:
             UnauthenticatedError, CapabilityEndedError
         """
-        operator = self._operator(text)
+        operator = self._find_operator(text)
         if operator is not None:
             return operator
         capability = await self.verify(text)
@@ -222,7 +222,7 @@ class CapabilityJudge:
             )
         return _caller(capability)
 
-    def _operator(self, text: str) -> Caller | None:
+    def _find_operator(self, text: str) -> Caller | None:
         """Return the caller that a token from the servers' settings identifies, or None if the text
         is not such a token.
         """

@@ -337,11 +337,11 @@ class _ChangeChecker:
 
     def _check_edit(self, change: Edit) -> Edit:
         new_edit, parked = change.message, self._parked
-        previous_edit = parked.edited(change.key, (new_edit.source, new_edit.offset))
+        previous_edit = parked.find_edit(change.key, (new_edit.source, new_edit.offset))
         if self._is_being_handled(change.key):
             raise BusyError(Reason.PARKED_REDRIVEN, partition_id=parked.partition_id)
         other_edits = [
-            other_edit for _, other_edit in parked.edits() if other_edit is not previous_edit
+            other_edit for _, other_edit in parked.list_edits() if other_edit is not previous_edit
         ]
         if len(other_edits) >= EDITS_MAX:
             raise OverloadedError(

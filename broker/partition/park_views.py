@@ -139,7 +139,7 @@ def _build_pages(
                 page.add(adopted, row_count, len(_encode(adopted)))
                 index += row_count
             row += count
-    for key, edited in parked.edits():
+    for key, edited in parked.list_edits():
         if not predicate(key):
             continue
         if row >= first:

@@ -249,35 +249,35 @@ class Parked:
         """
         match change:
             case Park():
-                return self._park(change, ParkState.PARKED, at_ms, acked)
+                return self._apply_park(change, ParkState.PARKED, at_ms, acked)
             case DeadLetterKey():
-                return self._park(change, ParkState.DEAD, at_ms, acked)
+                return self._apply_park(change, ParkState.DEAD, at_ms, acked)
             case Shift():
-                return self._shift(change, at_ms)
+                return self._apply_shift(change, at_ms)
             case Unpark():
-                return self._unpark(change)
+                return self._apply_unpark(change)
             case Free():
                 return self._free(change.key)
             case Redrive():
                 return self._set_state(change.key, ParkState.REDRIVING)
             case Adopt():
-                return self._adopt(change, token)
+                return self._apply_adoption(change, token)
             case Freeze():
                 undo = self._restore_on_undo()
                 self.frozen = True
                 return undo
             case Clear():
-                return self._clear(change)
+                return self._apply_reset(change)
             case Unneeded():
                 return self._remove_unneeded(change)
             case AncestorNotified():
                 return self._remove_ancestor(change.source)
             case Edit():
-                return self._edit(change.key, change.message)
+                return self._apply_edit(change.key, change.message)
             case FailAgain():
-                return self._fail_again(change)
+                return self._apply_repeated_failure(change)
 
-    def _park(
+    def _apply_park(
         self, change: Park | DeadLetterKey, state: ParkState, at_ms: int, acked: AckedOffsets | None
     ) -> Undo:
         known = self._keys.get(change.key)
@@ -296,7 +296,9 @@ class Parked:
             added_ranges += parked.add(self.partition_id, start, end)
         self.messages += count_messages(added_ranges)
         failed_ranges = added_ranges if change.failure is None else change.ranges
-        undo_marks = self._mark(change.key, self.partition_id, failed_ranges, change.failure, at_ms)
+        undo_marks = self._record_failure(
+            change.key, self.partition_id, failed_ranges, change.failure, at_ms
+        )
         if change.failure is not None:
             parked.failure = change.failure
             parked.owner_token = change.token if isinstance(change, Park) else 0
@@ -312,7 +314,7 @@ class Parked:
 
         return undo
 
-    def _mark(
+    def _record_failure(
         self,
         key: ParkKey,
         source: int,
@@ -369,7 +371,7 @@ class Parked:
 
         return undo
 
-    def _unpark(self, change: Unpark) -> Undo:
+    def _apply_unpark(self, change: Unpark) -> Undo:
         source, parked = change.source, self._keys.get(change.key)
         if parked is None:
             return _noop
@@ -394,7 +396,7 @@ class Parked:
 
         return undo
 
-    def _fail_again(self, change: FailAgain) -> Undo:
+    def _apply_repeated_failure(self, change: FailAgain) -> Undo:
         parked = self._keys.get(change.key)
         runs = None if parked is None else parked.offsets_by_source.get(change.source)
         if parked is None or runs is None:
@@ -403,7 +405,7 @@ class Parked:
             range_ for start, end in change.ranges for range_ in runs.intersection(start, end)
         ]
         undo_state = self._set_state(change.key, None)
-        undo_marks = self._mark(
+        undo_marks = self._record_failure(
             change.key, change.source, ranges, change.failure, 0, keeps_since=True
         )
         parked.failure = change.failure if ranges else parked.failure
@@ -414,7 +416,7 @@ class Parked:
 
         return undo
 
-    def _shift(self, change: Shift, at_ms: int) -> Undo:
+    def _apply_shift(self, change: Shift, at_ms: int) -> Undo:
         source, parked = change.source, self._keys.get(change.key)
         if parked is None:
             return _noop
@@ -435,7 +437,9 @@ class Parked:
             added_ranges = [
                 range_ for start, end in removed_ranges for range_ in target.add(source, start, end)
             ]
-            undo_marks = self._mark(change.to, source, removed_ranges, change.failure, at_ms)
+            undo_marks = self._record_failure(
+                change.to, source, removed_ranges, change.failure, at_ms
+            )
             if change.failure is None:
                 target.set_failure_marks(clip_marks(source, marks, removed_ranges))
             target.failure = change.failure or target.failure
@@ -480,7 +484,7 @@ class Parked:
 
         return undo
 
-    def _adopt(self, change: Adopt, token: int) -> Undo:
+    def _apply_adoption(self, change: Adopt, token: int) -> Undo:
         """Add the parked messages of a parent, or, for parent 0, state that this partition had
         before a reset or before the log was written again.
         """
@@ -523,7 +527,7 @@ class Parked:
         undos.append(self._adopt_marks(parked, key, keeps_tries=is_own))
         # An existing edit is newer: it was made here, or comes from an earlier replay.
         undos += [
-            self._edit(key.key, edited)
+            self._apply_edit(key.key, edited)
             for edited in key.edits
             if (edited.source, edited.offset) not in parked.edits
         ]
@@ -544,7 +548,7 @@ class Parked:
         self._prune_faults()
         return lambda: parked.set_failure_marks(previous_marks)
 
-    def _edit(self, key: ParkKey, edited: EditedMessage) -> Undo:
+    def _apply_edit(self, key: ParkKey, edited: EditedMessage) -> Undo:
         parked, ref = self._keys.get(key), (edited.source, edited.offset)
         if parked is None or not parked.contains(ref):
             return _noop
@@ -604,7 +608,7 @@ class Parked:
 
         return undo
 
-    def _clear(self, change: Clear) -> Undo:
+    def _apply_reset(self, change: Clear) -> Undo:
         undo = self._restore_on_undo("_keys", "messages")
         self._keys = select_sources(self._keys, change.kept)
         self.messages = sum(parked.messages for parked in self._keys.values())
@@ -636,7 +640,7 @@ class Parked:
         """Return the fault with this number, or None if it was forgotten."""
         return self._faults.get(number)
 
-    def edited(self, key: ParkKey, ref: MessageRef) -> EditedMessage | None:
+    def find_edit(self, key: ParkKey, ref: MessageRef) -> EditedMessage | None:
         """
         Return the edited version of a parked message, or None if it was not edited.
 
@@ -651,7 +655,7 @@ class Parked:
             raise NotFoundError(Reason.PARKED_MESSAGE_UNKNOWN, partition_id=ref[0], offset=ref[1])
         return parked.edits.get(ref)
 
-    def edits(self) -> Iterator[tuple[ParkKey, EditedMessage]]:
+    def list_edits(self) -> Iterator[tuple[ParkKey, EditedMessage]]:
         """Yield every edited message with its key."""
         for key, parked in self._keys.items():
             for ref in sorted(parked.edits):
@@ -692,7 +696,7 @@ class Parked:
         parked.partly_adopted_parents = set(decoded.partly_adopted_parents)
         parked.children_notify_ancestors = decoded.children_notify_ancestors
         for key, edited in decoded.edits:
-            parked._edit(key, edited)
+            parked._apply_edit(key, edited)
         parked._faults = FaultTable.from_items(decoded.faults)
         return parked
 

@@ -187,9 +187,9 @@ class RetentionLoop:
             except Exception as error:
                 self.problem = f"a bug in the broker: {error!r}"
                 log.exception("retention")
-            await self._pause()
+            await self._wait_next_check()
 
-    async def _pause(self) -> None:
+    async def _wait_next_check(self) -> None:
         """Wait until the next check is due: after CHECK_MS, or when a metaserver accepts this
         broker's report, if the last check lacked that.
         """
@@ -302,7 +302,7 @@ class RetentionLoop:
         allowed = self._allowed_position(segments, wanted, floor)
         if allowed <= segments[0].base:
             return 0
-        await self._prepare(allowed, disk)
+        await self._rewrite_partitions(allowed, disk)
         try:
             allowed = await self._decide_position(segments, allowed)
             await self._raise_first_offsets()
@@ -332,7 +332,7 @@ class RetentionLoop:
             self.problem = f"segments up to position {wanted} should be removed, but {reason}"
         return allowed
 
-    async def _prepare(self, position: int, disk: DiskUse) -> None:
+    async def _rewrite_partitions(self, position: int, disk: DiskUse) -> None:
         """Rewrite the partitions that the segments describe, using the reserve if the disk is
         full.
         """

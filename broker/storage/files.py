@@ -390,7 +390,7 @@ class RealFiles:
         """See `Files.preads`."""
         parts = []
         try:
-            with self._descriptor(path) as descriptor:
+            with self._open_cached(path) as descriptor:
                 for position, length in ranges:
                     data = os.pread(descriptor, length, position)
                     while len(data) < length:
@@ -404,7 +404,7 @@ class RealFiles:
         return parts
 
     @contextmanager
-    def _descriptor(self, path: str) -> Iterator[int]:
+    def _open_cached(self, path: str) -> Iterator[int]:
         """Provide a cached descriptor for reading; it is not closed while it is in use."""
         with self._cache_lock:
             cached = self._cached_descriptors.get(path)
@@ -436,7 +436,7 @@ class RealFiles:
     def read_ahead(self, path: str, position: int, length: int) -> None:
         """See `Files.read_ahead`."""
         try:
-            with self._descriptor(path) as descriptor:
+            with self._open_cached(path) as descriptor:
                 os.posix_fadvise(descriptor, position, length, os.POSIX_FADV_WILLNEED)
         except OSError as error:
             raise disk_error("advise", path, error) from error

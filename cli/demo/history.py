@@ -99,7 +99,7 @@ def judge_run(
     matching_records = 0
     slots: set[tuple[int, int]] = set()
     for partition_id in log:
-        judge.progress(JUDGED_GROUP, partition_id)
+        judge.get_progress(JUDGED_GROUP, partition_id)
     for record, name in merge(
         *(_sort_by_time(recorded, name) for name, recorded in records.items()), key=_time_and_token
     ):

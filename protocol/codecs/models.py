@@ -98,8 +98,8 @@ class PydanticCodec(Generic[M]):
             ) from error
         if decoded == value:
             return
-        if [each.get_secret_value() for each in _secrets(value)] != [
-            each.get_secret_value() for each in _secrets(decoded)
+        if [each.get_secret_value() for each in _find_secrets(value)] != [
+            each.get_secret_value() for each in _find_secrets(decoded)
         ]:
             raise ValueError(
                 f"a secret of this {name} would be stored as asterisks: give its field a "
@@ -116,7 +116,7 @@ class PydanticCodec(Generic[M]):
         return self._model.model_validate_json(data)
 
 
-def _secrets(value: Any) -> Iterator[Any]:
+def _find_secrets(value: Any) -> Iterator[Any]:
     """Yield the secrets in a model, such as SecretStr and SecretBytes, in a deterministic order."""
     stack = [value]
     while stack:

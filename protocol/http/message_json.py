@@ -70,7 +70,7 @@ def message_parts(parsed: MessageObject) -> KeyValueProperties:
         InvalidRequestError: it has no value, two values, two keys, or two properties of one name;
             or `properties_base64` is a string.
     """
-    properties = _properties(parsed)
+    properties = _parse_properties(parsed)
     key = (parsed.key or "").encode()
     if parsed.key_base64 is not None:
         _check_not_both("key", parsed.key)
@@ -85,7 +85,7 @@ def message_parts(parsed: MessageObject) -> KeyValueProperties:
     return key, packed, properties
 
 
-def _properties(parsed: MessageObject) -> dict[str, str | bytes] | None:
+def _parse_properties(parsed: MessageObject) -> dict[str, str | bytes] | None:
     texts, binary = parsed.properties, parsed.properties_base64
     if isinstance(binary, str):
         raise InvalidRequestError(

@@ -63,13 +63,13 @@ def ends_behind_rows(
         JobError: a partition has rows both from messages of the backfill and from others.
     """
     older_partitions = {
-        each for partition_id in cursors for each in _ancestors(partition_id, parents)
+        each for partition_id in cursors for each in _find_ancestors(partition_id, parents)
     }
     """Ancestors of the backfill's partitions, which precede it."""
     row_ends: dict[int, int] = {}
     for rows in sorted(replaced_ids.keys() - cursors.keys()):
         later_partitions, has_earlier = [], False
-        for partition_id in sorted(_ancestors(rows, parents)):
+        for partition_id in sorted(_find_ancestors(rows, parents)):
             end = ends.get(partition_id)
             if partition_id in cursors:
                 has_earlier = has_earlier or cursors[partition_id] > 0
@@ -100,7 +100,7 @@ def _mixed_rows_error(
     return error
 
 
-def _ancestors(partition_id: int, parents: Mapping[int, Collection[int]]) -> set[int]:
+def _find_ancestors(partition_id: int, parents: Mapping[int, Collection[int]]) -> set[int]:
     ancestors: set[int] = set()
     pending = [partition_id]
     while pending:

@@ -115,7 +115,7 @@ _POSITION = b"position"
 _POSITION_VALUE = struct.Struct("<Q")
 
 
-def _options(cache: Cache) -> Options:
+def _build_options(cache: Cache) -> Options:
     tables = BlockBasedOptions()
     tables.set_block_cache(cache)
     tables.set_block_size(16 << 10)
@@ -220,9 +220,11 @@ class RocksTables:
     def _connect(self) -> None:
         """Open or create the database. Raises DataFolderError if it has a newer format."""
         cache = Cache(CACHE_BYTES)
-        families = {"bounds": _options(cache)}
+        families = {"bounds": _build_options(cache)}
         access = AccessType.read_only(False) if self._read_only else AccessType.read_write()
-        units = Rdict(self._path, _options(cache), column_families=families, access_type=access)
+        units = Rdict(
+            self._path, _build_options(cache), column_families=families, access_type=access
+        )
         bounds = units.get_column_family("bounds")
         stored_format = bounds.get(_FORMAT)
         if (

@@ -162,7 +162,7 @@ def edits_are_put_in_the_next_place(patches: Patches) -> None:
 
 def children_adopt_no_edits(patches: Patches) -> None:
     """A child takes a parent's parked messages over with their first values."""
-    patches.set(partition_parked.Parked, "edits", lambda _self: iter(()))
+    patches.set(partition_parked.Parked, "list_edits", lambda _self: iter(()))
 
 
 BREAKS: tuple[Breaks, ...] = (

@@ -81,7 +81,7 @@ class ParkedDesk(Desk):
         acked = group.acked.cursor, tuple(group.acked.ranges)
         known = self.parked.frozen, self.parked.adopted_parents, self.parked.messages
         attempts = {offset: n for offset, n in group.attempts.items() if offset not in group.acked}
-        edits = dict(self.parked.edits())
+        edits = dict(self.parked.list_edits())
         return group.lock.fence, acked, attempts, keys, known, edits
 
     async def make(self, *changes: ParkChange) -> None:

@@ -67,7 +67,7 @@ def children_count_from_the_start(patches: Patches) -> None:
         )
         return real(self, msgspec.structs.replace(change, keys=keys), token)
 
-    real = patches.set(Parked, "_adopt", adopt)
+    real = patches.set(Parked, "_apply_adoption", adopt)
 
 
 def retries_are_never_due(patches: Patches) -> None:

@@ -228,7 +228,7 @@ def test_marks_and_edits_are_adopted_with_the_messages_that_they_are_of(rows_fir
     desk = CheckedDesk()
     for page in pages:
         desk.ask(Adopt(3, page, last=False))
-    assert desk.parked.edited(b"", (3, 1)) == EDITED
+    assert desk.parked.find_edit(b"", (3, 1)) == EDITED
     (mark,) = [mark for *_, mark in desk.parked.get(b"").failure_marks(3, ((0, 2),))]
     assert (mark.since_ms, mark.at_ms) == (1, 2)
 

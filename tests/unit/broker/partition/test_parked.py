@@ -289,12 +289,12 @@ def edit(source: int, offset: int, value: bytes = b"mended") -> Edit:
 def test_edit_ends_with_its_message():
     """A later one takes its place; what takes the end back brings it back."""
     parked = parked_of(Park(b"k", ((2, 4),), FAILURE), edit(7, 3, b"first"), edit(7, 3))
-    assert parked.edited(b"k", (7, 3)) == edit(7, 3).message
-    assert parked.edited(b"k", (7, 2)) is None
+    assert parked.find_edit(b"k", (7, 3)) == edit(7, 3).message
+    assert parked.find_edit(b"k", (7, 2)) is None
     undo = parked.apply(Unpark(b"k", 7, ((2, 4),)), at_ms=9)
-    assert list(parked.edits()) == []
+    assert list(parked.list_edits()) == []
     undo()
-    assert parked.edited(b"k", (7, 3)) == edit(7, 3).message
+    assert parked.find_edit(b"k", (7, 3)) == edit(7, 3).message
 
 
 def test_owner_has_messages_of_a_parked_key_handled_until_a_failure():
@@ -324,10 +324,10 @@ def test_owner_has_messages_of_a_parked_key_handled_until_a_failure():
 
 def test_edit_of_a_message_that_is_not_parked_changes_nothing():
     parked = parked_of(Park(b"k", ((2, 4),), FAILURE), edit(7, 4), edit(3, 2))
-    assert list(parked.edits()) == []
+    assert list(parked.list_edits()) == []
     for key, place in ((b"k", (7, 4)), (b"k", (3, 2)), (None, (7, 2))):
         with raises(Reason.PARKED_MESSAGE_UNKNOWN):
-            parked.edited(key, place)
+            parked.find_edit(key, place)
 
 
 def test_adopted_edit_gives_way_to_one_that_was_made_here():
@@ -344,7 +344,7 @@ def test_adopted_edit_gives_way_to_one_that_was_made_here():
     parked = parked_of(
         Adopt(3, (rows,), last=False), edit(3, 0, b"new"), Adopt(3, (late,), last=True)
     )
-    assert [each.value for _, each in parked.edits()] == [b"new", b"old"]
+    assert [each.value for _, each in parked.list_edits()] == [b"new", b"old"]
 
 
 def test_offsets_name_the_edited_messages_of_a_page():
@@ -370,5 +370,5 @@ def test_pages_hold_edits_up_to_their_size():
     child = Parked(9)
     for page in pages:
         child.apply(Adopt(7, tuple(page), last=False), at_ms=9)
-    assert list(child.edits()) == list(parked.edits())
+    assert list(child.list_edits()) == list(parked.list_edits())
     assert child.messages == 6
