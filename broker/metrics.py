@@ -109,7 +109,7 @@ class _MonotonicSum:
 
 def lag_of(partition: HostedPartition, group: Group) -> int:
     """Return the number of messages of a partition that a group has not acked."""
-    return group.acked.unacked(partition.first_offset, partition.readable_offset)
+    return group.acked.count_unacked(partition.first_offset, partition.readable_offset)
 
 
 class BrokerMetrics:

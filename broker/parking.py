@@ -365,10 +365,10 @@ class Parking:
     async def _handle_read_edited(self, request: ReadEdited, _payload: memoryview) -> Handled:
         partition, group = self._find_group(request.partition_id, request.group)
         parked = group.get_or_create_parked(partition.partition_id)
-        edited = parked.find_edit(request.key, (request.source, request.offset))
-        if edited is None:
+        edit = parked.find_edit(request.key, (request.source, request.offset))
+        if edit is None:
             return ParkedEdited(None), b""
-        return ParkedEdited(edited.properties), edited.value
+        return ParkedEdited(edit.properties), edit.value
 
     def _find_group(self, partition_id: int, name: str) -> tuple[HostedPartition, Group]:
         partition = self._store.state.partition(partition_id)

@@ -232,7 +232,7 @@ class Broadcast:
         acked = self._acked.get(partition_id) or self._deleted_acks.get(partition_id)
         if acked is None:
             return partition_id in self._lineage
-        return not acked.unacked(start, end)
+        return not acked.count_unacked(start, end)
 
     async def _follow(self, holder: GrantHolder) -> None:
         failure_log = LogFilter()

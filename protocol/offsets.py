@@ -129,7 +129,7 @@ class AckedOffsets:
         """Number of acked ranges above the cursor."""
         return len(self._above)
 
-    def unacked(self, start: int, end: int) -> int:
+    def count_unacked(self, start: int, end: int) -> int:
         """Return the number of offsets in `[start, end)` that are not acked."""
         count, offset = 0, self.next_unacked(start)
         while offset < end:

@@ -89,7 +89,7 @@ class CapabilityJudge:
         self._save_operators = save_operators
         self._boot_ms = clock.boot_ms
         self._fetch_news = fetch_news
-        self._newest = NewestNews()
+        self._newest_news = NewestNews()
         self._news: AccessNews | None = None
         self._clock_offset_ms = 0
         self._verified_capabilities: OrderedDict[str, Capability] = OrderedDict()
@@ -108,7 +108,7 @@ class CapabilityJudge:
 
         Between two news, the metaserver's time advances with this machine's boot clock.
         """
-        if not self._newest.accept(news, self._boot_ms()):
+        if not self._newest_news.accept(news, self._boot_ms()):
             return
         self._clock_offset_ms = news.now_ms - self._boot_ms()
         previous = self._news
@@ -148,8 +148,8 @@ class CapabilityJudge:
             capability,
             cluster=news.cluster,
             now_ms=self.now_ms(),
-            changed=news.changed,
-            floor=news.floor,
+            changed_versions=news.changed,
+            version_floor=news.floor,
         )
 
     async def verify(self, text: str) -> Capability:

@@ -366,7 +366,7 @@ class InFlight:
         has_removed = [
             (offset, offset + 1)
             for entry in self._ranges
-            if acked.unacked(entry.start, entry.end) < entry.end - entry.start
+            if acked.count_unacked(entry.start, entry.end) < entry.end - entry.start
             for offset in range(entry.start, entry.end)
             if offset in acked
         ]

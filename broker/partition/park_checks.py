@@ -158,19 +158,19 @@ class _ChangeChecker:
 
     def _current_state(self, key: ParkKey) -> ParkState | None:
         """Return the state of a key after the changes so far, or None if it is not parked."""
-        parked = self._parked.get(key)
-        return self._changed_states.get(key, None if parked is None else parked.state)
+        parked_key = self._parked.get(key)
+        return self._changed_states.get(key, None if parked_key is None else parked_key.state)
 
     def _is_being_handled(self, key: ParkKey) -> bool:
         """Return True if an owner may be handling messages of the key."""
-        parked = self._parked.get(key)
+        parked_key = self._parked.get(key)
         return self._current_state(key) is ParkState.REDRIVING or (
-            parked is not None and parked.is_being_handled(self._token)
+            parked_key is not None and parked_key.is_being_handled(self._token)
         )
 
     def _count_remaining(self, key: ParkKey) -> int:
         """Return the number of parked messages of a key after the changes so far."""
-        parked = self._parked.get(key)
+        parked_key = self._parked.get(key)
         added_runs = self._added_offsets.get(key)
         removed_count = sum(
             runs.messages
@@ -178,7 +178,7 @@ class _ChangeChecker:
             if other_key == key
         )
         return (
-            (parked.messages if parked else 0)
+            (parked_key.messages if parked_key else 0)
             + (added_runs.messages if added_runs else 0)
             - removed_count
         )
@@ -233,11 +233,15 @@ class _ChangeChecker:
         """
         if change.token not in {0, self._token}:
             raise InvalidRequestError(f"{change.token} is not the owner's token")
-        parked = self._parked.get(change.key)
-        if change.failure is None or parked is None or not (is_loose(change.key) and change.ranges):
+        parked_key = self._parked.get(change.key)
+        if (
+            change.failure is None
+            or parked_key is None
+            or not (is_loose(change.key) and change.ranges)
+        ):
             return change.token
         return (
-            parked.owner_token
+            parked_key.owner_token
         )  # only one loose message failed; the owner still handles the others
 
     def _check_park_or_dead_letter(self, change: ParkOrDeadLetter) -> Park | DeadLetterKey | None:
@@ -259,12 +263,14 @@ class _ChangeChecker:
         new_ranges = self._claim_ranges(change)
         if not new_ranges and failure is None:
             return None
-        parked = self._parked.get(key)
+        parked_key = self._parked.get(key)
         self._add_offsets(key, new_ranges)
         self._changed_states[key] = ParkState.DEAD
         # The whole key becomes dead. The capacity that this frees is only available to later
         # requests.
-        moved_count = parked.messages if parked is not None and state is not ParkState.DEAD else 0
+        moved_count = (
+            parked_key.messages if parked_key is not None and state is not ParkState.DEAD else 0
+        )
         self._dead_usage.messages += moved_count + count_messages(new_ranges)
         self._dead_usage.keys += 1
         return DeadLetterKey(key, new_ranges, failure)
@@ -298,8 +304,8 @@ class _ChangeChecker:
         if self._current_state(change.key) is None:
             return None
         removed_runs = self._removed_offsets.setdefault((change.key, change.source), OffsetRuns())
-        parked, added_runs = self._parked.get(change.key), self._added_offsets.get(change.key)
-        candidates = [] if parked is None else [parked.offsets_by_source.get(change.source)]
+        parked_key, added_runs = self._parked.get(change.key), self._added_offsets.get(change.key)
+        candidates = [] if parked_key is None else [parked_key.offsets_by_source.get(change.source)]
         candidates += [added_runs] if change.source == self._parked.partition_id else []
         for start, end in change.ranges:
             for runs in candidates:

@@ -123,13 +123,13 @@ def _build_pages(
     parked: Parked, predicate: Callable[[ParkKey], bool], first: int
 ) -> Iterator[tuple[list[AdoptedKey], int | None]]:
     page, row = _Page(), 0
-    keys = [(key, each) for key, each in parked.items() if predicate(key)]
+    keys = [(key, parked_key) for key, parked_key in parked.items() if predicate(key)]
     for count_parts, build_part in (
         (ParkedKey.count_rows, _build_ranges_part),
         (ParkedKey.count_marks, _build_marks_part),
     ):
-        for key, each in keys:
-            count = count_parts(each)
+        for key, parked_key in keys:
+            count = count_parts(parked_key)
             index = max(first - row, 0)
             while index < count:
                 if page.is_full:
@@ -139,15 +139,15 @@ def _build_pages(
                 page.add(adopted, row_count, len(_encode(adopted)))
                 index += row_count
             row += count
-    for key, edited in parked.list_edits():
+    for key, edit in parked.list_edits():
         if not predicate(key):
             continue
         if row >= first:
-            size_bytes = len(edited.value) + len(edited.properties)
+            size_bytes = len(edit.value) + len(edit.properties)
             if page.keys and page.size_bytes + size_bytes > PARKED_PAGE_BYTES:
                 yield page.keys, row
                 page = _Page()
-            page.add(_adopted_key(parked, key, edits=(edited,)), 0, size_bytes)
+            page.add(_adopted_key(parked, key, edits=(edit,)), 0, size_bytes)
         row += 1
     yield page.keys, None
 

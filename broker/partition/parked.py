@@ -280,35 +280,35 @@ class Parked:
     def _apply_park(
         self, change: Park | DeadLetterKey, state: ParkState, at_ms: int, acked: AckedOffsets | None
     ) -> Undo:
-        known = self._keys.get(change.key)
-        if known is None and is_loose(change.key) and not change.ranges:
+        known_key = self._keys.get(change.key)
+        if known_key is None and is_loose(change.key) and not change.ranges:
             return _noop  # its messages are no longer parked
         undo_key = (
             self._create_key(change.key, at_ms)
-            if known is None
+            if known_key is None
             else self._set_state(change.key, None)
         )
-        parked = self._keys[change.key]
+        parked_key = self._keys[change.key]
         added_ranges: list[Range] = []
         for start, end in change.ranges:
             if acked is not None:
                 acked.add(start, end)
-            added_ranges += parked.add(self.partition_id, start, end)
+            added_ranges += parked_key.add(self.partition_id, start, end)
         self.messages += count_messages(added_ranges)
         failed_ranges = added_ranges if change.failure is None else change.ranges
         undo_marks = self._record_failure(
             change.key, self.partition_id, failed_ranges, change.failure, at_ms
         )
         if change.failure is not None:
-            parked.failure = change.failure
-            parked.owner_token = change.token if isinstance(change, Park) else 0
+            parked_key.failure = change.failure
+            parked_key.owner_token = change.token if isinstance(change, Park) else 0
         if change.failure is not None or state is ParkState.DEAD:
-            parked.state = state
+            parked_key.state = state
 
         def undo() -> None:
             undo_marks()
             for start, end in added_ranges:
-                parked.remove(self.partition_id, start, end)
+                parked_key.remove(self.partition_id, start, end)
             self.messages -= count_messages(added_ranges)
             undo_key()
 
@@ -329,18 +329,23 @@ class Parked:
         """
         if not is_loose(key):
             return _noop
-        parked, ranges = self._keys[key], tuple(ranges)
-        previous_marks = parked.failure_marks(source, ranges) or [
+        parked_key, ranges = self._keys[key], tuple(ranges)
+        previous_marks = parked_key.failure_marks(source, ranges) or [
             (source, *range_, UNKNOWN) for range_ in ranges
         ]
         at_ms = 0 if failure is None else failure.at_ms
         mark = Mark(since_ms, at_ms, self._faults.intern_failure(failure))
-        parked.set_failure_marks(
-            (source, start, end, mark._replace(since_ms=known.since_ms) if keeps_since else mark)
-            for _, start, end, known in previous_marks
+        parked_key.set_failure_marks(
+            (
+                source,
+                start,
+                end,
+                mark._replace(since_ms=known_mark.since_ms) if keeps_since else mark,
+            )
+            for _, start, end, known_mark in previous_marks
         )
         self._prune_faults()
-        return lambda: parked.set_failure_marks(previous_marks)
+        return lambda: parked_key.set_failure_marks(previous_marks)
 
     def _prune_faults(self) -> None:
         """Forget failure texts if there are too many."""
@@ -359,47 +364,51 @@ class Parked:
         """Set the state of a key, unless `state` is None. The returned undo restores the state,
         failure, time and token.
         """
-        parked = self._keys.get(key)
-        if parked is None:
+        parked_key = self._keys.get(key)
+        if parked_key is None:
             return _noop
-        previous = parked.state, parked.failure, parked.since_ms, parked.owner_token
+        previous = parked_key.state, parked_key.failure, parked_key.since_ms, parked_key.owner_token
         if state is not None:
-            parked.state = state
+            parked_key.state = state
 
         def undo() -> None:
-            parked.state, parked.failure, parked.since_ms, parked.owner_token = previous
+            parked_key.state, parked_key.failure, parked_key.since_ms, parked_key.owner_token = (
+                previous
+            )
 
         return undo
 
     def _apply_unpark(self, change: Unpark) -> Undo:
-        source, parked = change.source, self._keys.get(change.key)
-        if parked is None:
+        source, parked_key = change.source, self._keys.get(change.key)
+        if parked_key is None:
             return _noop
-        marks = parked.failure_marks(source, change.ranges)
+        marks = parked_key.failure_marks(source, change.ranges)
         removed_ranges = [
-            range_ for start, end in change.ranges for range_ in parked.remove(source, start, end)
+            range_
+            for start, end in change.ranges
+            for range_ in parked_key.remove(source, start, end)
         ]
-        edits = parked.pop_edits(source, removed_ranges)
+        edits = parked_key.pop_edits(source, removed_ranges)
         self.messages -= count_messages(removed_ranges)
-        is_key_removed = not parked.messages and is_loose(change.key)
+        is_key_removed = not parked_key.messages and is_loose(change.key)
         if is_key_removed:
             del self._keys[change.key]
 
         def undo() -> None:
             if is_key_removed:
-                self._keys[change.key] = parked
+                self._keys[change.key] = parked_key
             for start, end in removed_ranges:
-                parked.add(source, start, end)
-            parked.set_failure_marks(marks)
-            parked.edits |= edits
+                parked_key.add(source, start, end)
+            parked_key.set_failure_marks(marks)
+            parked_key.edits |= edits
             self.messages += count_messages(removed_ranges)
 
         return undo
 
     def _apply_repeated_failure(self, change: FailAgain) -> Undo:
-        parked = self._keys.get(change.key)
-        runs = None if parked is None else parked.offsets_by_source.get(change.source)
-        if parked is None or runs is None:
+        parked_key = self._keys.get(change.key)
+        runs = None if parked_key is None else parked_key.offsets_by_source.get(change.source)
+        if parked_key is None or runs is None:
             return _noop
         ranges = [
             range_ for start, end in change.ranges for range_ in runs.intersection(start, end)
@@ -408,7 +417,7 @@ class Parked:
         undo_marks = self._record_failure(
             change.key, change.source, ranges, change.failure, 0, keeps_since=True
         )
-        parked.failure = change.failure if ranges else parked.failure
+        parked_key.failure = change.failure if ranges else parked_key.failure
 
         def undo() -> None:
             undo_marks()
@@ -417,12 +426,14 @@ class Parked:
         return undo
 
     def _apply_shift(self, change: Shift, at_ms: int) -> Undo:
-        source, parked = change.source, self._keys.get(change.key)
-        if parked is None:
+        source, parked_key = change.source, self._keys.get(change.key)
+        if parked_key is None:
             return _noop
-        marks = parked.failure_marks(source, change.ranges)
+        marks = parked_key.failure_marks(source, change.ranges)
         removed_ranges = [
-            range_ for start, end in change.ranges for range_ in parked.remove(source, start, end)
+            range_
+            for start, end in change.ranges
+            for range_ in parked_key.remove(source, start, end)
         ]
         undos = [
             _noop
@@ -446,41 +457,41 @@ class Parked:
             if change.to == RETRIED:
                 target.state = ParkState.REDRIVING
         self.messages += count_messages(added_ranges) - count_messages(removed_ranges)
-        is_key_removed = not parked.messages
-        edits = parked.pop_edits(source, removed_ranges)
+        is_key_removed = not parked_key.messages
+        edits = parked_key.pop_edits(source, removed_ranges)
         if target is not None:
             target.edits |= edits
         if is_key_removed:
             del self._keys[change.key]
 
         def undo() -> None:
-            parked.edits |= edits
+            parked_key.edits |= edits
             for ref in edits:
                 if target is not None:
                     target.edits.pop(ref, None)
             if is_key_removed:
-                self._keys[change.key] = parked
+                self._keys[change.key] = parked_key
             undo_marks()
             for start, end in added_ranges:
                 assert target is not None
                 target.remove(source, start, end)
             for start, end in removed_ranges:
-                parked.add(source, start, end)
-            parked.set_failure_marks(marks)
+                parked_key.add(source, start, end)
+            parked_key.set_failure_marks(marks)
             self.messages += count_messages(removed_ranges) - count_messages(added_ranges)
             _undo_all(undos)
 
         return undo
 
     def _free(self, key: ParkKey) -> Undo:
-        parked = self._keys.pop(key, None)
-        if parked is None:
+        parked_key = self._keys.pop(key, None)
+        if parked_key is None:
             return _noop
-        self.messages -= parked.messages
+        self.messages -= parked_key.messages
 
         def undo() -> None:
-            self._keys[key] = parked
-            self.messages += parked.messages
+            self._keys[key] = parked_key
+            self.messages += parked_key.messages
 
         return undo
 
@@ -512,54 +523,54 @@ class Parked:
         owner; otherwise they come from a parent.
         """
         undos = [] if key.key in self._keys else [self._create_key(key.key, key.since_ms)]
-        parked = self._keys[key.key]
+        parked_key = self._keys[key.key]
         undos.append(self._set_state(key.key, None))
-        parked.state = key.state
-        parked.failure = key.failure
-        parked.since_ms = min(parked.since_ms, key.since_ms)
-        parked.owner_token = key.token if is_own else 0
+        parked_key.state = key.state
+        parked_key.failure = key.failure
+        parked_key.since_ms = min(parked_key.since_ms, key.since_ms)
+        parked_key.owner_token = key.token if is_own else 0
         for source, start, end in key.rows:
-            new_ranges = parked.add(source, start, end)
+            new_ranges = parked_key.add(source, start, end)
             self.messages += count_messages(new_ranges)
-            undos.append(partial(self._remove_offsets, parked, source, new_ranges))
+            undos.append(partial(self._remove_offsets, parked_key, source, new_ranges))
             if is_loose(key.key):
-                parked.set_failure_marks((source, *range_, UNKNOWN) for range_ in new_ranges)
-        undos.append(self._adopt_marks(parked, key, keeps_tries=is_own))
+                parked_key.set_failure_marks((source, *range_, UNKNOWN) for range_ in new_ranges)
+        undos.append(self._adopt_marks(parked_key, key, keeps_tries=is_own))
         # An existing edit is newer: it was made here, or comes from an earlier replay.
         undos += [
-            self._apply_edit(key.key, edited)
-            for edited in key.edits
-            if (edited.source, edited.offset) not in parked.edits
+            self._apply_edit(key.key, edit)
+            for edit in key.edits
+            if (edit.source, edit.offset) not in parked_key.edits
         ]
         return partial(_undo_all, undos)
 
-    def _adopt_marks(self, parked: ParkedKey, key: AdoptedKey, *, keeps_tries: bool) -> Undo:
+    def _adopt_marks(self, parked_key: ParkedKey, key: AdoptedKey, *, keeps_tries: bool) -> Undo:
         if not is_loose(key.key):
             return _noop
         fault_numbers = [self._faults.intern(fault) for fault in key.faults]
         previous_marks = [
             previous_mark
             for mark in key.marks
-            for previous_mark in parked.failure_marks(mark.source, ((mark.start, mark.end),))
+            for previous_mark in parked_key.failure_marks(mark.source, ((mark.start, mark.end),))
         ]
-        parked.set_failure_marks(
+        parked_key.set_failure_marks(
             decode_mark(mark, fault_numbers, keeps_tries=keeps_tries) for mark in key.marks
         )
         self._prune_faults()
-        return lambda: parked.set_failure_marks(previous_marks)
+        return lambda: parked_key.set_failure_marks(previous_marks)
 
-    def _apply_edit(self, key: ParkKey, edited: EditedMessage) -> Undo:
-        parked, ref = self._keys.get(key), (edited.source, edited.offset)
-        if parked is None or not parked.contains(ref):
+    def _apply_edit(self, key: ParkKey, edit: EditedMessage) -> Undo:
+        parked_key, ref = self._keys.get(key), (edit.source, edit.offset)
+        if parked_key is None or not parked_key.contains(ref):
             return _noop
-        previous = parked.edits.get(ref)
-        parked.edits[ref] = edited
+        previous = parked_key.edits.get(ref)
+        parked_key.edits[ref] = edit
 
         def undo() -> None:
             if previous is None:
-                parked.edits.pop(ref, None)
+                parked_key.edits.pop(ref, None)
             else:
-                parked.edits[ref] = previous
+                parked_key.edits[ref] = previous
 
         return undo
 
@@ -591,9 +602,9 @@ class Parked:
         self.retaining_ancestors = self.retaining_ancestors - {ancestor}
         return undo
 
-    def _remove_offsets(self, parked: ParkedKey, source: int, ranges: list[Range]) -> None:
+    def _remove_offsets(self, parked_key: ParkedKey, source: int, ranges: list[Range]) -> None:
         for start, end in ranges:
-            parked.remove(source, start, end)
+            parked_key.remove(source, start, end)
         self.messages -= count_messages(ranges)
 
     def _restore_on_undo(self, *names: str) -> Undo:
@@ -650,16 +661,16 @@ class Parked:
         """
         if self.frozen:
             raise StaleRouteError(Reason.PARK_MOVED, partition_id=self.partition_id)
-        parked = self._keys.get(key)
-        if parked is None or not parked.contains(ref):
+        parked_key = self._keys.get(key)
+        if parked_key is None or not parked_key.contains(ref):
             raise NotFoundError(Reason.PARKED_MESSAGE_UNKNOWN, partition_id=ref[0], offset=ref[1])
-        return parked.edits.get(ref)
+        return parked_key.edits.get(ref)
 
     def list_edits(self) -> Iterator[tuple[ParkKey, EditedMessage]]:
         """Yield every edited message with its key."""
-        for key, parked in self._keys.items():
-            for ref in sorted(parked.edits):
-                yield key, parked.edits[ref]
+        for key, parked_key in self._keys.items():
+            for ref in sorted(parked_key.edits):
+                yield key, parked_key.edits[ref]
 
     # ── encoding ──────────────────────────────────────────────────────────────────────────────────
     def image(self) -> bytes:

@@ -630,7 +630,7 @@ class HostedPartition:
                 parked=progress.parked_messages,
                 retrying=progress.retrying,
                 failing=progress.failing,
-                suspects=progress.acked.unacked(self.first_offset, progress.suspects.upto),
+                suspects=progress.acked.count_unacked(self.first_offset, progress.suspects.upto),
                 left_to_children=progress.left_to_children,
                 frozen=progress.parked is not None and progress.parked.frozen,
             )

@@ -72,7 +72,7 @@ class FirstOffsets:
         self._state.mark_dirty(partition)
         previous, partition.first_offset = partition.first_offset, first
         for group in partition.groups.values():
-            unread_count = group.acked.unacked(previous, first)
+            unread_count = group.acked.count_unacked(previous, first)
             group.ack_removed(first)
             if group.has_unsaved_progress:
                 self._unsaved_groups[partition_id, group.name] = partition, group

@@ -138,13 +138,15 @@ class Replay:
         )
         partition.readable_offset = partition.next_offset
 
-    def _apply_facts(self, header: Header, body: memoryview, known: HostedPartition | None) -> None:
+    def _apply_facts(
+        self, header: Header, body: memoryview, known_partition: HostedPartition | None
+    ) -> None:
         """Apply a PARTITION or STATE record."""
         try:
             if header.kind == Kind.STATE:
                 restored, producer_range = decode_partition_part(header.partition_id, body)
-                if known is not None:
-                    self._restore_partition(header, restored, known)
+                if known_partition is not None:
+                    self._restore_partition(header, restored, known_partition)
                 elif producer_range.before:
                     # Earlier parts are lost, or retention has removed them after rewriting all
                     # parts.
@@ -156,21 +158,21 @@ class Replay:
                 return
             facts = decode_body(header, body)
             assert isinstance(facts, HostPartition)
-            if known is None:
-                known = self._state.host(replace(facts, times_from_ms=0))
+            if known_partition is None:
+                known_partition = self._state.host(replace(facts, times_from_ms=0))
                 self._state.orphans.pop(header.partition_id, None)
             else:
-                known.check_same_facts(facts)
-            if facts.times_from_ms > known.appended_at_ms:
-                self._state.mark_dirty(known)
-                known.appended_at_ms = facts.times_from_ms
+                known_partition.check_same_facts(facts)
+            if facts.times_from_ms > known_partition.appended_at_ms:
+                self._state.mark_dirty(known_partition)
+                known_partition.appended_at_ms = facts.times_from_ms
         except KeylaneError as error:
             self._report_contradiction(header, error.message)
 
-    def _add_partition(self, header: Header, restored: HostedPartition) -> None:
+    def _add_partition(self, header: Header, restored_partition: HostedPartition) -> None:
         """Apply the first or only STATE record of an unknown partition."""
-        self._state.partitions.add(restored)
-        if restored.lost:
+        self._state.partitions.add(restored_partition)
+        if restored_partition.lost:
             self._state.damaged.add(header.partition_id)
         self._state.orphans.pop(header.partition_id, None)
         self._complete_ids.add(header.partition_id)
@@ -187,34 +189,44 @@ class Replay:
             del self._producers_read[header.partition_id]
 
     def _restore_partition(
-        self, header: Header, restored: HostedPartition, known: HostedPartition
+        self, header: Header, restored_partition: HostedPartition, known_partition: HostedPartition
     ) -> None:
         """Apply a STATE record of a known partition."""
-        if header.base_offset >= known.next_offset:
-            _merge_producers(restored, known, ordered=header.partition_id in self._producers_read)
-        self._advance_end(known, header)
-        for lost in restored.lost:
-            self._state.add_lost_range(known, lost.start, lost.end, position=lost.position)
-        known.fences_lost |= restored.fences_lost
-        known.groups_told |= restored.groups_told
-        for name, token in restored.forgotten.items():
-            known.forgotten[name] = max(token, known.forgotten.get(name, 0))
-        known.holds = restored.holds
-        known.first_offset = max(known.first_offset, restored.first_offset)
-        for name, group in restored.groups.items():
-            self._apply_fence(known, FenceBody(name, group.lock.fence, group.lock.session))
-            known.apply_cursor(group.cursor_body())
-            known.groups[name].parked = group.parked
+        if header.base_offset >= known_partition.next_offset:
+            _merge_producers(
+                restored_partition,
+                known_partition,
+                sorted_producers=header.partition_id in self._producers_read,
+            )
+        self._advance_end(known_partition, header)
+        for lost in restored_partition.lost:
+            self._state.add_lost_range(
+                known_partition, lost.start, lost.end, position=lost.position
+            )
+        known_partition.fences_lost |= restored_partition.fences_lost
+        known_partition.groups_told |= restored_partition.groups_told
+        for name, token in restored_partition.forgotten.items():
+            known_partition.forgotten[name] = max(token, known_partition.forgotten.get(name, 0))
+        known_partition.holds = restored_partition.holds
+        known_partition.first_offset = max(
+            known_partition.first_offset, restored_partition.first_offset
+        )
+        for name, group in restored_partition.groups.items():
+            self._apply_fence(
+                known_partition, FenceBody(name, group.lock.fence, group.lock.session)
+            )
+            known_partition.apply_cursor(group.cursor_body())
+            known_partition.groups[name].parked = group.parked
 
     def _apply_dropped(self, header: Header, body: memoryview) -> None:
         """Apply a DROPPED record: forget its partitions."""
         try:
-            dropped = decode_body(header, body)
+            dropped_body = decode_body(header, body)
         except CorruptLogError as error:
             self._state.add_problem(error.message)
             return
-        assert isinstance(dropped, DroppedBody)
-        self._state.apply_dropped(dropped)
+        assert isinstance(dropped_body, DroppedBody)
+        self._state.apply_dropped(dropped_body)
         for partition_id in list(self._producers_read):
             if partition_id in self._state.dropped:
                 del self._producers_read[partition_id]
@@ -368,20 +380,22 @@ class Replay:
             )
 
 
-def _merge_producers(restored: HostedPartition, known: HostedPartition, *, ordered: bool) -> None:
+def _merge_producers(
+    restored_partition: HostedPartition, known_partition: HostedPartition, *, sorted_producers: bool
+) -> None:
     """
     Copy the producers of a STATE record to the known partition. The record must not be older than
     the partition, because its producers would lack batches that are already applied.
 
     Args:
-        ordered: also copy the order of the producers, by their last appends.
+        sorted_producers: also copy the order of the producers, by their last appends.
     """
-    for number, state in restored.producers.items():
-        if ordered or known.producers.get(number) != state:
-            known.producers.remove_state(number)
-            known.producers[number] = state
-    while len(known.producers) > PRODUCERS_PER_PARTITION_MAX:
-        known.producers.remove_oldest()
+    for number, state in restored_partition.producers.items():
+        if sorted_producers or known_partition.producers.get(number) != state:
+            known_partition.producers.remove_state(number)
+            known_partition.producers[number] = state
+    while len(known_partition.producers) > PRODUCERS_PER_PARTITION_MAX:
+        known_partition.producers.remove_oldest()
 
 
 _KINDS = frozenset(Kind)

@@ -283,10 +283,10 @@ class Store:
         facts = strip_volatile_facts(facts)
         validate_facts(facts)
         partition_id: int = facts.partition.partition_id
-        known = self.state.partitions.get(partition_id)
-        if known is not None:
-            known.check_same_facts(facts)
-            return known, self.commit.wait_flushed()
+        known_partition = self.state.partitions.get(partition_id)
+        if known_partition is not None:
+            known_partition.check_same_facts(facts)
+            return known_partition, self.commit.wait_flushed()
         self.state.check_no_orphan(partition_id)
         self.state.check_not_dropped(partition_id)
         # Do not host a partition while messages are refused. But host it while they queue:

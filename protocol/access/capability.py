@@ -130,8 +130,8 @@ def check_current(
     *,
     cluster: str,
     now_ms: int,
-    changed: Mapping[str, int],
-    floor: int,
+    changed_versions: Mapping[str, int],
+    version_floor: int,
 ) -> None:
     """
     Check that a capability, whose signature was verified, is still valid.
@@ -147,8 +147,8 @@ def check_current(
         raise CapabilityEndedError(
             f"the capability of {principal!r} has ended", principal=principal
         )
-    latest = max(changed.get(name, 0) for name in (principal, *capability.groups))
-    if capability.version < max(floor, latest):
+    latest = max(changed_versions.get(name, 0) for name in (principal, *capability.groups))
+    if capability.version < max(version_floor, latest):
         raise CapabilityEndedError(
             f"the rights of {principal!r} have changed since the capability was made",
             principal=principal,

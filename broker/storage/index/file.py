@@ -96,12 +96,12 @@ class FileConsumeQueues:
         """Raise CorruptLogError if a unit does not begin at its partition's next offset."""
         next_offsets: dict[int, int] = {}
         for partition_id, unit in units:
-            expected = next_offsets.get(partition_id)
-            if expected is None:
+            expected_offset = next_offsets.get(partition_id)
+            if expected_offset is None:
                 queue = self._queues.get(partition_id)
-                expected = unit.base_offset if queue is None else queue.next_offset
-            if unit.base_offset != expected:
-                raise gap_error(partition_id, unit, expected)
+                expected_offset = unit.base_offset if queue is None else queue.next_offset
+            if unit.base_offset != expected_offset:
+                raise gap_error(partition_id, unit, expected_offset)
             next_offsets[partition_id] = unit.base_offset + unit.message_count
 
     def _write_blocks(self, partition_id: int, queue: Queue) -> None:
