@@ -193,9 +193,9 @@ class BrokerMetrics:
             }
             family = f"keylane_broker_{name}_{unit}_total"
             samples = largest(samples)
-            others = self._others.setdefault(family, _MonotonicSum())
-            if OTHERS in samples or others.reported_sum:
-                samples[OTHERS] = others.update(samples.get(OTHERS, 0))
+            other_flows = self._others.setdefault(family, _MonotonicSum())
+            if OTHERS in samples or other_flows.reported_sum:
+                samples[OTHERS] = other_flows.update(samples.get(OTHERS, 0))
             yield labelled(family, f"{unit.capitalize()} that {text}.", samples, counts=True)
 
     def _collect_state(self) -> Iterable[Metric]:

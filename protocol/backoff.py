@@ -46,8 +46,8 @@ class Backoff:
         The result is drawn from [step / 2, step], where step is `first_ms * factor ** (attempt -
         1)`, at most `max_ms`.
         """
-        step = min(float(self.max_ms), self.first_ms * self.factor ** min(attempt - 1, 32))
-        return max(1, int(step * (0.5 + rng.random() / 2)))
+        exponent = min(float(self.max_ms), self.first_ms * self.factor ** min(attempt - 1, 32))
+        return max(1, int(exponent * (0.5 + rng.random() / 2)))
 
 
 class Pauses:

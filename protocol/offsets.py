@@ -37,14 +37,14 @@ class IntervalSet:
             starts.append(start)
             ends.append(end)
             return True
-        first = bisect_left(ends, start)
-        last = bisect_right(starts, end, first)
-        if first < last:
-            if starts[first] <= start and end <= ends[first]:
+        first_index = bisect_left(ends, start)
+        end_index = bisect_right(starts, end, first_index)
+        if first_index < end_index:
+            if starts[first_index] <= start and end <= ends[first_index]:
                 return False
-            start, end = min(start, starts[first]), max(end, ends[last - 1])
-        starts[first:last] = [start]
-        ends[first:last] = [end]
+            start, end = min(start, starts[first_index]), max(end, ends[end_index - 1])
+        starts[first_index:end_index] = [start]
+        ends[first_index:end_index] = [end]
         return True
 
     def remove_below(self, offset: int) -> None:

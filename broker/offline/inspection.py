@@ -94,7 +94,7 @@ def inspect_folder(files: Files) -> Inspection:
         for partition_id, partition in state.partitions.items()
         if partition.lost or partition.fences_lost
     )
-    schedule_index, journal = open_schedule(files, cut=False)
+    schedule_index, journal = open_schedule(files, must_cut=False)
     inspection.scheduled = len(schedule_index.entries)
     inspection.problems = [
         *describe_damage(state),

@@ -228,10 +228,10 @@ class ScheduleIndex:
             entry.in_delivery = True
             self._settling_segments[scheduled_id] = {entry.place.segment}
             return None
-        settled = self._settled_messages.get(scheduled_id)
-        if settled is None:
+        settled_message = self._settled_messages.get(scheduled_id)
+        if settled_message is None:
             raise NotFoundError(Reason.SCHEDULED_UNKNOWN, scheduled_id=scheduled_id.hex())
-        return settled.outcome
+        return settled_message.outcome
 
     def is_in_delivery(self, scheduled_id: bytes) -> bool:
         """Return True if a message is neither settled nor waiting."""
@@ -341,8 +341,8 @@ class ScheduleIndex:
     def _update_settled(self, scheduled_ids: Iterable[bytes], segment: int) -> None:
         """Update the segment with the outcome of settled messages, except forgotten ones."""
         for scheduled_id in scheduled_ids:
-            if (settled := self._settled_messages.get(scheduled_id)) is not None:
-                self._settled_messages[scheduled_id] = settled._replace(segment=segment)
+            if (settled_message := self._settled_messages.get(scheduled_id)) is not None:
+                self._settled_messages[scheduled_id] = settled_message._replace(segment=segment)
                 self._settled_messages.move_to_end(scheduled_id)
 
     def requeue(self, scheduled_ids: Iterable[bytes], retry_at_ms: int | None = None) -> None:

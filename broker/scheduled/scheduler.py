@@ -649,13 +649,13 @@ def _find_too_large(
 
 
 def open_schedule(
-    files: Files, *, segment_bytes: int = SEGMENT_BYTES, cut: bool = True
+    files: Files, *, segment_bytes: int = SEGMENT_BYTES, must_cut: bool = True
 ) -> tuple[ScheduleIndex, ScheduledJournal]:
     """
     Open the journal of a data folder, and build the index from it. Blocks.
 
     Args:
-        cut: see `ScheduledJournal.open`.
+        must_cut: see `ScheduledJournal.open`.
 
     Raises:
         DataFolderError: a newer broker wrote the journal.
@@ -667,6 +667,6 @@ def open_schedule(
         for record in records:
             schedule_index.replay(record, place)
 
-    journal = ScheduledJournal.open(files, visit, segment_bytes=segment_bytes, must_cut=cut)
+    journal = ScheduledJournal.open(files, visit, segment_bytes=segment_bytes, must_cut=must_cut)
     schedule_index.finish_replay()
     return schedule_index, journal

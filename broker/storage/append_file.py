@@ -49,15 +49,15 @@ class RealAppendFile:
         """See `AppendFile.append`. Up to IOV_MAX buffers are written by one system call; a partial
         write is continued.
         """
-        for first in range(0, len(buffers), IOV_MAX):
-            remaining: list[Buffer] = list(buffers[first : first + IOV_MAX])
-            while remaining:
+        for first_index in range(0, len(buffers), IOV_MAX):
+            remaining_buffers: list[Buffer] = list(buffers[first_index : first_index + IOV_MAX])
+            while remaining_buffers:
                 try:
-                    written = os.pwritev(self._descriptor, remaining, self.size)
+                    written_bytes = os.pwritev(self._descriptor, remaining_buffers, self.size)
                 except OSError as error:
                     raise disk_error("write", self._path, error) from error
-                self.size += written
-                remaining = _skip_bytes(remaining, written)
+                self.size += written_bytes
+                remaining_buffers = _skip_bytes(remaining_buffers, written_bytes)
 
     @property
     def reserved(self) -> int:

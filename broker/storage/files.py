@@ -407,21 +407,21 @@ class RealFiles:
     def _open_cached(self, path: str) -> Iterator[int]:
         """Provide a cached descriptor for reading; it is not closed while it is in use."""
         with self._cache_lock:
-            cached = self._cached_descriptors.get(path)
-            if cached is None:
-                cached = [os.open(self._path(path), os.O_RDONLY), 0]
-                self._cached_descriptors[path] = cached
+            cached_entry = self._cached_descriptors.get(path)
+            if cached_entry is None:
+                cached_entry = [os.open(self._path(path), os.O_RDONLY), 0]
+                self._cached_descriptors[path] = cached_entry
                 self._evict()
             else:
                 self._cached_descriptors.move_to_end(path)
-            cached[1] += 1
+            cached_entry[1] += 1
         try:
-            yield cached[0]
+            yield cached_entry[0]
         finally:
             with self._cache_lock:
-                cached[1] -= 1
-                if not cached[1] and self._cached_descriptors.get(path) is not cached:
-                    os.close(cached[0])
+                cached_entry[1] -= 1
+                if not cached_entry[1] and self._cached_descriptors.get(path) is not cached_entry:
+                    os.close(cached_entry[0])
 
     def _evict(self) -> None:
         excess = len(self._cached_descriptors) - READ_FILES_MAX

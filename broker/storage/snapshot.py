@@ -218,14 +218,14 @@ class Snapshots:
     # ── writing ───────────────────────────────────────────────────────────────────────────────────
     def is_full_due(self) -> bool:
         """Return True if the next snapshot must be a full one."""
-        last = self._next_number - 1
+        last_number = self._next_number - 1
         full = max((number for number, kind in self._kinds.items() if kind == FULL), default=None)
         if full is None or any(
             number not in self._kinds for number in range(full, self._next_number)
         ):
             return True
         is_large = self._incremental_bytes > self._full_bytes + (1 << 20)
-        return is_large or last - full >= INCREMENTAL_MAX
+        return is_large or last_number - full >= INCREMENTAL_MAX
 
     def write(
         self, chunks: Sequence[bytes], *, full: bool, clean: bool, position: int, extra: Extra

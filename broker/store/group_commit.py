@@ -426,10 +426,10 @@ class GroupCommit:
         """Make the next commit call `make_entry` and write the record that it returns, unless it is
         empty. Calls with the same key share a record.
         """
-        deferred = self._deferred_records.get(key)
-        if deferred is None:
-            deferred = self._deferred_records[key] = _DeferredRecord(make_entry)
-        deferred.callbacks.append(on_done)
+        deferred_record = self._deferred_records.get(key)
+        if deferred_record is None:
+            deferred_record = self._deferred_records[key] = _DeferredRecord(make_entry)
+        deferred_record.callbacks.append(on_done)
         if not self._running:
             self._schedule()
 
@@ -538,8 +538,8 @@ class GroupCommit:
                 self._queued_controls -= 1
         while self._deferred_records:
             key = next(iter(self._deferred_records))
-            deferred = self._deferred_records[key]
-            entry = deferred.make_entry()
+            deferred_record = self._deferred_records[key]
+            entry = deferred_record.make_entry()
             del self._deferred_records[key]
             if entry.record:
                 entry.position, entry.stamped_header = plan.add(
@@ -547,7 +547,7 @@ class GroupCommit:
                 )
                 self.queued_bytes += entry.size_bytes
             entries.append(entry)
-            commit.callbacks += deferred.callbacks
+            commit.callbacks += deferred_record.callbacks
         self._had_several = len(entries) > 1
 
     def _start_write(self, commit: _Commit) -> None:
@@ -568,17 +568,17 @@ class GroupCommit:
         self, quick: QuickSync, commit: _Commit, began_ns: int, failure: Exception | None
     ) -> None:
         """Finish a commit that the kernel has synced, or has failed to sync."""
-        fits = True
+        index_has_space = True
         if failure is None:
             self._durations.observe(self._boot_ns() - began_ns)
             if not (quick.is_ready() and self._queues.dispatches_in_memory):
                 self._run_in_thread(self._end_write, commit)
                 return
             try:
-                fits = quick.write(self._end_write, commit.plan, commit.units)
+                index_has_space = quick.write(self._end_write, commit.plan, commit.units)
             except Exception as fault:  # noqa: BLE001 - any error fails the commit
                 failure = fault
-        self._finish_commit(commit, failure, fits=fits)
+        self._finish_commit(commit, failure, index_has_space=index_has_space)
 
     def _run_in_thread(self, function: _Write, commit: _Commit) -> None:
         """Write a commit, or the rest of it, in a thread."""
@@ -589,21 +589,21 @@ class GroupCommit:
         if write.cancelled():  # the commit may be or become durable
             self._finish_commit(commit, FlushFailedError("a commit was cancelled"))
         elif (failure := write.exception()) is None:
-            self._finish_commit(commit, None, fits=write.result())
+            self._finish_commit(commit, None, index_has_space=write.result())
         elif isinstance(failure, Exception):  # any other exception ends the program
             self._finish_commit(commit, failure)
 
     def _finish_commit(
-        self, commit: _Commit, failure: Exception | None, *, fits: bool = True
+        self, commit: _Commit, failure: Exception | None, *, index_has_space: bool = True
     ) -> None:
-        """Report the outcome of a commit to its callbacks, and start the next commit. `fits` is
-        False if the index has no disk space.
+        """Report the outcome of a commit to its callbacks, and start the next commit.
+        `index_has_space` is False if the index has no disk space.
         """
         try:
             if failure is not None:
                 self._fail_commit(failure, commit)
             else:
-                if fits:
+                if index_has_space:
                     self._disk_full_until_ms = 0
                 else:
                     self._pause_writes(commit.plan)
@@ -679,22 +679,22 @@ class GroupCommit:
             _notify(callback, error.copy(message=f"{self._broker_name}: {error.message}"))
         self._reject_all(queued_callbacks, error)
 
-    def _undo_all(self, committed: list[Entry]) -> list[DoneCallback | None]:
+    def _undo_all(self, commit_entries: list[Entry]) -> list[DoneCallback | None]:
         """Undo all queued records and then those of a commit, newest first. Return the callbacks
         for the queued and deferred records.
         """
-        queued = list(self._queue)
+        queued_entries = list(self._queue)
         self._queue.clear()
         self._queued_controls = 0
-        deferred = [
+        deferred_callbacks = [
             callback for record in self._deferred_records.values() for callback in record.callbacks
         ]
         self._deferred_records.clear()
-        for entry in reversed(committed + queued):
+        for entry in reversed(commit_entries + queued_entries):
             if entry.undo is not None:
                 entry.undo()
         self.queued_bytes = 0
-        return [*(entry.on_done for entry in queued), *deferred]
+        return [*(entry.on_done for entry in queued_entries), *deferred_callbacks]
 
     def _reject_all(self, callbacks: list[DoneCallback | None], error: KeylaneError) -> None:
         for callback in callbacks:

@@ -90,15 +90,15 @@ class FirstOffsets:
             StorageError, BrokerReadOnlyError: some progress is not durable; the next call tries
                 again.
         """
-        unsaved = list(self._unsaved_groups.items())
+        unsaved_groups = list(self._unsaved_groups.items())
         await asyncio.gather(
             *(
                 self._save(partition, group)
-                for _, (partition, group) in unsaved
+                for _, (partition, group) in unsaved_groups
                 if group.has_unsaved_progress
             )
         )
-        for key, _ in unsaved:
+        for key, _ in unsaved_groups:
             del self._unsaved_groups[key]
 
 
@@ -235,11 +235,11 @@ class MessageHolds:
         """End a hold durably, if the job has one."""
         if job not in partition.holds:
             return self._commit.wait_flushed()
-        ended = self._write_hold(partition, HoldBody(job, 0, 0))
+        end_future = self._write_hold(partition, HoldBody(job, 0, 0))
         expiries_ms = self._expiries_ms.get(partition.partition_id, {})
         if expiries_ms.pop(job, None) is not None and not expiries_ms:
             del self._expiries_ms[partition.partition_id]
-        return ended
+        return end_future
 
     def _end_expired(self, partition: HostedPartition) -> None:
         live = {view.job for view in self.list_views(partition)}

@@ -97,7 +97,7 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedS
     replay = Replay(state, start=snapshot.position)
     dispatch = Dispatch(queues, start=start)
     visitor = _StateAndIndex(replay, dispatch)
-    recovered = recover_log(files, visitor, start=start, durable=snapshot.position)
+    recovered_log = recover_log(files, visitor, start=start, durable=snapshot.position)
     dispatch.flush()
     replay.finish()
     if visitor.unexplained_hole is not None:
@@ -107,7 +107,7 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedS
     for problem in describe_damage(state):
         log.error("%s", problem)
     return OpenedState(
-        state=state, snapshots=snapshots, position=snapshot.position, recovered=recovered
+        state=state, snapshots=snapshots, position=snapshot.position, recovered=recovered_log
     )
 
 

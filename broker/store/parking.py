@@ -102,6 +102,6 @@ def _remove_acked(acked: AckedOffsets, ranges: Sequence[tuple[int, int]]) -> Ack
         runs.add(start, end)
     for start, end in ranges:
         runs.remove(start, end)
-    remaining = list(runs)
-    cursor = remaining.pop(0)[1] if remaining and remaining[0][0] == 0 else 0
-    return AckedOffsets(cursor, remaining)
+    remaining_runs = list(runs)
+    cursor = remaining_runs.pop(0)[1] if remaining_runs and remaining_runs[0][0] == 0 else 0
+    return AckedOffsets(cursor, remaining_runs)

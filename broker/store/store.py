@@ -160,20 +160,20 @@ class Store:
         """
         queues = open_index(files, settings.index)
         mark_others_incomplete(files, settings.index)
-        opened = open_state(files, queues, clock=clock)
-        recovered = opened.recovered
+        opened_state = open_state(files, queues, clock=clock)
+        recovered = opened_state.recovered
         log = CommitLog(
             files, segment_bytes=settings.segment_bytes, bases=recovered.bases, end=recovered.end
         )
         return cls(
             settings=settings,
             clock=clock,
-            state=opened.state,
+            state=opened_state.state,
             log=log,
             queues=queues,
             recovered=recovered,
-            snapshots=opened.snapshots,
-            position=opened.position,
+            snapshots=opened_state.snapshots,
+            position=opened_state.position,
             run_commit=run_commit,
             run_read=run_read,
             run_background=run_background or run_read,

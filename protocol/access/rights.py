@@ -95,7 +95,7 @@ CLUSTER_GRANTS: Final = (AccessGrant(Rights.CLUSTER),)
 """Grants of the brokers' tokens."""
 
 
-def check_pattern(what: str, pattern: str) -> str:
+def check_pattern(kind: str, pattern: str) -> str:
     """
     Return a pattern that is a name, or a prefix followed by `*`.
 
@@ -105,10 +105,10 @@ def check_pattern(what: str, pattern: str) -> str:
     prefix = pattern[:-1] if pattern.endswith(ANY) else pattern
     try:
         if prefix or not pattern:
-            check_name(what, prefix)
+            check_name(kind, prefix)
     except InvalidRequestError:
         raise InvalidRequestError(
-            f"a pattern of a {what} is a name, or its prefix and '*', not {pattern!r:.80}"
+            f"a pattern of a {kind} is a name, or its prefix and '*', not {pattern!r:.80}"
         ) from None
     return pattern
 

@@ -135,8 +135,8 @@ def _requested_key(params: Mapping[str, str]) -> bytes | None:
 
 
 def _parse_json(body: bytes) -> list[KeyValueProperties]:
-    parsed = _decode_json(_objects, body, "the body")
-    objects = parsed if isinstance(parsed, list) else [parsed]
+    decoded = _decode_json(_objects, body, "the body")
+    objects = decoded if isinstance(decoded, list) else [decoded]
     if not objects:
         raise InvalidRequestError("the body has no message")
     _check_count(len(objects))

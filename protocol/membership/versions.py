@@ -137,6 +137,8 @@ def members_holding_back(cluster: Version, members: Iterable[MemberVersion]) -> 
     """Return the members that are older than the newest one, and so hold back the cluster's
     version.
     """
-    reported = [(member.name, parse_version(member.version or str(cluster))) for member in members]
-    newest = max((version for _, version in reported), default=cluster)
-    return sorted(name for name, version in reported if version < newest)
+    member_versions = [
+        (member.name, parse_version(member.version or str(cluster))) for member in members
+    ]
+    newest = max((version for _, version in member_versions), default=cluster)
+    return sorted(name for name, version in member_versions if version < newest)

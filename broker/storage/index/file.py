@@ -316,18 +316,18 @@ class FileConsumeQueues:
     # ── durability ────────────────────────────────────────────────────────────────────────────────
     def recover(self, position: int, *, first_position: int = 0) -> int:
         """See `ConsumeQueues.recover`."""
-        known = self._position
-        if known < first_position or not self._blocks.contains(self._block_numbers()):
-            known = 0
-        if known > position:
+        known_position = self._position
+        if known_position < first_position or not self._blocks.contains(self._block_numbers()):
+            known_position = 0
+        if known_position > position:
             try:
                 self.truncate(position)
             except StorageError as error:
                 log.warning("%s", error.message)
-                known = 0
-        if not known:
+                known_position = 0
+        if not known_position:
             self.truncate(0)
-        return min(known, position)
+        return min(known_position, position)
 
     def _block_numbers(self) -> Iterator[int]:
         for queue in self._queues.values():

@@ -65,29 +65,29 @@ def encode_part(partition_id: int, queue: Queue, *, full: bool) -> Iterable[Buff
 
 def _apply_parts(queues: dict[int, Queue], view: memoryview) -> None:
     """Apply the parts of a frame to the partitions."""
-    at = 0
-    while at < len(view):
+    position = 0
+    while position < len(view):
         partition_id, first, next_offset, last_ms, count, size, flags, _ = _PART.unpack_from(
-            view, at
+            view, position
         )
-        at += _PART.size
+        position += _PART.size
         queue = queues.get(partition_id)
         if queue is None or flags & FULL:
             queue = queues[partition_id] = Queue(first)
         queue.first_offset = first
         queue.next_offset = next_offset
         queue.last_ms = last_ms
-        blocks, known, tail = queue.state
+        blocks, block_count, tail = queue.state
         if count:
-            if not known:
+            if not block_count:
                 blocks = Blocks()
             for column in blocks.columns():
-                column.frombytes(view[at : at + 8 * count])
-                at += 8 * count
+                column.frombytes(view[position : position + 8 * count])
+                position += 8 * count
             tail = bytearray()
-        tail += view[at : at + size]
-        at += size
-        queue.state = (blocks, known + count, tail)
+        tail += view[position : position + size]
+        position += size
+        queue.state = (blocks, block_count + count, tail)
 
 
 class Journal:

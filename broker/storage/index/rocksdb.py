@@ -162,16 +162,16 @@ class RocksConsumeQueues:
         """See `ConsumeQueues.find`."""
         # Read this before the tables: units that are written meanwhile are then in both.
         waiting_units = self._waiting_units.units_of(partition_id)
-        found: list[Unit] = []
+        units: list[Unit] = []
         with self._reading():
             bounds = self._tables.bounds(partition_id)
             if bounds is not None and bounds[0] <= offset < bounds[1]:
-                self._find(found, partition_id, (offset, end), bounds[1], bytes_max)
+                self._find(units, partition_id, (offset, end), bounds[1], bytes_max)
         if waiting_units:
-            next_offset = found[-1].next_offset if found else offset
+            next_offset = units[-1].next_offset if units else offset
             if bounds is None or next_offset >= bounds[1]:
-                extend_with_waiting(found, waiting_units, next_offset, end=end, bytes_max=bytes_max)
-        return found
+                extend_with_waiting(units, waiting_units, next_offset, end=end, bytes_max=bytes_max)
+        return units
 
     def _find(
         self,

@@ -243,7 +243,7 @@ class CommitLog:
         """Return the open file of the active segment, or begin the segment at `base`."""
         if self._active is not None and base == self._bases[-1]:
             return self._active
-        self._close_active(cut=True)
+        self._close_active(must_truncate=True)
         self._can_reserve = True
         file = self._active = self._files.open_append(segment_path(base))
         if base == self._bases[-1] and file.size != self.end - base:
@@ -254,20 +254,20 @@ class CommitLog:
             self._bases = [*self._bases, base]
         return self._active
 
-    def _close_active(self, *, cut: bool) -> None:
-        """Close the last segment; if `cut`, truncate its reserved bytes."""
+    def _close_active(self, *, must_truncate: bool) -> None:
+        """Close the last segment; if `must_truncate`, truncate its reserved bytes."""
         file, self._active = self._active, None
         if file is None:
             return
         try:
-            if cut and file.reserved:
+            if must_truncate and file.reserved:
                 file.truncate(file.size)
         finally:
             file.close()
 
     def _undo_write(self, plan: WritePlan) -> None:
         """Truncate the log to the end of the previous plan, durably. Raises FlushFailedError."""
-        self._close_active(cut=False)
+        self._close_active(must_truncate=False)
         try:
             while self._bases[-1] > plan.chunks[0][0]:
                 self._remove_files(self._bases[-1])
@@ -300,10 +300,10 @@ class CommitLog:
         """
         parts: list[bytes] = []
         while len(parts) < len(ranges):
-            first = len(parts)
-            base, limit = self._segment_of(ranges[first][0])
-            last = bisect_left(ranges, limit, first + 1, key=_position_of)
-            in_segment = [(start - base, length) for start, length in ranges[first:last]]
+            first_index = len(parts)
+            base, limit = self._segment_of(ranges[first_index][0])
+            end_index = bisect_left(ranges, limit, first_index + 1, key=_position_of)
+            in_segment = [(start - base, length) for start, length in ranges[first_index:end_index]]
             parts += self._read_segment(base, in_segment)
         return parts
 
@@ -374,7 +374,7 @@ class CommitLog:
         # Do not truncate after a failed plan: nothing may be written then.
         is_clean = file is not None and file.size == self.end - self._bases[-1]
         try:
-            self._close_active(cut=is_clean)
+            self._close_active(must_truncate=is_clean)
         except StorageError as error:
             log.warning(
                 "cannot truncate reserved bytes; the next start will do it: %s", error.message

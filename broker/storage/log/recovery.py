@@ -83,36 +83,36 @@ def recover_log(
             like a segment does not belong to it.
     """
     files.make_folder(FOLDER)
-    recovered = scan_log(files, visitor, start=start, durable=durable)
-    last = recovered.bases[-1]
-    if files.size(segment_path(last)) is None:
-        return recovered
-    if recovered.cut_bytes:
-        _save_cut_records(files, last, recovered.end, recovered.cut_bytes)
+    recovered_log = scan_log(files, visitor, start=start, durable=durable)
+    last_base = recovered_log.bases[-1]
+    if files.size(segment_path(last_base)) is None:
+        return recovered_log
+    if recovered_log.cut_bytes:
+        _save_cut_records(files, last_base, recovered_log.end, recovered_log.cut_bytes)
     # The last segment may be a sealed one, if all later segments are lost.
-    files.unprotect(segment_path(last))
-    file = files.open_append(segment_path(last))
+    files.unprotect(segment_path(last_base))
+    file = files.open_append(segment_path(last_base))
     try:
-        if recovered.cut_bytes:
+        if recovered_log.cut_bytes:
             log.warning(
                 "cut %s of an unfinished write at position %d",
-                counted(recovered.cut_bytes, "byte"),
-                recovered.end,
+                counted(recovered_log.cut_bytes, "byte"),
+                recovered_log.end,
             )
-        if recovered.cut_bytes or recovered.reserved_bytes:
-            file.truncate(recovered.end - last)
-        maybe_unsynced_from = max(recovered.maybe_unsynced_from, last)
+        if recovered_log.cut_bytes or recovered_log.reserved_bytes:
+            file.truncate(recovered_log.end - last_base)
+        maybe_unsynced_from = max(recovered_log.maybe_unsynced_from, last_base)
         rewrite_in_place(
             files,
-            segment_path(last),
+            segment_path(last_base),
             file,
-            start=maybe_unsynced_from - last,
-            end=recovered.end - last,
+            start=maybe_unsynced_from - last_base,
+            end=recovered_log.end - last_base,
         )
         file.fdatasync()
     finally:
         file.close()
-    return recovered
+    return recovered_log
 
 
 def scan_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> RecoveredLog:
@@ -417,7 +417,8 @@ def _save_cut_records(files: Files, base: int, position: int, length: int) -> No
     path = segment_path(base)
     start, end = position - base, position - base + length
     parts = (
-        [files.pread(path, at, min(READ_BYTES, end - at))] for at in range(start, end, READ_BYTES)
+        [files.pread(path, chunk_start, min(READ_BYTES, end - chunk_start))]
+        for chunk_start in range(start, end, READ_BYTES)
     )
     replace_large_file(files, f"cut-{position:020d}.bin", parts)
     log.warning(
