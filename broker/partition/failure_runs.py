@@ -315,7 +315,9 @@ class FaultTable:
 
     def intern_failure(self, failure: Failure | None) -> int:
         """Return the number of a failure's fault, and add the fault if it is new."""
-        return UNKNOWN_FAULT if failure is None else self.intern(fault_of(failure))
+        if failure is None:
+            return UNKNOWN_FAULT
+        return self.intern(Fault(failure.kind, failure.text, failure.client, failure.attempts))
 
     @property
     def is_over_limit(self) -> bool:
@@ -370,11 +372,6 @@ class FaultTable:
         for number, fault in numbered_faults:
             faults._add(number, fault)
         return faults
-
-
-def fault_of(failure: Failure) -> Fault:
-    """Return the part of a failure that several messages may share."""
-    return Fault(failure.kind, failure.text, failure.client, failure.attempts)
 
 
 def _count_chars(fault: Fault) -> int:

@@ -204,15 +204,16 @@ class FileConsumeQueues:
         """See `ConsumeQueues.first_offsets_at`."""
         ids = self.partitions()
         for start in range(0, len(ids), RETAIN_PARTITIONS):
-            new_first_offsets = []
-            for partition_id in ids[start : start + RETAIN_PARTITIONS]:
-                queue = self._queues.get(partition_id)
-                if queue is None:
-                    continue  # forgotten meanwhile
-                first = self._find_first_offset_at(partition_id, queue, position)
-                if first > queue.first_offset:
-                    new_first_offsets.append((partition_id, first))
-            yield new_first_offsets
+            queues = (
+                (each, self._queues.get(each)) for each in ids[start : start + RETAIN_PARTITIONS]
+            )
+            yield [
+                (partition_id, first_offset)
+                for partition_id, queue in queues
+                if queue is not None  # otherwise it was forgotten meanwhile
+                and (first_offset := self._find_first_offset_at(partition_id, queue, position))
+                > queue.first_offset
+            ]
 
     def retain(
         self, position: int, *, dropped: Container[int] = ()
