@@ -90,11 +90,13 @@ class Progress:
         if not (adopted and self.eras.is_kept_by_children(offset)):
             self._check_reset(offset, token, replaced=replaced)
         if key and offset not in self.unordered:
-            newest = self.newest_begun.get((token, key), -1)
-            if offset < newest or (offset == newest and offset in self.handled_by_token[token]):
+            newest_offset = self.newest_begun.get((token, key), -1)
+            if offset < newest_offset or (
+                offset == newest_offset and offset in self.handled_by_token[token]
+            ):
                 self._findings.note(
                     "nonmonotonic",
-                    f"token {token} of partition {self.partition_id} went back from {newest} "
+                    f"token {token} of partition {self.partition_id} went back from {newest_offset} "
                     f"to {offset} of {key!r}",
                 )
             else:

@@ -60,13 +60,13 @@ class _DispatchVisitor:
         self._dispatch = dispatch
         self._end = end
 
-    def record(self, header: Header, _body: memoryview) -> None:
+    def on_record(self, header: Header, _body: memoryview) -> None:
         if header.position < self._end:
-            self._dispatch.record(header)
+            self._dispatch.on_record(header)
 
-    def hole(self, hole: Hole) -> None:
+    def on_hole(self, hole: Hole) -> None:
         if hole.start < self._end:
-            self._dispatch.hole(hole)
+            self._dispatch.on_hole(hole)
 
 
 def rebuild_index(files: Files, kind: str) -> IndexReport:

@@ -51,15 +51,15 @@ class _CountingVisitor:
         self._replay = replay
         self._inspection = inspection
 
-    def record(self, header: Header, body: memoryview) -> None:
-        self._replay.record(header, body)
+    def on_record(self, header: Header, body: memoryview) -> None:
+        self._replay.on_record(header, body)
         self._inspection.records += 1
         if header.kind == Kind.MESSAGES:
             self._inspection.batches += 1
             self._inspection.messages += header.count
 
-    def hole(self, hole: Hole) -> None:
-        self._replay.hole(hole)
+    def on_hole(self, hole: Hole) -> None:
+        self._replay.on_hole(hole)
 
 
 def inspect_folder(files: Files) -> Inspection:
@@ -137,7 +137,7 @@ def walk_log(
     start: int = 0,
 ) -> FolderIdentity:
     """
-    Call `visit` with the records, and `hole` with the holes, of a locked folder's log, in order.
+    Call `visit` with the records, and `on_hole` with the holes, of a locked folder's log, in order.
 
     The walk begins with the segment that contains position `start`.
 
@@ -172,5 +172,5 @@ class _CallbackVisitor:
     def __init__(
         self, visit: Callable[[Header, memoryview], None], hole: Callable[[Hole], None]
     ) -> None:
-        self.record = visit
-        self.hole = hole
+        self.on_record = visit
+        self.on_hole = hole

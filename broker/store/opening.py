@@ -48,13 +48,13 @@ class _StateAndIndex:
         self.unexplained_hole: Hole | None = None
         """The newest hole that has unknown records."""
 
-    def record(self, header: Header, body: memoryview) -> None:
-        self._replay.record(header, body)
-        self._dispatch.record(header)
+    def on_record(self, header: Header, body: memoryview) -> None:
+        self._replay.on_record(header, body)
+        self._dispatch.on_record(header)
 
-    def hole(self, hole: Hole) -> None:
-        self._replay.hole(hole)
-        self._dispatch.hole(hole)
+    def on_hole(self, hole: Hole) -> None:
+        self._replay.on_hole(hole)
+        self._dispatch.on_hole(hole)
         if not hole.explained:
             self.unexplained_hole = hole
 

@@ -85,7 +85,7 @@ class Replay:
         """
 
     # ── records ───────────────────────────────────────────────────────────────────────────────────
-    def record(self, header: Header, body: memoryview) -> None:
+    def on_record(self, header: Header, body: memoryview) -> None:
         """
         Apply an intact record.
 
@@ -269,7 +269,7 @@ class Replay:
             partition.groups[fence.group].is_durable = True
 
     # ── holes ─────────────────────────────────────────────────────────────────────────────────────
-    def hole(self, hole: Hole) -> None:
+    def on_hole(self, hole: Hole) -> None:
         """Apply a hole: restore known records, and mark lost offsets."""
         self._hole_position = hole.start
         start, end = hole.damage or (hole.start, hole.end)
@@ -288,7 +288,7 @@ class Replay:
             if header.kind == Kind.MESSAGES:
                 self._apply_lost_batch(header)
             elif body is not None or header.kind in WITHOUT_BODY:
-                self.record(header, memoryview(body or b""))
+                self.on_record(header, memoryview(body or b""))
             else:
                 self._apply_lost_control(header)
 
@@ -429,13 +429,13 @@ class Dispatch:
         """A cache of the ends of partitions: partition id → next offset, position."""
         self._hole_position = 0
 
-    def record(self, header: Header) -> None:
+    def on_record(self, header: Header) -> None:
         """Dispatch a batch, intact or lost, by its header. Ignores other records."""
         if header.kind != Kind.MESSAGES or header.position < self._start:
             return
         unit = unit_of(header)
         partition_id = header.partition_id
-        expected_offset, position = self._end_of(partition_id, unit)
+        expected_offset, position = self._end_before(partition_id, unit)
         if unit.base_offset < expected_offset:
             return
         if unit.base_offset > expected_offset:
@@ -450,7 +450,7 @@ class Dispatch:
         if len(self._units) >= DISPATCH_UNITS:
             self.flush()
 
-    def _end_of(self, partition_id: int, unit: Unit) -> tuple[int, int]:
+    def _end_before(self, partition_id: int, unit: Unit) -> tuple[int, int]:
         """Return a partition's next offset and position before this unit is dispatched."""
         end = self._ends.get(partition_id)
         if end is None:
@@ -458,11 +458,11 @@ class Dispatch:
             end = (unit.base_offset if bounds is None else bounds[1]), self._start
         return end
 
-    def hole(self, hole: Hole) -> None:
+    def on_hole(self, hole: Hole) -> None:
         """Dispatch a hole's lost batches, as far as they are known."""
         self._hole_position = hole.start
         for header, _body in hole.lost_records:
-            self.record(header)
+            self.on_record(header)
 
     def flush(self) -> None:
         """Pass all remaining units to the index."""

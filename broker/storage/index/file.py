@@ -298,20 +298,20 @@ class FileConsumeQueues:
         """Forget a partition's units at or above `position`."""
         blocks, count, tail = queue.state
         data: bytes | bytearray = tail
-        remaining_units = find_first(data, lambda unit: unit.position >= position)
-        if remaining_units * UNIT_BYTES == len(data) and (remaining_units or not count):
+        remaining_count = find_first(data, lambda unit: unit.position >= position)
+        if remaining_count * UNIT_BYTES == len(data) and (remaining_count or not count):
             return
-        while not remaining_units and count:
+        while not remaining_count and count:
             # The remaining units of the last block become the tail.
             count -= 1
             data = self._blocks.read(blocks.numbers[count], partition_id)
-            remaining_units = find_first(data, lambda unit: unit.position >= position)
-            if remaining_units == BLOCK_UNITS and count + 1 == queue.state[1] and not tail:
+            remaining_count = find_first(data, lambda unit: unit.position >= position)
+            if remaining_count == BLOCK_UNITS and count + 1 == queue.state[1] and not tail:
                 return
-        queue.replace(blocks.slice(0, count), bytearray(data[: remaining_units * UNIT_BYTES]))
-        queue.set_end(unit_at(data, remaining_units - 1) if remaining_units else None)
+        queue.replace(blocks.slice(0, count), bytearray(data[: remaining_count * UNIT_BYTES]))
+        queue.set_end(unit_at(data, remaining_count - 1) if remaining_count else None)
         self._full_frame_due = True
-        if not remaining_units and not queue.first_offset:
+        if not remaining_count and not queue.first_offset:
             del self._queues[partition_id]
 
     # ── durability ────────────────────────────────────────────────────────────────────────────────

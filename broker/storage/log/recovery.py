@@ -1,7 +1,7 @@
 """Recovers the log at a start: visits every intact record from a position on, and every hole. Does
 disk I/O through `Files`.
 
-    intact record ──▶ visitor.record
+    intact record ──▶ visitor.on_record
     bytes that are not a record, at position p:
         in an earlier segment                        → a hole
         an intact record with BARRIER follows p      → a hole
@@ -263,7 +263,7 @@ class _Scan:
                     break
                 if header.flags & BARRIER:
                     self._barrier = header.position
-                self._visitor.record(header, view[start + HEADER_BYTES : start + header.length])
+                self._visitor.on_record(header, view[start + HEADER_BYTES : start + header.length])
                 start += header.length
             self._position += start
             if isinstance(header, InvalidRecord):
@@ -287,7 +287,7 @@ class _Scan:
         def report_part(end: int, *, explained: bool) -> None:
             nonlocal part_start
             if part_start < end:
-                self._visitor.hole(
+                self._visitor.on_hole(
                     Hole(
                         start=part_start,
                         end=end,

@@ -77,7 +77,7 @@ def test_many_holes_hide_nothing_else():
         for start in range(0, 40, 4):
             state.add_lost_range(partition, start, start + 2, position=number)
     for number in range(10_000):
-        replay.hole(Hole(start=20 * number, end=20 * number + 10, reason="r", explained=True))
+        replay.on_hole(Hole(start=20 * number, end=20 * number + 10, reason="r", explained=True))
     state.add_problem("the one that matters")
     told = describe_damage(state)
     assert "the one that matters" in told

@@ -36,7 +36,7 @@ class ReplayTeller:
     def tell(self, record: bytes) -> None:
         header = at(record, self.position)
         self.position += len(record)
-        self.replay.record(header, memoryview(record)[HEADER_BYTES:])
+        self.replay.on_record(header, memoryview(record)[HEADER_BYTES:])
 
     def own(self, partition_id: int, body) -> None:
         self.tell(encode_body(partition_id, body))
@@ -45,7 +45,7 @@ class ReplayTeller:
         self.tell(messages(partition_id, base, count))
 
     def hole(self, hole: Hole) -> None:
-        self.replay.hole(hole)
+        self.replay.on_hole(hole)
         self.position = hole.end
 
 
