@@ -96,8 +96,8 @@ class Progress:
             ):
                 self._findings.note(
                     "nonmonotonic",
-                    f"token {token} of partition {self.partition_id} went back from {newest_offset} "
-                    f"to {offset} of {key!r}",
+                    f"token {token} of partition {self.partition_id} went back from "
+                    f"{newest_offset} to {offset} of {key!r}",
                 )
             else:
                 self.newest_begun[token, key] = offset
