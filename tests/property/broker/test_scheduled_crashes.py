@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from keylane.broker.scheduled.records import ScheduledMessageRecord, waits_for
+from keylane.broker.scheduled.records import ScheduledMessageRecord, bind_to_subject
 from keylane.broker.scheduled.scheduler import Scheduler
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import NotSentError, OutcomeUnknownError
@@ -140,7 +140,7 @@ async def test_dropped_messages_harm_no_other_after_a_crash_at_any_step(seed):
                 kept = ScheduledMessageRecord(
                     value.rjust(16, b"-"), CLOCK.wall_ms() + 1, "s", 1, value, b""
                 )
-                await machine.scheduler.schedule([waits_for(kept, 8 + (number % 3 == 0))])
+                await machine.scheduler.schedule([bind_to_subject(kept, 8 + (number % 3 == 0))])
                 acked.add(value)
             while machine.scheduler.view()["count"]:
                 await asyncio.sleep(0.001)
