@@ -80,7 +80,7 @@ class BrokerGuard:
         """See `CapabilityJudge.authenticate`."""
         return await self.judge.authenticate(nonce, request, self._address())
 
-    def find_target(self, request: Request) -> AccessTarget:
+    def target(self, request: Request) -> AccessTarget:
         """Return the target of a frame. Raises PartitionUnknownError."""
         if isinstance(request, Schedule):
             return AccessTarget(request.subject)
